@@ -1,0 +1,1 @@
+"""Logs on disk: segments of checksummed groups, recovery, checkpoint and the kinds of log."""

@@ -1,0 +1,1 @@
+"""Servers and connections: the asyncio shell around delayd.wire."""

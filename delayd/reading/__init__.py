@@ -1,0 +1,1 @@
+"""Read-only views of a data directory, live, stopped or copied."""

@@ -1,0 +1,1 @@
+"""The meta server: knows which servers are alive and which of them serves a subject."""

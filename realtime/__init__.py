@@ -1,0 +1,1 @@
+"""The realtime server: keeps due messages and serves them to consumer groups."""

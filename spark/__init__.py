@@ -1,0 +1,1 @@
+"""Audits of a data directory as Spark tasks."""

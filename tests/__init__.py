@@ -1,0 +1,1 @@
+"""Tests of delayd, one folder for each way of testing."""

@@ -1,0 +1,1 @@
+"""One suite for a real part and for its fake."""

@@ -1,0 +1,1 @@
+"""Workloads that die at each of their disk operations and recover."""

@@ -1,0 +1,1 @@
+"""Committed bytes of each format version."""

@@ -1,0 +1,1 @@
+"""Whole clusters on one seed and a virtual clock."""

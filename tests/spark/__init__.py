@@ -1,0 +1,1 @@
+"""Audits through a local Spark session."""
