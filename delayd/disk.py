@@ -1,0 +1,335 @@
+"""The disk as the logs use it: positioned reads and writes, and a sync for each kind of thing that must last.
+
+Invariant: nothing counts as durable until a sync of it returned, and a folder's entries need a sync of their own
+(rule L4). A failed sync is never tried again: the kernel has dropped the dirty pages (SyncFailed, the server stops).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from delayd.errors import DirectoryInUse, DiskFull, NotWritable, SyncFailed
+
+Buffer = bytes | bytearray | memoryview
+
+BUFFERS_MAX = 1024  # IOV_MAX of Linux: more buffers in one pwritev are refused.
+SYNCFS_REPORTS_SINCE = (5, 8)  # Before this kernel syncfs returned success for writes that had failed.
+FILE_MODE = 0o644
+LOCK_LINE_BYTES_MAX = 200
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class File(Protocol):
+    """One open file. Not for two threads at a time, except that reads may overlap anything."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read ``size`` bytes at ``position``; short only at the end of the file."""
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Write all buffers one after the other at ``position``; DiskFull or OSError may leave a part written."""
+
+    def sync(self) -> None:
+        """Make data and length durable; SyncFailed, after which the server must stop."""
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend with zeros; not durable before `sync`."""
+
+    def size(self) -> int:
+        """Length now, in bytes."""
+
+    def close(self) -> None:
+        """Give the descriptor back; a second close does nothing. Sync first (rule L4)."""
+
+
+class Lock(Protocol):
+    """A held directory lock; it also ends with the process."""
+
+    def release(self) -> None:
+        """Let another server have the directory; a second release does nothing."""
+
+
+class Disk(Protocol):
+    """Files and folders by path. Missing things raise FileNotFoundError, existing ones FileExistsError."""
+
+    @property
+    def reports_sync_errors(self) -> bool:
+        """Whether `sync_filesystem` raises for lost writes; where not, sync each file and folder instead."""
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        """Open an existing file, or ``create`` one that must not exist yet, for reading and writing."""
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder with its parents, each of them durable on return (rule L4); existing ones are fine."""
+
+    def sync_folder(self, path: str) -> None:
+        """Make a folder's entries durable: files created, renamed and removed in it."""
+
+    def list_folder(self, path: str) -> list[str]:
+        """Names in a folder, sorted; none when there is no such folder."""
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder is there."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file, replacing ``target`` at once; durable after `sync_folder`."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file or an empty folder; durable after `sync_folder` of its parent."""
+
+    def free_bytes(self, path: str) -> int:
+        """Bytes that this user may still write on the file system of an existing path."""
+
+    def sync_filesystem(self, path: str) -> None:
+        """Make everything durable on the file system of an existing path, folders too; SyncFailed."""
+
+    def lock(self, path: str, role: str = "delayd") -> Lock:
+        """Hold the lock file ``path`` for this process; DirectoryInUse names who has it."""
+
+
+class RealDisk:
+    """The operating system's files.
+
+    The first `make_folder`, `lock` or writing `open` on a file system opens the descriptor that `sync_filesystem`
+    needs: syncfs reports only errors of writes made after its descriptor was opened.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._reports = _kernel_version() >= SYNCFS_REPORTS_SINCE and hasattr(self._libc, "syncfs")
+        self._watches: dict[int, int] = {}  # Device number to a descriptor on that file system.
+        self._durable_folders: set[str] = set()
+        self._finalizer = weakref.finalize(self, _close_all, self._watches)
+
+    @property
+    def reports_sync_errors(self) -> bool:
+        """False before Linux 5.8."""
+        return self._reports
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        """Open close-on-exec; NotWritable when this user may not."""
+        flags = os.O_CLOEXEC | (os.O_RDWR if write or create else os.O_RDONLY)
+        if create:
+            flags |= os.O_CREAT | os.O_EXCL
+        if write or create:
+            with _named_errors(path):
+                self._watch(os.path.dirname(path) or ".")
+                return RealFile(path, os.open(path, flags, FILE_MODE))
+        return RealFile(path, os.open(path, flags))
+
+    def make_folder(self, path: str) -> None:
+        """Cost: nothing for a folder that this object made durable before, else one sync a level that is new."""
+        path = os.path.abspath(path)
+        if path in self._durable_folders and os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        with _named_errors(path):
+            if not os.path.isdir(path):
+                self.make_folder(parent)
+                _make_one_folder(path)
+                self.sync_folder(parent)
+            elif os.access(parent, os.W_OK):
+                # A process that died between its mkdir and its sync leaves one folder whose entry may not last.
+                self.sync_folder(parent)
+            self._watch(path)
+        self._durable_folders.add(path)
+
+    def sync_folder(self, path: str) -> None:
+        """Sync the folder's own descriptor."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise SyncFailed(path, os.strerror(error.errno or 0)) from error
+        finally:
+            os.close(descriptor)
+
+    def list_folder(self, path: str) -> list[str]:
+        """Sorted, for the system's order is arbitrary."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        """True also for what this user may not read."""
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def rename(self, source: str, target: str) -> None:
+        """One atomic step, within a file system."""
+        with _named_errors(target):
+            os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        """Unlink, or rmdir."""
+        with _named_errors(path):
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                self._durable_folders.discard(os.path.abspath(path))
+                os.rmdir(path)
+            else:
+                os.unlink(path)
+
+    def free_bytes(self, path: str) -> int:
+        """What is left for users other than root."""
+        state = os.statvfs(path)
+        return state.f_bavail * state.f_frsize
+
+    def sync_filesystem(self, path: str) -> None:
+        """One syncfs, whatever the number of files."""
+        if self._libc.syncfs(self._watch(path)) != 0:
+            raise SyncFailed(path, os.strerror(ctypes.get_errno()))
+
+    def lock(self, path: str, role: str = "delayd") -> Lock:
+        """Flock on a close-on-exec descriptor, so that no child keeps it."""
+        with _named_errors(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(descriptor, LOCK_LINE_BYTES_MAX, 0).decode("utf-8", "replace").strip()
+                raise DirectoryInUse(os.path.dirname(path), holder or "another process") from error
+            with _named_errors(path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"pid {os.getpid()} {role}\n".encode(), 0)
+            self._watch(os.path.dirname(path) or ".")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return RealLock(descriptor)
+
+    def close(self) -> None:
+        """Close the descriptors kept for `sync_filesystem`."""
+        self._finalizer()
+
+    def _watch(self, folder: str) -> int:
+        device = os.stat(folder).st_dev
+        if device not in self._watches:
+            self._watches[device] = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        return self._watches[device]
+
+
+class RealFile:
+    """A descriptor."""
+
+    __slots__ = ("_descriptor", "_path")
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Ask again after a short read, for the kernel reads at most 2 GB a call."""
+        data = os.pread(self._descriptor, size, position)
+        while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), position + len(data))):
+            data += more
+        return data
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        """In calls of at most 1,024 buffers; the GIL is released in each."""
+        with _named_errors(self._path):
+            for start in range(0, len(buffers), BUFFERS_MAX):
+                part = buffers[start : start + BUFFERS_MAX]
+                position += self._write_all(part, position)
+
+    def sync(self) -> None:
+        """Fdatasync, which also covers the length."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise SyncFailed(self._path, os.strerror(error.errno or 0)) from error
+
+    def truncate(self, size: int) -> None:
+        """See the port."""
+        with _named_errors(self._path):
+            os.ftruncate(self._descriptor, size)
+
+    def size(self) -> int:
+        """See the port."""
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        """See the port."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write_all(self, buffers: Sequence[Buffer], position: int) -> int:
+        total = sum(memoryview(buffer).nbytes for buffer in buffers)
+        written = os.pwritev(self._descriptor, buffers, position)
+        while written < total:
+            count = os.pwritev(self._descriptor, _rest(buffers, written), position + written)
+            if count == 0:
+                raise OSError(errno.EIO, "a write made no progress", self._path)
+            written += count
+        return total
+
+
+class RealLock:
+    """The descriptor that holds the flock."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Closing the only descriptor ends the flock."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _rest(buffers: Sequence[Buffer], skip: int) -> list[Buffer]:
+    rest: list[Buffer] = []
+    for buffer in buffers:
+        size = memoryview(buffer).nbytes
+        if skip < size:
+            # Copied because a view of wider items can't be cut at any byte; a partial write is rare.
+            rest.append(memoryview(buffer).tobytes()[skip:] if skip else buffer)
+        skip = max(0, skip - size)
+    return rest
+
+
+@contextmanager
+def _named_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise DiskFull(path) from error
+        if error.errno in _NO_RIGHT:
+            raise NotWritable(path, os.strerror(error.errno)) from error
+        raise
+
+
+def _make_one_folder(path: str) -> None:
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        # Another process made it in this moment; a file of that name is an error.
+        if not os.path.isdir(path):
+            raise
+
+
+def _kernel_version() -> tuple[int, int]:
+    major, minor = os.uname().release.split(".")[:2]
+    return int(major), int("".join(character for character in minor if character.isdigit()) or 0)
+
+
+def _close_all(descriptors: dict[int, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])

@@ -1,0 +1,49 @@
+"""Hours: the granule in which messages rest on disk, as whole hours since the epoch, UTC.
+
+Invariant: ``hour_start_ms(h) <= ms < hour_start_ms(h + 1)`` exactly when ``hour_of_ms(ms) == h``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+
+from delayd.errors import BadArgument
+
+HOUR_MS = 3_600_000
+HOUR_SECONDS = 3_600
+NAME_DIGITS = 10  # YYYYMMDDHH sorts as text the way hours sort as numbers.
+
+
+def hour_of_ms(ms: int) -> int:
+    """Hour that holds the instant ``ms``."""
+    return ms // HOUR_MS
+
+
+def hour_start_ms(hour: int) -> int:
+    """First millisecond of an hour."""
+    return hour * HOUR_MS
+
+
+def hours_of(ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Hour of each instant: int64[n] in, int64[n] out, a new array."""
+    return np.floor_divide(ms, np.int64(HOUR_MS))
+
+
+def hour_name(hour: int) -> str:
+    """Name of an hour: YYYYMMDDHH, UTC."""
+    start = datetime.fromtimestamp(hour * HOUR_SECONDS, tz=UTC)
+    return f"{start.year:04d}{start.month:02d}{start.day:02d}{start.hour:02d}"
+
+
+def hour_from_name(name: str) -> int:
+    """Hour of a name; BadArgument for anything that `hour_name` does not write."""
+    if len(name) != NAME_DIGITS or not (name.isascii() and name.isdigit()):
+        raise BadArgument(f"{name!r} is no hour; write ten digits YYYYMMDDHH in UTC")
+    try:
+        start = datetime(int(name[:4]), int(name[4:6]), int(name[6:8]), int(name[8:]), tzinfo=UTC)
+    except ValueError as error:
+        raise BadArgument(f"{name!r} is no hour ({error}); write ten digits YYYYMMDDHH in UTC") from error
+    return int(start.timestamp()) // HOUR_SECONDS
