@@ -1,0 +1,203 @@
+"""One frame of a connection: a header of 24 bytes, a msgpack map (the head), and a body of batches as they are.
+
+Invariant: a body is a read-only view of what the socket wrote; it begins at a multiple of 8 bytes and is never written
+again, for as long as anyone holds it. Bytes in, frames out: nothing here does I/O (docs/protocol.md, version 1).
+
+     0  u32  magic          8  u32  request_id      20  u32  crc32c over bytes 0 to 19 and the head
+     4  u8   version       12  u32  head_bytes      24  head, then zeros up to a multiple of 8
+     5  u8   type          16  u32  body_bytes       …  body
+     6  u16  flags
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+from crc32c import crc32c
+
+from delayd.batch import Buffer
+from delayd.errors import BadMagic, BadRequest, BadVersion, FrameDamaged, FrameTooLarge, ProtocolError
+
+HeadValue = None | bool | int | float | str | bytes | Sequence["HeadValue"] | Mapping[str, "HeadValue"]
+Head = dict[str, HeadValue]
+
+MAGIC = 0x31594C44  # "DLY1" as bytes.
+VERSION = 1
+HEADER_BYTES = 24
+
+ANSWER = 1  # The frame answers the request that it names.
+ERROR = 2  # With ANSWER: the head is an error.
+MORE = 4  # With ANSWER: further frames of this answer follow.
+
+HEAD_BYTES_MAX = 1 << 20  # Names and numbers; what grows with messages goes into the body.
+HEAD_ITEMS_MAX = 1 << 16  # Of one list or map, so that a small head can't unfold into gigabytes of objects.
+BODY_BYTES_MAX = (64 << 20) + (64 << 10)  # Four batches at their limit: the handoff's in-flight bound (rule H2).
+SEND_BODY_BYTES_MAX = (16 << 20) + (64 << 10)  # Of a request to a delay server: one batch at its limit.
+
+CHUNK_BYTES = 256 << 10  # One read of a busy socket; a frame above it gets a chunk of its own size.
+READ_BYTES_MIN = 32 << 10  # A chunk with less room than this is left, or its last reads become many and tiny.
+
+_HEADER = struct.Struct("<IBBHIIII")
+_CHECKED_HEADER = struct.Struct("<IBBHIII")
+_MAGIC_BYTES = MAGIC.to_bytes(4, "little")
+_PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
+_NO_BODY = memoryview(b"")
+
+
+class Frame(NamedTuple):
+    """One frame that checks; `fault` is set when its head is no map of fields, which spoils this request only."""
+
+    type: int
+    flags: int
+    request_id: int
+    head: Head
+    body: memoryview
+    fault: BadRequest | None = None
+
+
+def encode_frame(
+    frame_type: int, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), flags: int = 0
+) -> list[Buffer]:
+    """Lay out one frame for `writelines`: header and head as one piece, then the body's buffers without a copy.
+
+    The buffers must not change until they have left. AssertionError if a limit is broken, or if the body is no multiple
+    of 8 bytes: what does not fit is split or refused by whoever builds it.
+    """
+    packed = msgpack.packb(head)
+    head_bytes = len(packed)
+    assert head_bytes <= HEAD_BYTES_MAX, f"a head of {head_bytes} bytes is above the limit of {HEAD_BYTES_MAX}"
+    pieces: list[Buffer] = [b""]
+    body_bytes = 0
+    for buffer in body:
+        # Transports count a view's items and not its bytes, so columns of wider items are shown to them as bytes.
+        piece = buffer.cast("B") if isinstance(buffer, memoryview) and buffer.itemsize != 1 else buffer
+        body_bytes += len(piece)
+        pieces.append(piece)
+    assert not body_bytes & 7 and body_bytes <= BODY_BYTES_MAX, f"a body can't have {body_bytes} bytes"
+    checked = _CHECKED_HEADER.pack(MAGIC, VERSION, frame_type, flags, request_id, head_bytes, body_bytes)
+    checksum = crc32c(packed, crc32c(checked))
+    pieces[0] = b"".join((checked, checksum.to_bytes(4, "little"), packed, _PADDING[head_bytes & 7]))
+    return pieces
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, without a copy: the socket reads into chunks and frames are views of them.
+
+    A chunk is filled behind the frames that were cut from it and then left to whoever still holds one of them, so a
+    small body that is kept for long keeps 256 KiB alive: copy it. The first fault ends the reader: `fault` names it,
+    the frames before it are still handed out, and any further call raises it.
+    """
+
+    __slots__ = ("_body_bytes_max", "_chunk", "_end", "_frame_bytes", "_needed", "_start", "_view", "fault")
+
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self.fault: ProtocolError | None = None
+        self._body_bytes_max = body_bytes_max
+        self._chunk = memoryview(b"")
+        self._view = self._chunk
+        # The unfinished frame lies at [start, end); nothing is tried again before `needed` bytes of it are there.
+        self._start = 0
+        self._end = 0
+        self._needed = HEADER_BYTES
+        self._frame_bytes = 0  # Of the unfinished frame; 0 while its header is not known.
+
+    def get_buffer(self) -> memoryview:
+        """Room to receive into, at least one byte; valid until the next call of `received`."""
+        if self.fault is not None:
+            raise self.fault
+        room = len(self._chunk) - self._end
+        unfinished = self._end - self._start
+        missing = max(self._frame_bytes - unfinished, 1)
+        if missing > room or (not self._frame_bytes and room < READ_BYTES_MIN):
+            self._next_chunk(unfinished)
+        return self._chunk[self._end :]
+
+    def received(self, byte_count: int) -> list[Frame]:
+        """The frames that `byte_count` more bytes in the buffer complete, in order; see `fault` afterwards."""
+        if self.fault is not None:
+            raise self.fault
+        self._end += byte_count
+        frames: list[Frame] = []
+        try:
+            while self._end - self._start >= self._needed:
+                frame = self._cut()
+                if frame is not None:
+                    frames.append(frame)
+            if 0 < self._end - self._start < HEADER_BYTES:
+                self._look_at_magic()
+        except ProtocolError as error:
+            self.fault = error
+        return frames
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """How many bytes of a frame that is not complete have come; above 0 at the end of a stream it was torn."""
+        return self._end - self._start
+
+    def _cut(self) -> Frame | None:
+        start, view = self._start, self._view
+        header = _HEADER.unpack_from(view, start)
+        magic, version, frame_type, flags, request_id, head_bytes, body_bytes, checksum = header
+        if magic != MAGIC:
+            begun = bytes(view[start : start + 4])
+            raise BadMagic(f"a frame begins with {begun!r} instead of {_MAGIC_BYTES!r}; is the peer a delayd?")
+        if version != VERSION:
+            raise BadVersion(f"the peer speaks version {version} of the protocol, this side {VERSION}", version=version)
+        # A length can be any number until the checksum was seen, so bound it before it sizes anything.
+        if head_bytes > HEAD_BYTES_MAX or body_bytes > self._body_bytes_max:
+            limits = f"at most {HEAD_BYTES_MAX} and {self._body_bytes_max} are taken"
+            raise FrameTooLarge(f"a frame claims {head_bytes} bytes of head and {body_bytes} of body; {limits}")
+        if body_bytes & 7:
+            raise FrameDamaged(f"a frame claims a body of {body_bytes} bytes, which is no multiple of 8")
+        body_start = start + HEADER_BYTES + (head_bytes + 7 & -8)
+        frame_end = body_start + body_bytes
+        self._frame_bytes = frame_end - start
+        if body_start > self._end:
+            self._needed = body_start - start
+            return None
+        packed = view[start + HEADER_BYTES : start + HEADER_BYTES + head_bytes]
+        if crc32c(packed, crc32c(view[start : start + 20])) != checksum:
+            raise FrameDamaged("a frame's checksum differs from its header and head")
+        if frame_end > self._end:
+            self._needed = self._frame_bytes
+            return None
+        self._start = frame_end
+        self._needed = HEADER_BYTES
+        self._frame_bytes = 0
+        body = view[body_start:frame_end] if body_bytes else _NO_BODY
+        try:
+            return Frame(frame_type, flags, request_id, _decode_head(packed), body)
+        except BadRequest as fault:
+            return Frame(frame_type, flags, request_id, {}, body, fault)
+
+    def _look_at_magic(self) -> None:
+        # A peer of another protocol may wait for an answer after fewer bytes than a header has.
+        begun = bytes(self._view[self._start : min(self._end, self._start + 4)])
+        if not _MAGIC_BYTES.startswith(begun):
+            raise BadMagic(f"a frame begins with {begun!r} instead of {_MAGIC_BYTES!r}; is the peer a delayd?")
+
+    def _next_chunk(self, unfinished: int) -> None:
+        # An array that is not zeroed takes memory only as bytes arrive, so a claimed length alone costs nothing.
+        chunk = np.empty(max(CHUNK_BYTES, self._frame_bytes), dtype=np.uint8).data
+        chunk[:unfinished] = self._chunk[self._start : self._end]
+        self._chunk = chunk
+        self._view = chunk.toreadonly()
+        self._start = 0
+        self._end = unfinished
+
+
+def _decode_head(packed: memoryview) -> Head:
+    try:
+        # No length of 0 is an extension, so this limit refuses all of them.
+        head = msgpack.unpackb(
+            packed, strict_map_key=True, max_ext_len=0, max_array_len=HEAD_ITEMS_MAX, max_map_len=HEAD_ITEMS_MAX
+        )
+    except ValueError as error:
+        raise BadRequest(f"the head of a frame can't be decoded: {error}") from error
+    if not isinstance(head, dict):
+        raise BadRequest(f"the head of a frame is a {type(head).__name__} instead of a map")
+    return head

@@ -1,0 +1,175 @@
+"""What frames ask for and answer: the types of requests, the fields of heads, and errors as heads.
+
+Invariant: a head comes from a peer, so nothing of it is used before its presence, type and range were checked; what is
+wrong is a BadRequest that names the field. Fields that nobody asks for are ignored (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TypeVar
+
+from delayd.errors import BadRequest, DelaydError, Detail, UnknownRequest, error_by_code
+from delayd.wire.frame import Head, HeadValue
+
+U64_MAX = (1 << 64) - 1
+INT_MAX = (1 << 63) - 1  # Times, offsets and counts are stored as signed columns somewhere.
+TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never reaches a log line.
+
+T = TypeVar("T")
+
+
+class RequestType(IntEnum):
+    """The type of a frame; an answer repeats it."""
+
+    PING = 1
+    STATUS = 2
+    REGISTER = 10
+    SERVERS = 11
+    ROUTES = 12
+    META_SUBJECTS = 13
+    SEND = 20
+    OUTCOME = 21
+    CHECKPOINT = 22
+    HELLO = 30
+    DISPATCH = 31
+    PULL = 40
+    ACK = 41
+    NACK = 42
+    GROUPS = 43
+    SUBJECTS = 44
+
+
+def request_type(number: int) -> RequestType:
+    """The type of a request; UnknownRequest when this version has none of that number."""
+    try:
+        return RequestType(number)
+    except ValueError as error:
+        raise UnknownRequest(f"requests of type {number} are not known here") from error
+
+
+def need_int(head: Head, name: str, least: int = 0, most: int = INT_MAX) -> int:
+    """An integer field within [least, most]."""
+    return _bounded(_need(head, name), name, least, most)
+
+
+def need_u64(head: Head, name: str) -> int:
+    """A log_id, a producer_id, an instance, a sequence: all 64 bits."""
+    return _bounded(_need(head, name), name, 0, U64_MAX)
+
+
+def need_bool(head: Head, name: str) -> bool:
+    """A field that is true or false."""
+    return _typed(_need(head, name), name, bool)
+
+
+def need_str(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
+    """A text of at most `bytes_max` bytes in UTF-8."""
+    return _short(_typed(_need(head, name), name, str), name, bytes_max)
+
+
+def optional_str(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> str | None:
+    """A text or nil; the field itself must be there."""
+    value = _need(head, name)
+    return None if value is None else _short(_typed(value, name, str), name, bytes_max)
+
+
+def need_bytes(head: Head, name: str) -> bytes:
+    """A field of raw bytes."""
+    return _typed(_need(head, name), name, bytes)
+
+
+def need_list(head: Head, name: str) -> list[HeadValue]:
+    """A list whose items are not yet checked."""
+    return _typed(_need(head, name), name, list)
+
+
+def need_map(head: Head, name: str) -> Head:
+    """A map whose values are not yet checked; its keys are text."""
+    return as_head(_need(head, name), name)
+
+
+def need_maps(head: Head, name: str) -> list[Head]:
+    """A list of maps whose values are not yet checked."""
+    return [as_head(item, name) for item in need_list(head, name)]
+
+
+def need_strs(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> list[str]:
+    """A list of texts."""
+    return [_short(_typed(item, name, str), name, bytes_max) for item in need_list(head, name)]
+
+
+def need_ints(head: Head, name: str, width: int | None = None) -> list[int]:
+    """A list of unsigned 64-bit integers, of exactly `width` items if given, such as the pair W."""
+    return _row(_need(head, name), name, width)
+
+
+def need_rows(head: Head, name: str, width: int) -> list[list[int]]:
+    """A list of rows, each of exactly `width` unsigned 64-bit integers, such as handles."""
+    return [_row(item, name, width) for item in need_list(head, name)]
+
+
+def as_head(value: HeadValue, name: str) -> Head:
+    """A map inside a head as a head of its own."""
+    head = _typed(value, name, dict)
+    if not all(isinstance(key, str) for key in head):
+        raise BadRequest(f"{name} has a key that is no text", field=name)
+    return head
+
+
+def error_head(error: DelaydError) -> Head:
+    """The head of an error answer."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "retry_after_ms": error.retry_after_ms,
+        "details": dict(error.details),
+    }
+
+
+def error_from_head(head: Head) -> DelaydError:
+    """Rebuild the error that a peer answered; a code that is not known here becomes a RemoteError that keeps it."""
+    retry_after_ms = head.get("retry_after_ms")
+    details: dict[str, Detail] = {
+        name: value for name, value in need_map(head, "details").items() if isinstance(value, str | int | bytes)
+    }
+    message = _typed(_need(head, "message"), "message", str)
+    return error_by_code(
+        need_str(head, "code"), message, 0 if retry_after_ms is None else need_int(head, "retry_after_ms"), details
+    )
+
+
+def _need(head: Head, name: str) -> HeadValue:
+    try:
+        return head[name]
+    except KeyError:
+        raise BadRequest(f"the field {name} is missing", field=name) from None
+
+
+def _typed(value: HeadValue, name: str, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise BadRequest(f"{name} is a {type(value).__name__} instead of a {kind.__name__}", field=name)
+    return value
+
+
+def _bounded(value: HeadValue, name: str, least: int, most: int) -> int:
+    # A bool is an int in Python and never one on the wire.
+    if type(value) is not int:
+        raise BadRequest(f"{name} is a {type(value).__name__} instead of an int", field=name)
+    if not least <= value <= most:
+        raise BadRequest(f"{name} is {value} and must lie within {least} and {most}", field=name)
+    return value
+
+
+def _short(text: str, name: str, bytes_max: int) -> str:
+    if len(text) > bytes_max or len(text.encode()) > bytes_max:
+        raise BadRequest(f"{name} is longer than {bytes_max} bytes", field=name)
+    return text
+
+
+def _row(value: HeadValue, name: str, width: int | None) -> list[int]:
+    row: Sequence[HeadValue] = _typed(value, name, list)
+    if width is not None and len(row) != width:
+        raise BadRequest(f"{name} has a row of {len(row)} items instead of {width}", field=name)
+    return [_bounded(item, name, 0, U64_MAX) for item in row]
