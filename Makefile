@@ -1,0 +1,45 @@
+# Everything runs in .venv, which is made from Python 3.11 and redone only when pyproject.toml changes.
+# Another interpreter: make test PYTHON=/path/to/python3.11
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := $(wildcard delayd realtime meta cli spark bench examples tests pyspark_delayd.py)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint clean
+
+help:
+	@echo "make demo    schedule 20,000 messages, kill the delay server in the middle, show that none is lost"
+	@echo "make test    all tests"
+	@echo "make bench   measure; one JSON line a result"
+	@echo "make lint    ruff, mypy and the import contracts"
+	@echo "make clean   remove what builds and tools left; the environment in $(VENV) stays"
+
+demo: $(STAMP)
+	$(BIN)/python -m examples.demo
+
+# Two workers share what can run side by side; what needs the machine for itself, and Spark with its own JVM, comes after.
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial and not spark"
+	$(BIN)/python -m pytest -m "serial or spark"
+
+bench: $(STAMP)
+	$(BIN)/python -m bench
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports --no-logo
+
+clean:
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "delayd needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,dev]'
+	touch $@

@@ -1,0 +1,72 @@
+"""The launcher, run as ``delayd`` or ``python -m delayd``: the one module that knows every program.
+
+The command line, the three servers and the Spark audit never import each other. The launcher finds ``cli.main`` and
+calls ``main(programs)`` with a ``cli.programs.Programs`` that holds what the command line may start:
+
+    run_server["meta"](config)       calls  meta.program.run(config)
+    run_server["delay"](config)      calls  delayd.delay.program.run(config)
+    run_server["realtime"](config)   calls  realtime.program.run(config)
+    spark_audit(data)                calls  spark.program.audit(data)
+
+``run`` serves until it is told to stop and returns the exit code of the process; it owns its event loop and signals.
+Invariant: a program is imported when it is called, never before, so ``delayd send`` pays for no server and needs no
+Spark.
+"""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from delayd.programs import ProgramNotFound, find
+
+if TYPE_CHECKING:
+    from cli.programs import Programs, ServerConfig
+
+_EXIT_NOT_INSTALLED = 1
+_SPARK_DISTRIBUTIONS = ("pyspark", "pandas", "pyarrow")  # What the extra `spark` installs.
+
+
+def main() -> int:
+    """Run the command line with ``sys.argv`` and return the exit code."""
+    try:
+        command_line: Callable[[Programs], int] = find("cli.main").main
+        return command_line(_programs())
+    except ProgramNotFound as error:
+        print(f"delayd: {error}", file=sys.stderr)
+        return _EXIT_NOT_INSTALLED
+
+
+def _programs() -> "Programs":
+    programs: type[Programs] = find("cli.programs").Programs
+    return programs(
+        run_server={
+            "meta": _server(lambda: find("meta.program")),
+            "delay": _server(lambda: import_module("delayd.delay.program")),
+            "realtime": _server(lambda: find("realtime.program")),
+        },
+        spark_audit=_spark_audit,
+    )
+
+
+def _server(load: Callable[[], ModuleType]) -> "Callable[[ServerConfig], int]":
+    def run(config: "ServerConfig") -> int:
+        program: Callable[[ServerConfig], int] = load().run
+        return program(config)
+
+    return run
+
+
+def _spark_audit(data: str) -> object:
+    try:
+        audit: Callable[[str], object] = find("spark.program").audit
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _SPARK_DISTRIBUTIONS:
+            raise
+        raise ProgramNotFound(f"the Spark audit needs {error.name}: pip install 'delayd[spark]'") from error
+    return audit(data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

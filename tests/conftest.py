@@ -1,0 +1,24 @@
+"""What every test shares: hypothesis says how to repeat a failure, and a folder gives its tests their marker."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A shared machine makes any single example slow now and then, which says nothing about the code.
+settings.register_profile(
+    "delayd", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], max_examples=100
+)
+settings.load_profile("delayd")
+
+_TESTS = Path(__file__).parent
+_FOLDERS_WITH_A_MARKER = ("spark", "crash")
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark all tests of a folder that is named like a marker, so that none of them can forget it."""
+    for item in items:
+        folder = item.path.relative_to(_TESTS).parts[0]
+        if folder in _FOLDERS_WITH_A_MARKER:
+            item.add_marker(folder)
