@@ -1,11 +1,12 @@
 """Every error that delayd raises, sorted by who must act; each is one sentence: what it is, where, what to do.
 
 Invariant: an error crosses the wire as (code, message, retry_after_ms, details) and `error_by_code` rebuilds an equal
-one, so a code is never renamed and never reused. `AssertionError` and other built-in exceptions mean a bug of ours.
+one, so a class is never renamed: its code is its name. Built-in exceptions, `AssertionError` too, mean a bug of ours.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,8 +18,11 @@ RETRY_AFTER_MS_DEFAULT = 100  # About one group commit on a slow disk, for refus
 class DelaydError(Exception):
     """Any error of delayd; `details` holds what a program may want to read without parsing the sentence."""
 
-    code: str = "error"
+    code: str = "delayd_error"  # The class's name in snake case: what it is called on the wire.
     retry_after_ms: int = 0  # 0 means that waiting alone does not help.
+
+    def __init_subclass__(cls) -> None:
+        cls.code = re.sub(r"(?<=.)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self, message: str, *, retry_after_ms: int | None = None, **details: Detail) -> None:
         self._fill(message, retry_after_ms, details)
@@ -49,79 +53,57 @@ class DelaydError(Exception):
 class CallerError(DelaydError):
     """The request itself is wrong; repeating it does not help."""
 
-    code = "caller_error"
-
 
 class BadArgument(CallerError):
     """An argument has a value that no call accepts."""
-
-    code = "bad_argument"
 
 
 class NaiveDatetime(CallerError):
     """A datetime without a time zone names no instant."""
 
-    code = "naive_datetime"
-
 
 class PastHorizon(CallerError):
     """Due later than the horizon; nothing is ever clamped."""
-
-    code = "past_horizon"
 
 
 class BadSubject(CallerError):
     """A subject is empty, too long, or has a character outside its alphabet."""
 
-    code = "bad_subject"
-
 
 class MessageTooLarge(CallerError):
     """A body, its headers, or a batch is over its limit."""
-
-    code = "message_too_large"
 
 
 class BatchMalformed(CallerError):
     """A batch whose columns do not fit its heap, or whose checksum differs."""
 
-    code = "batch_malformed"
-
 
 class BatchNumberReused(CallerError):
     """A producer sent another batch under a number that it used before (rule I1)."""
-
-    code = "batch_number_reused"
 
 
 class HourFull(CallerError):
     """One hour holds as many messages as its loader can bring into memory."""
 
-    code = "hour_full"
-
 
 class UnknownServer(CallerError):
     """No server of this name or address is known."""
-
-    code = "unknown_server"
 
 
 class UnknownRequest(CallerError):
     """A request of a kind that this server does not serve."""
 
-    code = "unknown_request"
+
+class BadRequest(CallerError):
+    """A frame that checks, with a head that lacks a field or has one of the wrong type."""
 
 
 class BadSetting(CallerError):
     """A setting of a server or client is out of range or contradicts another."""
 
-    code = "bad_setting"
-
 
 class AlreadyClosed(CallerError):
     """A producer, consumer or file was used after its close."""
-
-    code = "already_closed"
 
 
 # Waiting helps: the same request may pass later.
@@ -130,50 +112,39 @@ class AlreadyClosed(CallerError):
 class RetryLater(DelaydError):
     """Refused for now and nothing was done; `retry_after_ms` says when to ask again."""
 
-    code = "retry_later"
     retry_after_ms = RETRY_AFTER_MS_DEFAULT
 
 
 class QueueFull(RetryLater):
     """A bounded queue is full and stayed full for as long as the caller would wait."""
 
-    code = "queue_full"
-
 
 class ServerUnavailable(RetryLater):
     """A server can't be reached; nothing was sent to it."""
-
-    code = "server_unavailable"
 
 
 class NoDelayServer(RetryLater):
     """Meta knows no live delay server."""
 
-    code = "no_delay_server"
-
 
 class NoRealtimeServer(RetryLater):
     """No live realtime server serves this subject."""
-
-    code = "no_realtime_server"
 
 
 class SlowDown(RetryLater):
     """A server is behind, such as replay past its bound, and slows its producers."""
 
-    code = "slow_down"
-
 
 class DiskReserve(RetryLater):
     """Free space is at the reserve: sends are refused, what is pending is still delivered (rule L8)."""
 
-    code = "disk_reserve"
-
 
 class NotReady(RetryLater):
-    """A server that is starting or stopping takes no requests."""
+    """A server that is starting takes no requests yet."""
 
-    code = "not_ready"
+
+class Stopping(RetryLater):
+    """A server that is stopping takes no more requests; what it acknowledged is safe."""
 
 
 # Nobody knows yet: ask with the handle.
@@ -185,32 +156,28 @@ class SendHandle:
 
     log_id: int
     producer_id: int
-    batch_number: int
+    producer_batch: int
 
 
 class OutcomeUnknown(DelaydError):
     """The connection broke after the bytes left: the batch may or may not be kept (rule I3)."""
 
-    code = "outcome_unknown"
-
     def __init__(self, message: str, handle: SendHandle) -> None:
         details = {
             "log_id": handle.log_id,
             "producer_id": handle.producer_id,
-            "batch_number": handle.batch_number,
+            "producer_batch": handle.producer_batch,
         }
         self._fill(message, None, details)
 
     @property
     def handle(self) -> SendHandle:
         """What to ask with; it stays valid for as long as the server keeps the producer's batch numbers."""
-        return SendHandle(self._number("log_id"), self._number("producer_id"), self._number("batch_number"))
+        return SendHandle(self._number("log_id"), self._number("producer_id"), self._number("producer_batch"))
 
 
 class StaleHandle(DelaydError):
     """An acknowledgement for a pull that the server no longer holds: the messages are offered again (rule Q1)."""
-
-    code = "stale_handle"
 
 
 # The operator must act: a directory or a file is not what it should be.
@@ -218,8 +185,6 @@ class StaleHandle(DelaydError):
 
 class DataError(DelaydError):
     """A data directory or a file in it can't be used as it is."""
-
-    code = "data_error"
 
     @property
     def path(self) -> str:
@@ -229,8 +194,6 @@ class DataError(DelaydError):
 
 class DamagedData(DataError):
     """Bytes that were durable no longer check; they are never skipped silently (rule L5)."""
-
-    code = "damaged_data"
 
     def __init__(self, path: str, position: int, what: str) -> None:
         message = (
@@ -252,8 +215,6 @@ class DamagedData(DataError):
 class NewerFormat(DataError):
     """A file was written by a newer delayd."""
 
-    code = "newer_format"
-
     def __init__(self, path: str, version: int, supported: int) -> None:
         message = (
             f"{path} has format version {version} and this delayd reads up to {supported}; run a newer delayd on it"
@@ -269,8 +230,6 @@ class NewerFormat(DataError):
 class DirectoryInUse(DataError):
     """Another server holds the directory's lock (rule L7)."""
 
-    code = "directory_in_use"
-
     def __init__(self, path: str, holder: str) -> None:
         message = f"{path} is in use by {holder}; stop that server or give this one another directory"
         self._fill(message, None, {"path": path, "holder": holder})
@@ -284,8 +243,6 @@ class DirectoryInUse(DataError):
 class NotWritable(DataError):
     """A folder or file can't be written by this user."""
 
-    code = "not_writable"
-
     def __init__(self, path: str, reason: str) -> None:
         message = (
             f"{path} can't be written ({reason}); give this user the right to write there or choose another directory"
@@ -296,8 +253,6 @@ class NotWritable(DataError):
 class DiskFull(DataError):
     """The file system or a quota has no space left; what was written is cut back by the log (rule L3)."""
 
-    code = "disk_full"
-
     def __init__(self, path: str) -> None:
         self._fill(
             f"no space is left for {path}; free some or move the directory to a larger disk", None, {"path": path}
@@ -307,13 +262,9 @@ class DiskFull(DataError):
 class ServerStopped(DelaydError):
     """This server can't keep its promises any more and must stop; it is not restarted by itself (rule L1)."""
 
-    code = "server_stopped"
-
 
 class SyncFailed(ServerStopped):
     """A sync failed, so nobody knows what is durable; trying again would report success for lost bytes."""
-
-    code = "sync_failed"
 
     def __init__(self, path: str, reason: str) -> None:
         message = f"sync of {path} failed ({reason}); check the disk before this server is started again"
@@ -331,49 +282,29 @@ class SyncFailed(ServerStopped):
 class ProtocolError(DelaydError):
     """Bytes on a connection that are no frame; the connection is closed."""
 
-    code = "protocol_error"
-
 
 class BadMagic(ProtocolError):
     """The first bytes of a connection are not delayd's."""
-
-    code = "bad_magic"
 
 
 class BadVersion(ProtocolError):
     """The peer speaks a version of the protocol that this side does not."""
 
-    code = "bad_version"
-
 
 class FrameTooLarge(ProtocolError):
     """A frame claims more bytes than any frame may have."""
-
-    code = "frame_too_large"
 
 
 class FrameDamaged(ProtocolError):
     """A frame's header does not check."""
 
-    code = "frame_damaged"
-
 
 class TooManyConnections(RetryLater):
     """A server has as many connections as it takes."""
 
-    code = "too_many_connections"
-
-
-class BadRequest(CallerError):
-    """A frame that checks, with a head that lacks a field or has one of the wrong type."""
-
-    code = "bad_request"
-
 
 class RequestFailed(DelaydError):
     """A request got no answer from its peer, which may or may not have served it."""
-
-    code = "request_failed"
 
     def __init__(self, message: str, *, sent: bool) -> None:
         self._fill(message, None, {"sent": int(sent)})
@@ -387,13 +318,9 @@ class RequestFailed(DelaydError):
 class ConnectionLost(RequestFailed):
     """The connection ended before the answer came."""
 
-    code = "connection_lost"
-
 
 class RequestTimedOut(RequestFailed):
     """The answer did not come in time; the connection goes on."""
-
-    code = "request_timed_out"
 
 
 # Between delay and realtime servers.
@@ -402,31 +329,21 @@ class RequestTimedOut(RequestFailed):
 class DispatchRefused(DelaydError):
     """The realtime server refused a dispatch batch by name: it was never appended (rule H6)."""
 
-    code = "dispatch_refused"
-
 
 class HandoffRefused(DelaydError):
     """A hello or a dispatch batch of a session that no longer counts (rule H3)."""
-
-    code = "handoff_refused"
 
 
 class StaleEpoch(HandoffRefused):
     """A newer life of this delay server was heard."""
 
-    code = "stale_epoch"
-
 
 class StaleSession(HandoffRefused):
     """Not the session whose hello was heard last."""
 
-    code = "stale_session"
-
 
 class FencedInstance(HandoffRefused):
     """Another instance of the same delay server holds this epoch."""
-
-    code = "fenced_instance"
 
 
 # From a peer.
@@ -435,13 +352,9 @@ class FencedInstance(HandoffRefused):
 class InternalError(DelaydError):
     """A server met a bug of its own while it served a request; its log says more."""
 
-    code = "internal_error"
-
 
 class RemoteError(DelaydError):
     """An error whose code this version does not know; `code` keeps it."""
-
-    code = "remote_error"
 
 
 def error_by_code(
