@@ -1,0 +1,371 @@
+"""Batch: columns of messages followed by a heap of bytes (docs/formats/batch.md, version 1).
+
+A batch is checksummed by whoever makes it and kept as it came by everybody else: nothing here copies a body.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import DTypeLike, NDArray
+
+from delayd.errors import BatchMalformed
+
+Buffer = bytes | bytearray | memoryview
+Int64s = NDArray[np.int64]
+Columns = NDArray[np.generic]
+
+MAGIC = 0x48435442
+VERSION = 1
+HEADER = struct.Struct("<IBBHIIIHHIIII")
+HEADER_CHECKED = HEADER.size - 4  # The header's own checksum is its last field.
+DIRECTORY_ENTRY = struct.Struct("<HHI")
+
+ROWS_MAX = 65_536  # A row of a batch fits the 16 bits of a location.
+BYTES_MAX = 16 << 20  # A frame of one batch stays a bounded piece of work for every thread.
+COLUMNS_MAX = 32
+SUBJECTS_MAX = 65_535
+SKIPPABLE_FROM = 0x4000  # Columns from this id on may be skipped by a reader that does not know them.
+
+
+class BatchKind(IntEnum):
+    """What a batch is for; each has a kind part of its own."""
+
+    PRODUCER = 1
+    SCHEDULE = 2
+    DISPATCH = 3
+    OUTCOME = 4
+    CONTROL = 5
+    PULL = 6
+
+
+class ColumnId(IntEnum):
+    """Columns by the number that the directory gives them."""
+
+    DELIVER_AT_MS = 1
+    SEQUENCE = 2
+    KEY_HASH = 3
+    TAG_BLOOM = 4
+    SUBJECT = 5
+    KEY_END = 6
+    TAGS_END = 7
+    HEADERS_END = 8
+    BODY_END = 9
+    ACCEPTED_AT_MS = 10
+    ORIGIN_SEQUENCE = 11
+    ATTEMPT = 12
+    ROW_FLAGS = 13
+    ORDERING_KEY_HASH = 14
+    EXPIRES_AT_MS = 15
+    ENTRY = 16
+
+
+DTYPES: dict[int, np.dtype[np.generic]] = {
+    ColumnId.DELIVER_AT_MS: np.dtype("<i8"),
+    ColumnId.SEQUENCE: np.dtype("<u8"),
+    ColumnId.KEY_HASH: np.dtype("<u8"),
+    ColumnId.TAG_BLOOM: np.dtype("<u8"),
+    ColumnId.SUBJECT: np.dtype("<u4"),
+    ColumnId.KEY_END: np.dtype("<u4"),
+    ColumnId.TAGS_END: np.dtype("<u4"),
+    ColumnId.HEADERS_END: np.dtype("<u4"),
+    ColumnId.BODY_END: np.dtype("<u4"),
+    ColumnId.ACCEPTED_AT_MS: np.dtype("<i8"),
+    ColumnId.ORIGIN_SEQUENCE: np.dtype("<u8"),
+    ColumnId.ATTEMPT: np.dtype("<u2"),
+    ColumnId.ROW_FLAGS: np.dtype("<u2"),
+    ColumnId.ORDERING_KEY_HASH: np.dtype("<u8"),
+    ColumnId.EXPIRES_AT_MS: np.dtype("<i8"),
+    ColumnId.ENTRY: np.dtype("V48"),
+}
+REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)  # In the heap's order.
+
+
+class ProducerPart(NamedTuple):
+    """Kind part of a PRODUCER batch (rule I1)."""
+
+    producer_id: int
+    producer_batch: int
+    low_water: int
+
+
+class SchedulePart(NamedTuple):
+    """Kind part of a SCHEDULE batch: the range of the message log it was gathered from (rule P3), and its hour."""
+
+    source_start: int
+    source_end: int
+    hour: int
+
+
+class DispatchPart(NamedTuple):
+    """Kind part of a DISPATCH batch (rules H1, T2)."""
+
+    origin_log_id: int
+    epoch: int
+    batch_id: int
+    w_epoch: int
+    w_id: int
+    claimed_at_ms: int
+    hour: int
+
+
+class OutcomePart(NamedTuple):
+    """Kind part of an OUTCOME batch."""
+
+    hour: int
+
+
+KindPart = ProducerPart | SchedulePart | DispatchPart | OutcomePart | None
+PARTS: dict[BatchKind, tuple[struct.Struct, type[ProducerPart | SchedulePart | DispatchPart | OutcomePart]]] = {
+    BatchKind.PRODUCER: (struct.Struct("<QQQ"), ProducerPart),
+    BatchKind.SCHEDULE: (struct.Struct("<QQI4x"), SchedulePart),
+    BatchKind.DISPATCH: (struct.Struct("<QQQQQqI4x"), DispatchPart),
+    BatchKind.OUTCOME: (struct.Struct("<I4x"), OutcomePart),
+}
+
+
+def padded(size: int) -> int:
+    """Round ``size`` up to a multiple of 8."""
+    return (size + 7) & ~7
+
+
+class Batch:
+    """A view of one batch in ``buffer``; made by `parse`, which proves the header and the column directory.
+
+    Columns and heap are views of the buffer, valid as long as it is. What they hold is proved by `verify` alone.
+    """
+
+    __slots__ = (
+        "buffer",
+        "columns_crc32c",
+        "count",
+        "heap_crc32c",
+        "heap_offset",
+        "kind",
+        "kind_bytes",
+        "offsets",
+        "subject_count",
+        "total_bytes",
+        "verified",
+    )
+
+    def __init__(self, buffer: memoryview, kind: BatchKind, fields: tuple[int, ...], offsets: dict[int, int]) -> None:
+        self.buffer = buffer
+        self.kind = kind
+        _, _, _, _, self.total_bytes, self.count, self.heap_offset, _, self.kind_bytes, self.subject_count = fields[:10]
+        self.columns_crc32c, self.heap_crc32c = fields[10:12]
+        self.offsets = offsets
+        self.verified = False
+
+    def __contains__(self, column: int) -> bool:
+        return column in self.offsets
+
+    def column(self, column: int) -> Columns:
+        """View a column: ``count`` items of its dtype; KeyError when it is absent."""
+        return np.frombuffer(self.buffer, DTYPES[column], self.count, self.offsets[column])
+
+    def int64s(self, column: int) -> Int64s:
+        """View a column of i64."""
+        return np.frombuffer(self.buffer, np.int64, self.count, self.offsets[column])
+
+    def uint64s(self, column: int) -> NDArray[np.uint64]:
+        """View a column of u64."""
+        return np.frombuffer(self.buffer, np.uint64, self.count, self.offsets[column])
+
+    def uint32s(self, column: int) -> NDArray[np.uint32]:
+        """View a column of u32."""
+        return np.frombuffer(self.buffer, np.uint32, self.count, self.offsets[column])
+
+    @property
+    def heap(self) -> memoryview:
+        """View the heap."""
+        return self.buffer[self.heap_offset : self.total_bytes]
+
+    @property
+    def part(self) -> KindPart:
+        """Decode the kind part; None for kinds without one."""
+        known = PARTS.get(self.kind)
+        return known[1]._make(known[0].unpack_from(self.buffer, HEADER.size)) if known else None
+
+    @property
+    def producer(self) -> ProducerPart:
+        """The kind part of a PRODUCER batch."""
+        return ProducerPart._make(PARTS[BatchKind.PRODUCER][0].unpack_from(self.buffer, HEADER.size))
+
+    @property
+    def schedule(self) -> SchedulePart:
+        """The kind part of a SCHEDULE batch."""
+        return SchedulePart._make(PARTS[BatchKind.SCHEDULE][0].unpack_from(self.buffer, HEADER.size))
+
+    @property
+    def dispatch(self) -> DispatchPart:
+        """The kind part of a DISPATCH batch."""
+        return DispatchPart._make(PARTS[BatchKind.DISPATCH][0].unpack_from(self.buffer, HEADER.size))
+
+    @property
+    def outcome(self) -> OutcomePart:
+        """The kind part of an OUTCOME batch."""
+        return OutcomePart._make(PARTS[BatchKind.OUTCOME][0].unpack_from(self.buffer, HEADER.size))
+
+    @property
+    def subject_table(self) -> bytes:
+        """The bytes of the subject table, ends and names: equal tables name equal subjects."""
+        return bytes(self.buffer[self.heap_offset : self.heap_offset + self._subject_table_bytes()])
+
+    def subjects(self) -> list[bytes]:
+        """Decode the subject table."""
+        ends = struct.unpack_from(f"<{self.subject_count}I", self.buffer, self.heap_offset)
+        names = self.heap_offset + padded(4 * self.subject_count)
+        starts = (0, *ends[:-1])
+        return [bytes(self.buffer[names + start : names + end]) for start, end in zip(starts, ends, strict=True)]
+
+    def region(self, column: int) -> tuple[Int64s, Int64s]:
+        """Starts and exact ends, int64[count], of the items of one `_end` column, relative to the heap."""
+        ends = self.uint32s(column).astype(np.int64)
+        starts = np.empty_like(ends)
+        starts[0] = self.region_start(column)
+        starts[1:] = ends[:-1]
+        starts[1:] += 7
+        starts[1:] &= ~7
+        return starts, ends
+
+    def region_start(self, column: int) -> int:
+        """Where the first item of the region begins: behind the last item of the region before it."""
+        begin = self._subject_table_bytes()
+        for other in REGIONS:
+            if other == column:
+                break
+            if other in self.offsets:
+                last = self.offsets[other] + 4 * (self.count - 1)
+                begin = padded(struct.unpack_from("<I", self.buffer, last)[0])
+        return begin
+
+    def verify(self) -> None:
+        """Check the checksums of columns and heap, once; BatchMalformed when one differs."""
+        if self.verified:
+            return
+        columns = self.buffer[HEADER.size + self.kind_bytes : self.heap_offset]
+        if crc32c(columns) != self.columns_crc32c:
+            raise BatchMalformed("the checksum of its columns differs")
+        if crc32c(self.heap) != self.heap_crc32c:
+            raise BatchMalformed("the checksum of its heap differs")
+        self.verified = True
+
+    def _subject_table_bytes(self) -> int:
+        if not self.subject_count:
+            return 0
+        ends_bytes = 4 * self.subject_count
+        (last,) = struct.unpack_from("<I", self.buffer, self.heap_offset + ends_bytes - 4)
+        return padded(ends_bytes) + padded(last)
+
+
+def parse(buffer: Buffer, position: int = 0) -> Batch:
+    """View the batch at ``position``; its bounds, header checksum and column directory are proved, nothing else.
+
+    Raises:
+        BatchMalformed: the bytes are not a whole batch of a known version and kind.
+    """
+    view = memoryview(buffer)[position:]
+    if len(view) < HEADER.size:
+        raise BatchMalformed(f"{len(view)} bytes are too few for a header")
+    fields = HEADER.unpack_from(view)
+    magic, version, kind, _, total_bytes, count, heap_offset, column_count, kind_bytes, subject_count = fields[:10]
+    if magic != MAGIC:
+        raise BatchMalformed(f"magic {magic:#x} is not that of a batch")
+    if version != VERSION:
+        raise BatchMalformed(f"version {version} is not known; this is version {VERSION}")
+    columns_start = HEADER.size + kind_bytes + DIRECTORY_ENTRY.size * column_count
+    if not columns_start <= heap_offset <= total_bytes <= len(view) or total_bytes > BYTES_MAX:
+        raise BatchMalformed(f"{total_bytes} bytes with the heap at {heap_offset} do not fit {len(view)} bytes")
+    if (heap_offset | total_bytes | kind_bytes) & 7 or column_count > COLUMNS_MAX or not 0 < count <= ROWS_MAX:
+        raise BatchMalformed(f"{count} rows, {column_count} columns, {total_bytes} bytes are not possible")
+    if crc32c(view[HEADER.size : HEADER.size + kind_bytes], crc32c(view[:HEADER_CHECKED])) != fields[12]:
+        raise BatchMalformed("the checksum of its header differs")
+    if kind not in KIND_BYTES or kind_bytes != KIND_BYTES[kind]:
+        raise BatchMalformed(f"kind {kind} with {kind_bytes} bytes is not known")
+    if subject_count > SUBJECTS_MAX or 4 * subject_count > total_bytes - heap_offset:
+        raise BatchMalformed(f"{subject_count} subjects do not fit its heap")
+    offsets = _directory(view, HEADER.size + kind_bytes, column_count, count, columns_start, heap_offset)
+    return Batch(view[:total_bytes], BatchKind(kind), fields, offsets)
+
+
+def encode(
+    kind: BatchKind,
+    part: KindPart,
+    count: int,
+    columns: Sequence[tuple[ColumnId, Columns]],
+    heap: Sequence[Buffer],
+    subject_count: int = 0,
+) -> bytes:
+    """Make a batch of ``columns``, in rising order of their ids, and a heap whose parts are already laid out."""
+    kind_part = PARTS[kind][0].pack(*part) if part is not None else b""
+    start = HEADER.size + len(kind_part)
+    offset = start + DIRECTORY_ENTRY.size * len(columns)
+    directory: list[Buffer] = []
+    pieces: list[Buffer] = []
+    for column, values in columns:
+        dtype = DTYPES[column]
+        data = np.ascontiguousarray(values, dtype).tobytes()
+        directory.append(DIRECTORY_ENTRY.pack(column, dtype.itemsize, offset))
+        pieces.append(data)
+        pieces.append(PADS[-len(data) & 7])
+        offset += padded(len(data))
+    columns_bytes = b"".join(directory + pieces)
+    heap_bytes = heap[0] if len(heap) == 1 else b"".join(heap)
+    total_bytes = offset + len(heap_bytes)
+    if len(heap_bytes) & 7:
+        raise BatchMalformed(f"a heap of {len(heap_bytes)} bytes is not a multiple of 8")
+    if total_bytes > BYTES_MAX or not 0 < count <= ROWS_MAX:
+        raise BatchMalformed(f"{count} rows in {total_bytes} bytes are over the limit of a batch")
+    checked = HEADER.pack(
+        *(MAGIC, VERSION, kind, 0, total_bytes, count, offset, len(columns), len(kind_part), subject_count),
+        *(crc32c(columns_bytes), crc32c(heap_bytes), 0),
+    )[:HEADER_CHECKED]
+    header_crc32c = crc32c(kind_part, crc32c(checked))
+    return b"".join((checked, header_crc32c.to_bytes(4, "little"), kind_part, columns_bytes, heap_bytes))
+
+
+PADS = tuple(bytes(count) for count in range(8))
+KIND_BYTES = {kind: PARTS[kind][0].size if kind in PARTS else 0 for kind in BatchKind}
+
+
+def encode_subject_table(names: Sequence[bytes]) -> bytes:
+    """Make the subject table: ends, then names, each padded to a multiple of 8."""
+    ends: list[int] = []
+    end = 0
+    for name in names:
+        end += len(name)
+        ends.append(end)
+    table = struct.pack(f"<{len(ends)}I", *ends)
+    return b"".join((table, PADS[-len(table) & 7], *names, PADS[-end & 7]))
+
+
+def lay_out(items: Sequence[Buffer], begin: int) -> tuple[NDArray[np.int64], bytes]:
+    """Place ``items`` one behind the other from ``begin``, each at a multiple of 8: their ends, and the bytes."""
+    lengths = np.fromiter(map(len, items), np.int64, len(items))
+    pads = -lengths & 7
+    ends = (begin + np.cumsum(lengths + pads)) - pads
+    if not pads.any():
+        return ends, b"".join(items)
+    pieces: list[Buffer] = [b""] * (2 * len(items))
+    pieces[0::2] = items
+    pieces[1::2] = [PADS[pad] for pad in pads.tolist()]
+    return ends, b"".join(pieces)
+
+
+def _directory(view: memoryview, at: int, columns: int, count: int, low: int, high: int) -> dict[int, int]:
+    offsets: dict[int, int] = {}
+    for column, width, offset in DIRECTORY_ENTRY.iter_unpack(view[at : at + DIRECTORY_ENTRY.size * columns]):
+        if offset & 7 or not low <= offset <= high - width * count:
+            raise BatchMalformed(f"column {column} at {offset} does not lie between directory and heap")
+        dtype = DTYPES.get(column)
+        if dtype is None and column < SKIPPABLE_FROM:
+            raise BatchMalformed(f"column {column} must be understood and is not known")
+        if dtype is not None:
+            if dtype.itemsize != width or column in offsets:
+                raise BatchMalformed(f"column {column} is {width} bytes wide or given twice")
+            offsets[column] = offset
+    return offsets

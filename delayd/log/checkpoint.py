@@ -1,0 +1,100 @@
+"""Checkpoint file: what a server publishes for readers in other processes (docs/formats/checkpoint.md, version 1).
+
+Two slots are written in turn, so that one valid slot is there at every instant.
+"""
+
+import struct
+from typing import cast
+
+import msgpack
+from crc32c import crc32c
+
+from delayd.disk import Disk, File
+from delayd.errors import DamagedData, NewerFormat
+from delayd.log.segment import FileKind
+
+MAGIC = b"delaydcp"
+VERSION = 1
+HEADER = struct.Struct("<8sHHIQQq16xII")
+SLOT_BYTES = 4 << 20  # The hour table of all 17,568 hours needs 562 KB.
+NAME = "checkpoint"
+
+Value = int | str | bytes | list["Value"] | None
+Payload = dict[str, Value]
+
+
+class CheckpointFile:
+    """The writer of one directory's checkpoint file."""
+
+    def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._log_id = log_id
+        path = f"{folder}/{NAME}"
+        created = not disk.exists(path)
+        self._file = disk.open(path, write=True, create=created)
+        if created:
+            disk.sync_folder(folder)
+        found = _newest(path, self._file, log_id)
+        self._generation = found[0] if found else 0
+
+    def publish(self, payload: Payload, now_ms: int) -> None:
+        """Write the older slot and fsync it."""
+        data = cast(bytes, msgpack.packb(payload))
+        if len(data) > SLOT_BYTES - HEADER.size:
+            raise AssertionError(f"a checkpoint of {len(data)} bytes does not fit its slot")
+        self._generation += 1
+        fields = (VERSION, FileKind.CHECKPOINT, len(data), self._log_id, self._generation, now_ms, crc32c(data))
+        checked = HEADER.pack(MAGIC, *fields, 0)[:-4]
+        slot = checked + crc32c(checked).to_bytes(4, "little") + data
+        self._file.pwritev([slot], self._generation % 2 * SLOT_BYTES)
+        self._file.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_checkpoint(disk: Disk, folder: str, log_id: int | None = None) -> Payload | None:
+    """Read the newest valid checkpoint of a directory; None when none was published yet.
+
+    Raises:
+        DamagedData: both slots were written and neither checks.
+        NewerFormat: it was written by a newer delayd.
+    """
+    path = f"{folder}/{NAME}"
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        found = _newest(path, file, log_id)
+    finally:
+        file.close()
+    return found[1] if found else None
+
+
+def _newest(path: str, file: File, log_id: int | None) -> tuple[int, Payload] | None:
+    slots = [_read_slot(path, file, position, log_id) for position in (0, SLOT_BYTES)]
+    valid = [slot for slot in slots if slot is not None]
+    if not valid and file.size() > SLOT_BYTES + HEADER.size:
+        raise DamagedData(path, 0, "neither of its two slots checks")
+    return max(valid, key=lambda slot: slot[0], default=None)
+
+
+def _read_slot(path: str, file: File, position: int, log_id: int | None) -> tuple[int, Payload] | None:
+    header = file.pread(HEADER.size, position)
+    if len(header) < HEADER.size:
+        return None
+    magic, version, _, payload_bytes, found, generation, _, payload_crc32c, header_crc32c = HEADER.unpack(header)
+    if magic != MAGIC or crc32c(header[:-4]) != header_crc32c:
+        return None
+    if version > VERSION:
+        raise NewerFormat(path, version, VERSION)
+    if log_id is not None and found != log_id:
+        raise DamagedData(path, position, f"it belongs to the directory with log_id {found:016x}")
+    data = file.pread(payload_bytes, position + HEADER.size)
+    if len(data) != payload_bytes or crc32c(data) != payload_crc32c:
+        return None
+    payload = cast(Payload, msgpack.unpackb(data))
+    payload["log_id"] = found
+    return generation, payload

@@ -1,0 +1,99 @@
+"""Dispatch log of an hour: OUTCOME batches (docs/formats/dispatch.md, version 1).
+
+What is common to the rows of one handed-over batch is kept once, as a *part* in the heap.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch, BatchKind, ColumnId, OutcomePart, encode
+from delayd.errors import BatchMalformed
+
+PART = np.dtype(
+    [
+        ("target_log_id", "<u8"),
+        ("epoch", "<u8"),
+        ("batch_id", "<u8"),
+        ("claimed_at_ms", "<i8"),
+        ("target_appended_at_ms", "<i8"),
+        ("target_offset", "<u8"),
+        ("count", "<u4"),
+        ("outcome", "u1"),
+        ("zero", "u1"),
+        ("attempt", "<u2"),
+        ("reserved", "<u8"),
+    ]
+)
+
+
+class Outcome(IntEnum):
+    """What became of a message (rule S2)."""
+
+    DISPATCHED = 1
+    CANCELLED = 2
+    DEAD = 3
+    EXPIRED = 4
+    IN_DOUBT = 5
+
+
+class NewPart(NamedTuple):
+    """Rows with one fate: columns of equal length, and what they share."""
+
+    sequences: NDArray[np.uint64]
+    deliver_at_ms: NDArray[np.int64]
+    outcome: Outcome
+    claimed_at_ms: int = 0
+    target_log_id: int = 0
+    epoch: int = 0
+    batch_id: int = 0
+    target_appended_at_ms: int = 0
+    target_offset: int = 0
+    attempt: int = 1
+
+
+class OutcomeRows(NamedTuple):
+    """Decoded outcomes; ``parts`` is PART[m], ``part_of`` is for each row the index of its part."""
+
+    sequences: NDArray[np.uint64]
+    deliver_at_ms: NDArray[np.int64]
+    parts: NDArray[np.void]
+    part_of: NDArray[np.int64]
+
+
+def encode_outcomes(hour: int, new: Sequence[NewPart]) -> bytes:
+    """Make one OUTCOME batch of an hour; at most 65,536 rows in all."""
+    parts = np.zeros(len(new), PART)
+    for index, part in enumerate(new):
+        parts[index] = (
+            *(part.target_log_id, part.epoch, part.batch_id, part.claimed_at_ms, part.target_appended_at_ms),
+            *(part.target_offset, len(part.sequences), part.outcome, 0, part.attempt, 0),
+        )
+    sequences = np.concatenate([part.sequences for part in new])
+    deliver_at_ms = np.concatenate([part.deliver_at_ms for part in new])
+    columns = [(ColumnId.DELIVER_AT_MS, deliver_at_ms), (ColumnId.SEQUENCE, sequences)]
+    return encode(BatchKind.OUTCOME, OutcomePart(hour), len(sequences), columns, [parts.tobytes()])
+
+
+def decode_outcomes(batches: Sequence[Batch]) -> OutcomeRows:
+    """Gather the rows of OUTCOME batches, in order.
+
+    Raises:
+        BatchMalformed: the parts of a batch do not add up to its rows.
+    """
+    if not batches:
+        return OutcomeRows(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, PART), np.empty(0, np.int64))
+    tables = [np.frombuffer(batch.heap, PART) for batch in batches]
+    for batch, table in zip(batches, tables, strict=True):
+        if int(table["count"].sum()) != batch.count:
+            raise BatchMalformed(f"parts of {int(table['count'].sum())} rows do not add up to {batch.count}")
+    parts = np.concatenate(tables)
+    return OutcomeRows(
+        np.concatenate([batch.uint64s(ColumnId.SEQUENCE) for batch in batches]),
+        np.concatenate([batch.int64s(ColumnId.DELIVER_AT_MS) for batch in batches]),
+        parts,
+        np.repeat(np.arange(len(parts)), parts["count"]),
+    )

@@ -1,0 +1,29 @@
+"""Schedule log of an hour: where its file is, and the table of hours in a checkpoint (docs/formats/schedule.md)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.hours import hour_name
+
+SEALED = 1  # Bit 0 of an hour's flags.
+HOUR_ROW = np.dtype(
+    [("hour", "<u4"), ("last_crc32c", "<u4"), ("length", "<u8"), ("rows", "<u8"), ("flags", "<u8")]
+)  # 32 bytes an hour; ``length`` counts groups, without the file header.
+HourRows = NDArray[np.void]
+
+
+def schedule_path(folder: str, hour: int) -> str:
+    """Name the schedule log of ``hour`` (hours since the epoch) in a delay server's directory."""
+    name = hour_name(hour)
+    return f"{folder}/schedule/{name[:8]}/{name}.log"
+
+
+def dispatch_path(folder: str, hour: int) -> str:
+    """Name the dispatch log of ``hour``."""
+    name = hour_name(hour)
+    return f"{folder}/dispatch/{name[:8]}/{name}.log"
+
+
+def decode_hours(table: bytes) -> HourRows:
+    """View the hour table of a checkpoint: HOUR_ROW[n], by rising hour."""
+    return np.frombuffer(table, HOUR_ROW)

@@ -1,0 +1,295 @@
+"""Segment: one file of groups behind a file header (docs/formats/segment.md, version 1).
+
+It is written at its known end only; what is behind that end is never trusted and never written behind (rule L3).
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from delayd.batch import Buffer
+from delayd.disk import Disk, File
+from delayd.errors import DamagedData, NewerFormat, ServerStopped
+from delayd.log.group import (
+    HEADER,
+    MAGIC_BYTES,
+    BadGroup,
+    Group,
+    IncompleteGroup,
+    NewGroup,
+    encode_header,
+    parse_header,
+    verify_group,
+)
+
+FILE_MAGIC = b"delaydlg"
+FILE_VERSION = 1
+FILE_HEADER = struct.Struct("<8sHHIQQQqIIII")
+FILE_HEADER_BYTES = FILE_HEADER.size
+READ_BYTES = 4 << 20  # One read of a scan; large enough that its calls do not count.
+
+
+class FileKind(IntEnum):
+    """What a file holds."""
+
+    MESSAGE = 1
+    SCHEDULE = 2
+    DISPATCH = 3
+    REALTIME = 4
+    CONSUME = 5
+    PULL = 6
+    CHECKPOINT = 7
+
+
+class FileHeader(NamedTuple):
+    """The facts at the beginning of a file."""
+
+    kind: int
+    log_id: int
+    base_offset: int = 0
+    number: int = 0
+    created_at_ms: int = 0
+    previous_crc32c: int = 0
+
+    def encode(self) -> bytes:
+        """Make the 64 bytes."""
+        fields = (self.log_id, self.base_offset, self.number, self.created_at_ms, self.previous_crc32c)
+        checked = FILE_HEADER.pack(FILE_MAGIC, FILE_VERSION, self.kind, 0, *fields, 0, 0, 0)[:-4]
+        return checked + crc32c(checked).to_bytes(4, "little")
+
+
+class UnfinishedFile(Exception):
+    """A file of at most a header, which does not check: its creation did not finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What recovery did to the tail of a log: bytes cut off, and bytes written back and fsynced (rules L1, L5)."""
+
+    path: str
+    cut_bytes: int
+    cut_reason: str
+    rewritten_bytes: int
+
+
+class Segment:
+    """An open file of groups. ``end`` and ``durable`` are offsets in the log; ``crc32c`` is of the last group."""
+
+    def __init__(self, disk: Disk, path: str, file: File, header: FileHeader) -> None:
+        self.disk = disk
+        self.path = path
+        self.file = file
+        self.header = header
+        self.base_offset = header.base_offset
+        self.end = self.durable = header.base_offset
+        self.crc32c = header.previous_crc32c
+
+    def append(self, groups: Sequence[NewGroup]) -> list[int]:
+        """Write groups at the end, not durable yet: their offsets.
+
+        Raises:
+            DiskFull, OSError: nothing was appended; what was written of it is cut off.
+            ServerStopped: it could not be cut off.
+        """
+        end, crc, offsets = self.end, self.crc32c, []
+        buffers: list[Buffer] = []
+        for group in groups:
+            sizes = [len(batch) for batch in group.batches]
+            header, crc = encode_header(group, sizes, self.header.log_id, end, self.durable, crc)
+            offsets.append(end)
+            buffers.append(header)
+            buffers.extend(group.batches)
+            end += len(header) + sum(sizes)
+        try:
+            self.file.pwritev(buffers, self.position(self.end))
+        except OSError as error:
+            self._cut_back(error)
+            raise
+        self.end, self.crc32c = end, crc
+        return offsets
+
+    def flush(self) -> None:
+        """Fsync what was appended; SyncFailed when the disk refuses, after which the server must stop."""
+        end = self.end
+        self.file.sync()
+        self.durable = end
+
+    def position(self, offset: int) -> int:
+        """Turn an offset of the log into a position in this file."""
+        return offset - self.base_offset + FILE_HEADER_BYTES
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read ``size`` bytes at ``offset``; DamagedData when the file is shorter."""
+        data = self.file.pread(size, self.position(offset))
+        if len(data) != size:
+            raise DamagedData(self.path, self.position(offset), f"the file ends {size - len(data)} bytes early")
+        return data
+
+    def scan(self, offset: int, previous_crc32c: int | None = None) -> "GroupScan":
+        """Iterate over the verified groups from ``offset`` on; None: do not check the first one's chain."""
+        return GroupScan(self, offset, previous_crc32c)
+
+    def cut(self, offset: int) -> None:
+        """Truncate to ``offset`` and fsync."""
+        self.file.truncate(self.position(offset))
+        self.file.sync()
+
+    def close(self) -> None:
+        """Close the file; what was appended must have been flushed (rule L4)."""
+        self.file.close()
+
+    def recover(self, offset: int, previous_crc32c: int | None, known_durable: int, last: bool) -> Recovered:
+        """Find the end from ``offset`` on, cut a torn tail, make the rest durable (docs: segment.md, Recovery).
+
+        Args:
+            offset: where to begin; what lies before is known to be durable and intact.
+            previous_crc32c: header_crc32c of the group before ``offset``; None when it is not known.
+            known_durable: an offset below which the caller knows that everything was fsynced.
+            last: whether no later segment exists; only the last one may have a torn tail.
+
+        Raises:
+            DamagedData: a group does not check and was durable.
+        """
+        scan = self.scan(offset, previous_crc32c)
+        durable = max(known_durable, offset)
+        for group in scan:
+            durable = max(durable, group.header.durable_offset)
+        end, size = scan.offset, self.base_offset + self.file.size() - FILE_HEADER_BYTES
+        if scan.reason and (not last or end < max(durable, self._durable_named_behind(end))):
+            raise DamagedData(self.path, self.position(end), scan.reason)
+        if end < known_durable:
+            raise DamagedData(self.path, self.position(end), f"the file ends {known_durable - end} bytes early")
+        if size > end:
+            self.file.truncate(self.position(end))
+        rewritten = end - min(durable, end)
+        if rewritten:
+            self.file.pwritev([self.read(end - rewritten, rewritten)], self.position(end - rewritten))
+        if rewritten or size > end:
+            self.file.sync()
+            self.disk.sync_folder(self.path.rpartition("/")[0])
+        self.end = self.durable = end
+        self.crc32c = self.header.previous_crc32c if scan.crc32c is None else scan.crc32c
+        return Recovered(self.path, size - end, scan.reason, rewritten)
+
+    def _durable_named_behind(self, offset: int) -> int:
+        """The highest durable offset that a valid group header behind a bad group names."""
+        highest, position, overlap = 0, self.position(offset) + 8, b""
+        while data := self.file.pread(READ_BYTES, position):
+            found = data.find(MAGIC_BYTES)
+            while found >= 0:
+                at = position + found
+                if at % 8 == 0:
+                    named = at - FILE_HEADER_BYTES + self.base_offset
+                    try:
+                        header = parse_header(self._header_bytes(at), 0, self.header.log_id, named)
+                        highest = max(highest, header.durable_offset)
+                    except BadGroup:
+                        pass  # Bytes of a message that look like a magic number name nothing.
+                found = data.find(MAGIC_BYTES, found + 4)
+            position += len(data)
+        return highest
+
+    def _header_bytes(self, position: int) -> bytes:
+        return self.file.pread(HEADER.size + 4 * 65_536, position)
+
+    def _cut_back(self, cause: OSError) -> None:
+        try:
+            self.file.truncate(self.position(self.end))
+            if self.file.size() != self.position(self.end):
+                raise OSError(f"{self.path} has the wrong size after a cut")
+        except OSError as error:
+            raise ServerStopped(
+                f"a failed write to {self.path} ({cause}) could not be cut back ({error}); "
+                "check the disk, then start the server again"
+            ) from error
+
+
+class GroupScan(Iterator[Group]):
+    """Verified groups of one segment in order; it stops at the end or at the first group that does not check.
+
+    Then ``offset`` is where it stopped, ``reason`` why ("" at the clean end) and ``crc32c`` that of the last good group.
+    """
+
+    def __init__(self, segment: Segment, offset: int, previous_crc32c: int | None) -> None:
+        self.offset = offset
+        self.reason = ""
+        self.crc32c = previous_crc32c
+        self._segment = segment
+        self._data = memoryview(b"")  # Bytes of the file from ``offset`` on.
+
+    def __next__(self) -> Group:
+        needed = HEADER.size
+        while True:
+            if len(self._data) < needed and not self._read(needed):
+                if len(self._data):
+                    self.reason = self.reason or "the group is cut short"
+                raise StopIteration
+            try:
+                header = parse_header(self._data, 0, self._segment.header.log_id, self.offset)
+                verify_group(self._data, header, self.crc32c)
+                break
+            except IncompleteGroup as error:
+                needed, self.reason = error.size_bytes, str(error)
+            except BadGroup as error:
+                self.reason = str(error)
+                raise StopIteration from None
+        group = Group(header, self._data[: header.total_bytes])
+        self._data = self._data[header.total_bytes :]
+        self.offset += header.total_bytes
+        self.crc32c, self.reason = header.header_crc32c, ""
+        return group
+
+    def _read(self, needed: int) -> bool:
+        """Read anew from ``offset``, so that a group is one view; False when the file has no ``needed`` bytes there."""
+        data = self._segment.file.pread(max(READ_BYTES, needed), self._segment.position(self.offset))
+        self._data = memoryview(data)
+        return len(data) >= needed
+
+
+def create_segment(disk: Disk, path: str, header: FileHeader) -> Segment:
+    """Create a file with its header, both durable (rule L4)."""
+    file = disk.open(path, write=True, create=True)
+    file.pwritev([header.encode()], 0)
+    file.sync()
+    disk.sync_folder(path.rpartition("/")[0])
+    return Segment(disk, path, file, header)
+
+
+def open_segment(disk: Disk, path: str, kind: FileKind, log_id: int | None, *, write: bool) -> Segment:
+    """Open a file and check its header; ``log_id`` None takes the file's word.
+
+    Raises:
+        UnfinishedFile: its creation did not finish.
+        NewerFormat, DamagedData: it can't be read, and whose it is.
+    """
+    file = disk.open(path, write=write)
+    try:
+        if file.size() <= FILE_HEADER_BYTES and not _header_checks(file.pread(FILE_HEADER_BYTES, 0)):
+            raise UnfinishedFile(path)
+        return Segment(disk, path, file, _read_header(path, file.pread(FILE_HEADER_BYTES, 0), kind, log_id))
+    except BaseException:
+        file.close()
+        raise
+
+
+def _header_checks(data: bytes) -> bool:
+    return len(data) == FILE_HEADER_BYTES and crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
+
+
+def _read_header(path: str, data: bytes, kind: FileKind, log_id: int | None) -> FileHeader:
+    magic, version, found, _, *facts = FILE_HEADER.unpack(data)
+    if magic != FILE_MAGIC:
+        raise DamagedData(path, 0, "this is not a file of delayd")
+    if version > FILE_VERSION:
+        raise NewerFormat(path, version, FILE_VERSION)
+    if not _header_checks(data):
+        raise DamagedData(path, 0, "the checksum of the file header differs")
+    if found != kind:
+        raise DamagedData(path, 0, f"it is of kind {found}, and {kind.name.lower()} belongs here")
+    if log_id is not None and facts[0] != log_id:
+        raise DamagedData(path, 0, f"it belongs to the directory with log_id {facts[0]:016x}, not {log_id:016x}")
+    return FileHeader(found, *facts[:5])
