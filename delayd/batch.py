@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from delayd.errors import BatchMalformed
 

@@ -65,7 +65,7 @@ class Log:
         return self._segments[-1].crc32c
 
     def append(self, groups: Sequence[NewGroup], now_ms: int) -> list[int]:
-        """Write groups at the end, in one segment, not durable yet: their offsets. Rolls first when the segment is full.
+        """Write groups at the end, in one segment, not durable yet: their offsets. Rolls first when it is full.
 
         Raises:
             DiskFull, OSError: nothing was appended.

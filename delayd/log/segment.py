@@ -177,7 +177,7 @@ class Segment:
 
     def _durable_named_behind(self, offset: int) -> int:
         """The highest durable offset that a valid group header behind a bad group names."""
-        highest, position, overlap = 0, self.position(offset) + 8, b""
+        highest, position = 0, self.position(offset) + 8
         while data := self.file.pread(READ_BYTES, position):
             found = data.find(MAGIC_BYTES)
             while found >= 0:
@@ -211,7 +211,7 @@ class Segment:
 class GroupScan(Iterator[Group]):
     """Verified groups of one segment in order; it stops at the end or at the first group that does not check.
 
-    Then ``offset`` is where it stopped, ``reason`` why ("" at the clean end) and ``crc32c`` that of the last good group.
+    Then ``offset`` is where it stopped, ``reason`` why ("" at the clean end) and ``crc32c`` the last good one's.
     """
 
     def __init__(self, segment: Segment, offset: int, previous_crc32c: int | None) -> None:

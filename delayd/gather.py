@@ -1,0 +1,158 @@
+"""Gather: rows of several batches, copied into a new one.
+
+A row's bytes are whole 64-bit words, so neighbours are copied as one slice and scattered rows as words, in pieces of
+8,000 rows, by numpy calls that release the GIL. A source is verified, once, before anything is copied out of it.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch, BatchKind, Buffer, ColumnId, Columns, Int64s, KindPart, encode, encode_subject_table
+
+PIECE_ROWS = 8_000  # The index of a piece stays in the cache.
+SUBJECT_NONE = np.empty(0, np.uint32)
+
+
+class Pick(NamedTuple):
+    """Rows of one batch: an int64 array in any order, or a range of neighbours."""
+
+    batch: Batch
+    rows: range | Int64s
+
+
+class Gathered(NamedTuple):
+    """Rows copied out: due instants, exact lengths and bytes of headers and bodies; headers None when no row has any."""
+
+    deliver_at_ms: Int64s
+    headers_lengths: Int64s | None
+    headers: list[Buffer]
+    body_lengths: Int64s
+    bodies: list[Buffer]
+
+
+def gather(picks: Sequence[Pick]) -> Gathered:
+    """Copy the picked rows out, in the order of the picks.
+
+    Raises:
+        BatchMalformed: a source's checksum differs.
+    """
+    due: list[Int64s] = []
+    regions: dict[ColumnId, tuple[list[Int64s], list[Buffer]]] = {ColumnId.BODY_END: ([], [])}
+    if any(ColumnId.HEADERS_END in pick.batch for pick in picks):
+        regions[ColumnId.HEADERS_END] = ([], [])
+    for batch, rows in picks:
+        batch.verify()
+        if isinstance(rows, range):
+            due.append(batch.int64s(ColumnId.DELIVER_AT_MS)[rows.start : rows.stop])
+        else:
+            due.append(batch.int64s(ColumnId.DELIVER_AT_MS).take(rows))
+        for column, (lengths, pieces) in regions.items():
+            if column not in batch:
+                lengths.append(np.zeros(len(rows), np.int64))
+            elif isinstance(rows, range):
+                lengths.append(_copy_neighbours(batch, column, rows, pieces))
+            else:
+                lengths.append(_copy_scattered(batch, column, rows, pieces))
+    body_lengths, bodies = regions[ColumnId.BODY_END]
+    headers_lengths, headers = regions.get(ColumnId.HEADERS_END, (None, []))
+    return Gathered(
+        due[0] if len(due) == 1 else np.concatenate(due),
+        None if headers_lengths is None else np.concatenate(headers_lengths),
+        headers,
+        body_lengths[0] if len(body_lengths) == 1 else np.concatenate(body_lengths),
+        bodies,
+    )
+
+
+def compose(
+    kind: BatchKind,
+    part: KindPart,
+    gathered: Gathered,
+    sequences: NDArray[np.uint64],
+    subjects: Sequence[bytes],
+    subject_of: NDArray[np.uint32] = SUBJECT_NONE,
+    accepted_at_ms: Int64s | None = None,
+) -> bytes:
+    """Make a batch of gathered rows; ``subject_of`` is empty when all rows have the one subject."""
+    table = encode_subject_table(subjects)
+    heap: list[Buffer] = [table]
+    columns: list[tuple[ColumnId, Columns]] = [
+        (ColumnId.DELIVER_AT_MS, gathered.deliver_at_ms),
+        (ColumnId.SEQUENCE, sequences),
+    ]
+    if len(subject_of):
+        columns.append((ColumnId.SUBJECT, subject_of))
+    begin = len(table)
+    if gathered.headers_lengths is not None:
+        ends, begin = _ends(gathered.headers_lengths, begin)
+        columns.append((ColumnId.HEADERS_END, ends))
+        heap.extend(gathered.headers)
+    ends, _ = _ends(gathered.body_lengths, begin)
+    columns.append((ColumnId.BODY_END, ends))
+    heap.extend(gathered.bodies)
+    if accepted_at_ms is not None:
+        columns.append((ColumnId.ACCEPTED_AT_MS, accepted_at_ms))
+    return encode(kind, part, len(sequences), columns, heap, len(subjects))
+
+
+def row_bytes(batch: Batch) -> Int64s:
+    """Bytes that each row of a verified batch needs in a new one: headers and body, padded, and its columns."""
+    size = np.full(batch.count, ROW_COLUMNS_BYTES, np.int64)
+    for column in (ColumnId.HEADERS_END, ColumnId.BODY_END):
+        if column in batch:
+            starts, ends = batch.region(column)
+            size += (ends - starts + 7) & ~7
+    return size
+
+
+ROW_COLUMNS_BYTES = 32  # deliver_at_ms, sequence, subject, headers_end, body_end, rounded up.
+
+
+def _ends(lengths: Int64s, begin: int) -> tuple[Int64s, int]:
+    pads = -lengths & 7
+    ends = np.cumsum(lengths + pads)
+    ends += begin
+    following = int(ends[-1])
+    ends -= pads
+    return ends, following
+
+
+def _copy_neighbours(batch: Batch, column: ColumnId, rows: range, pieces: list[Buffer]) -> Int64s:
+    offset = batch.offsets[column]
+    if len(rows) == 1:
+        start, end = _bounds_of_row(batch, column, offset, rows.start)
+        pieces.append(batch.heap[start : (end + 7) & ~7])
+        return np.array([end - start], np.int64)
+    ends = np.frombuffer(batch.buffer, np.uint32, len(rows), offset + 4 * rows.start).astype(np.int64)
+    start, first_end = _bounds_of_row(batch, column, offset, rows.start)
+    lengths = np.empty_like(ends)
+    lengths[0] = first_end - start
+    np.subtract(ends[1:], (ends[:-1] + 7) & ~7, out=lengths[1:])
+    pieces.append(batch.heap[start : (int(ends[-1]) + 7) & ~7])
+    return lengths
+
+
+def _bounds_of_row(batch: Batch, column: ColumnId, offset: int, row: int) -> tuple[int, int]:
+    if row == 0:
+        return batch.region_start(column), struct.unpack_from("<I", batch.buffer, offset)[0]
+    before, end = struct.unpack_from("<II", batch.buffer, offset + 4 * (row - 1))
+    return (before + 7) & ~7, end
+
+
+def _copy_scattered(batch: Batch, column: ColumnId, rows: Int64s, pieces: list[Buffer]) -> Int64s:
+    starts, ends = batch.region(column)
+    starts, ends = starts.take(rows), ends.take(rows)
+    lengths = ends - starts
+    words = np.frombuffer(batch.buffer, np.uint64, (batch.total_bytes - batch.heap_offset) >> 3, batch.heap_offset)
+    first, count = starts >> 3, (lengths + 7) >> 3
+    for at in range(0, len(rows), PIECE_ROWS):
+        begin, size = first[at : at + PIECE_ROWS], count[at : at + PIECE_ROWS]
+        until = np.cumsum(size)
+        index = np.arange(until[-1])
+        index += np.repeat(begin - (until - size), size)
+        pieces.append(memoryview(words.take(index, mode="clip")).cast("B"))
+    return lengths
