@@ -1,0 +1,81 @@
+"""Executors without threads: one runs each job at once, the other when the test says so.
+
+Invariant: as with `ThreadExecutor`, jobs run and complete in the order of submission, each exactly once. A simulated
+crash (`BaseException`) is not handed to ``done``: the process that would hear of it is gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from delayd.executor import Done, run
+
+R = TypeVar("R")
+
+
+class InlineExecutor:
+    """Runs and completes each job inside `submit`."""
+
+    def submit(self, work: Callable[[], R], done: Callable[[Done[R]], None]) -> None:
+        """``done`` has been called on return."""
+        done(run(work))
+
+    def close(self) -> None:
+        """Nothing is ever left to do."""
+
+
+class StepExecutor:
+    """Keeps jobs until the test runs them, and results until the test hands them back."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], Callable[[], None]]] = deque()
+        self._ran: deque[Callable[[], None]] = deque()
+
+    def submit(self, work: Callable[[], R], done: Callable[[Done[R]], None]) -> None:
+        """Only queue."""
+        self._waiting.append(partial(_finish, work, done))
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that have not run."""
+        return len(self._waiting)
+
+    @property
+    def ran(self) -> int:
+        """Jobs that ran and whose ``done`` was not called yet."""
+        return len(self._ran)
+
+    def run_one(self) -> None:
+        """Run the oldest waiting job; its ``done`` waits for `complete_one`."""
+        self._ran.append(self._waiting.popleft()())
+
+    def complete_one(self) -> None:
+        """Call the oldest ``done`` that waits."""
+        self._ran.popleft()()
+
+    def step(self) -> bool:
+        """Complete a job, running it first if none has run; False when there was nothing to do."""
+        if not self._ran:
+            if not self._waiting:
+                return False
+            self.run_one()
+        self.complete_one()
+        return True
+
+    def run_all(self) -> int:
+        """Step until nothing is left, jobs that complete by submitting more included; returns the steps."""
+        steps = 0
+        while self.step():
+            steps += 1
+        return steps
+
+    def close(self) -> None:
+        """Finish what was submitted, as closing a thread does."""
+        self.run_all()
+
+
+def _finish(work: Callable[[], R], done: Callable[[Done[R]], None]) -> Callable[[], None]:
+    return partial(done, run(work))

@@ -1,0 +1,59 @@
+"""State in memory, with the same contract as `LmdbState`; a commit may be an operation of a fake disk.
+
+Invariant: a commit is either wholly there or not at all, also after a simulated crash in the middle of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from delayd.state import check_key
+from delayd.testing.disk import MemoryDisk
+
+
+class MemoryState:
+    """Pass the ``disk`` of the same server to have each commit counted there, as one operation and one sync."""
+
+    def __init__(self, disk: MemoryDisk | None = None) -> None:
+        self.commits = 0
+        self._disk = disk
+        self._pairs: dict[bytes, bytes] = {}
+        self._durable: dict[bytes, bytes] | None = None  # Kept only while the last commit's sync was skipped.
+
+    def after_crash(self, disk: MemoryDisk | None = None) -> MemoryState:
+        """What the next start finds: every commit that returned. Dying at a commit is dying before it."""
+        state = MemoryState(disk)
+        state._pairs = dict(self._pairs if self._durable is None else self._durable)
+        return state
+
+    def get(self, key: bytes) -> bytes | None:
+        """Value of a key, or None."""
+        self._check_alive()
+        check_key(key)
+        return self._pairs.get(key)
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Pairs whose key begins with ``prefix``, in key order."""
+        self._check_alive()
+        return [(key, self._pairs[key]) for key in sorted(self._pairs) if key.startswith(prefix)]
+
+    def commit(self, puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+        """Remove, then put."""
+        self._check_alive()
+        for key in (*(key for key, _ in puts), *removes):
+            check_key(key)
+        if self._disk is None or self._disk.count_sync("commit", "state", None):
+            self._durable = None
+        elif self._durable is None:
+            self._durable = dict(self._pairs)
+        self.commits += 1
+        for key in removes:
+            self._pairs.pop(key, None)
+        self._pairs.update(puts)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _check_alive(self) -> None:
+        if self._disk is not None:
+            self._disk.check_alive()

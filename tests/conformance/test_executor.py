@@ -1,0 +1,97 @@
+"""What every executor does: the thread's and the fakes'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
+
+import pytest
+
+from delayd.executor import Done, Executor, ThreadExecutor
+from delayd.testing.executor import InlineExecutor, StepExecutor
+
+DEADLINE_S = 10.0
+
+
+class Rig:
+    """An executor with what stands for its loop: `settle` runs what was handed back until ``count`` jobs are done."""
+
+    def __init__(self, kind: str) -> None:
+        self.loop: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.finished: list[Done[object]] = []
+        self._thread = ThreadExecutor("worker", self.loop.put) if kind == "thread" else None
+        self._step = StepExecutor() if kind == "step" else None
+        self.executor: Executor = self._thread or self._step or InlineExecutor()
+
+    def submit(self, work: Callable[[], object]) -> None:
+        self.executor.submit(work, self.finished.append)
+
+    def settle(self, count: int) -> None:
+        if self._step is not None:
+            self._step.run_all()
+        while self._thread is not None and len(self.finished) < count:
+            self.loop.get(timeout=DEADLINE_S)()
+        assert len(self.finished) == count
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+
+
+@pytest.fixture(params=["thread", "inline", "step"])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    made = Rig(request.param)
+    yield made
+    made.close()
+
+
+def test_a_result_comes_back(rig: Rig) -> None:
+    rig.submit(lambda: 41 + 1)
+    rig.settle(1)
+    assert rig.finished[0].result() == 42
+
+
+def test_a_result_of_none_is_a_result(rig: Rig) -> None:
+    rig.submit(lambda: None)
+    rig.settle(1)
+    assert rig.finished[0].result() is None
+
+
+def test_an_error_is_raised_where_the_result_is_asked_for_and_the_next_job_runs(rig: Rig) -> None:
+    rig.submit(lambda: 1 // 0)
+    rig.submit(lambda: "fine")
+    rig.settle(2)
+    with pytest.raises(ZeroDivisionError):
+        rig.finished[0].result()
+    assert rig.finished[1].result() == "fine"
+
+
+def test_an_error_that_is_a_result_is_returned(rig: Rig) -> None:
+    error = ValueError("a value like any other")
+    rig.submit(lambda: error)
+    rig.settle(1)
+    assert rig.finished[0].result() is error
+
+
+def test_jobs_run_and_complete_in_the_order_of_submission(rig: Rig) -> None:
+    ran: list[int] = []
+    for number in range(200):
+        rig.submit(partial(ran.append, number))
+    rig.settle(200)
+    assert ran == list(range(200))
+
+
+def test_a_job_that_completes_may_submit_the_next(rig: Rig) -> None:
+    results: list[int] = []
+
+    def next_one(done: Done[int]) -> None:
+        results.append(done.result())
+        if len(results) < 5:
+            rig.executor.submit(lambda: len(results), next_one)
+        else:
+            rig.submit(lambda: "last")
+
+    rig.executor.submit(lambda: 0, next_one)
+    rig.settle(1)
+    assert results == [0, 1, 2, 3, 4]

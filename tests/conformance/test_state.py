@@ -1,0 +1,80 @@
+"""What every state does: LMDB's and the one in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delayd.state import LmdbState, State
+from delayd.testing.state import MemoryState
+
+
+@pytest.fixture(params=["lmdb", "memory"])
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[State]:
+    made = LmdbState(str(tmp_path / "new" / "state.lmdb")) if request.param == "lmdb" else MemoryState()
+    yield made
+    made.close()
+
+
+def test_a_committed_pair_is_read_and_a_missing_key_is_none(state: State) -> None:
+    state.commit([(b"a", b"1"), (b"b", b"")])
+    assert state.get(b"a") == b"1"
+    assert state.get(b"b") == b""
+    assert state.get(b"c") is None
+
+
+def test_a_later_put_replaces_and_a_remove_removes(state: State) -> None:
+    state.commit([(b"a", b"1"), (b"b", b"2")])
+    state.commit([(b"a", b"3")], [b"b", b"never there"])
+    assert state.scan(b"") == [(b"a", b"3")]
+
+
+def test_a_key_both_removed_and_put_is_put(state: State) -> None:
+    state.commit([(b"a", b"1")])
+    state.commit([(b"a", b"2")], [b"a"])
+    assert state.get(b"a") == b"2"
+
+
+def test_of_two_puts_of_a_key_the_last_counts(state: State) -> None:
+    state.commit([(b"a", b"1"), (b"a", b"2")])
+    assert state.get(b"a") == b"2"
+
+
+def test_scan_gives_exactly_the_keys_of_a_prefix_in_order(state: State) -> None:
+    keys = [b"hour/\x00\x02", b"hour/\x00\x01", b"hour/\xff", b"hour", b"hours", b"a", b"z"]
+    state.commit([(key, key[::-1]) for key in keys])
+    assert [key for key, _ in state.scan(b"hour/")] == [b"hour/\x00\x01", b"hour/\x00\x02", b"hour/\xff"]
+    assert [key for key, _ in state.scan(b"")] == sorted(keys)
+    assert state.scan(b"zz") == []
+    assert state.scan(b"\xff\xff") == []
+
+
+def test_an_empty_state_scans_to_nothing(state: State) -> None:
+    assert state.scan(b"") == []
+    assert state.scan(b"a") == []
+
+
+def test_an_empty_commit_is_fine(state: State) -> None:
+    state.commit([])
+    assert state.scan(b"") == []
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 512])
+def test_a_key_that_does_not_fit_refuses_the_whole_commit(state: State, key: bytes) -> None:
+    with pytest.raises(ValueError, match="1 to 511"):
+        state.commit([(b"a", b"1"), (key, b"2")])
+    with pytest.raises(ValueError, match="1 to 511"):
+        state.commit([(b"a", b"1")], [key])
+    assert state.scan(b"") == []
+
+
+def test_the_longest_key_and_a_large_value_fit(state: State) -> None:
+    state.commit([(b"k" * 511, b"v" * 100_000)])
+    assert state.get(b"k" * 511) == b"v" * 100_000
+
+
+def test_a_second_close_is_fine(state: State) -> None:
+    state.close()
+    state.close()
