@@ -1,0 +1,125 @@
+"""Ready rows: the rows of an hour whose slots are open, handed out in due order.
+
+Invariant: every run is sorted by due time, and rows are handed out of its front only.
+
+Opened slots come as sorted runs. Late rows, whose slot was open when they came, wait unsorted until the next take;
+merging them into runs that double in size (a log-structured merge) keeps one late row cheap however many stand ready.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from delayd.delay.rows import ROW, Rows, new_rows
+from delayd.hours import HOUR_MS
+
+LATE_ARRAYS_MAX = 64  # Bounds the Python objects that late rows cost while nobody takes.
+NEVER: Final = HOUR_MS  # No row of an hour is due this late after its start.
+NO_ROWS: Final = new_rows(0)
+
+
+class ReadyRows:
+    """Rows in due order: `add` late ones, `push` an opened slot, `take` what is due."""
+
+    __slots__ = ("_count", "_late", "_late_runs", "_opened_runs", "first_due_ms")
+
+    def __init__(self) -> None:
+        self.first_due_ms = NEVER  # Smallest due_ms that stands ready.
+        self._opened_runs: list[_Run] = []
+        self._late_runs: list[_Run] = []
+        self._late: list[Rows] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, rows: Rows, due_ms: npt.NDArray[np.uint32]) -> None:
+        """Take over the rows of opened slots, sorted by ``due_ms``, which is their column as a contiguous array."""
+        if len(rows):
+            self._opened_runs.append(_Run(rows, due_ms))
+            self._count += len(rows)
+            self.first_due_ms = min(self.first_due_ms, int(due_ms[0]))
+
+    def add(self, rows: Rows, first_due_ms: int) -> None:
+        """Copy in late rows in any order, of which the first is due at ``first_due_ms``."""
+        self._late.append(rows.copy())
+        self._count += len(rows)
+        self.first_due_ms = min(self.first_due_ms, first_due_ms)
+        if len(self._late) == LATE_ARRAYS_MAX:
+            self._merge_late()
+
+    def take(self, due_ms_max: int, rows_max: int) -> Rows:
+        """Hand out up to ``rows_max`` rows due at ``due_ms_max`` or before, in due order: views or new arrays."""
+        if self.first_due_ms > due_ms_max or rows_max <= 0:
+            return NO_ROWS
+        if self._late:
+            self._merge_late()
+        runs = self._opened_runs + self._late_runs
+        key = np.uint32(due_ms_max)  # A plain int would make searchsorted copy the array to i64 first.
+        # No run can give more than rows_max, so only that much of each is looked at.
+        due = [(run, count) for run in runs if (count := run.count_due(key, rows_max))]
+        rows = due[0][0].pop(due[0][1]) if len(due) == 1 else _take_across(due, rows_max)
+        self._count -= len(rows)
+        self._opened_runs = [run for run in self._opened_runs if len(run)]
+        self._late_runs = [run for run in self._late_runs if len(run)]
+        self.first_due_ms = min([run.first_due_ms() for run in runs if len(run)], default=NEVER)
+        return rows
+
+    def parts(self) -> list[Rows]:
+        """View all rows that stand ready, array by array, in no particular order."""
+        return [run.rows[run.at :] for run in self._opened_runs + self._late_runs] + self._late
+
+    def _merge_late(self) -> None:
+        late = _sorted_run(self._late)
+        self._late = []
+        # Merging only what is no longer than twice the new run moves each row about log2(n) times in all.
+        while self._late_runs and len(self._late_runs[-1]) <= 2 * len(late):
+            run = self._late_runs.pop()
+            late = _sorted_run([run.rows[run.at :], late.rows])
+        self._late_runs.append(late)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows sorted by due time; ``at`` counts those handed out."""
+
+    rows: Rows
+    due_ms: npt.NDArray[np.uint32]
+    at: int = 0
+
+    def __len__(self) -> int:
+        return len(self.due_ms) - self.at
+
+    def first_due_ms(self) -> int:
+        return int(self.due_ms[self.at])
+
+    def count_due(self, due_ms_max: np.uint32, rows_max: int) -> int:
+        return int(self.due_ms[self.at : self.at + rows_max].searchsorted(due_ms_max, "right"))
+
+    def pop(self, count: int) -> Rows:
+        self.at += count
+        return self.rows[self.at - count : self.at]
+
+
+def _sorted_run(parts: list[Rows]) -> _Run:
+    rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    due_ms = np.ascontiguousarray(rows["due_ms"])
+    order = due_ms.argsort(kind="stable")  # Timsort: merging two runs is linear.
+    return _Run(rows.take(order), due_ms.take(order))
+
+
+def _take_across(due: list[tuple[_Run, int]], rows_max: int) -> Rows:
+    """Merge the due fronts of several runs and hand out the first ``rows_max`` of them."""
+    rows = np.concatenate([run.rows[run.at : run.at + count] for run, count in due])
+    assert rows.dtype == ROW
+    counts = [count for _, count in due]
+    # A stable order keeps each run's own order, so what is chosen of a run is a front of it.
+    order = np.ascontiguousarray(rows["due_ms"]).argsort(kind="stable")[:rows_max]
+    owners = np.repeat(np.arange(len(due)), counts).take(order)
+    for (run, _), taken in zip(due, np.bincount(owners, minlength=len(due)).tolist(), strict=True):
+        run.at += taken
+    return rows.take(order)
