@@ -61,11 +61,11 @@ def _server(load: Callable[[], ModuleType]) -> "Callable[[ServerConfig], int]":
 def _spark_audit(data: str) -> object:
     try:
         audit: Callable[[str], object] = find("spark.program").audit
+        return audit(data)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _SPARK_DISTRIBUTIONS:
             raise
         raise ProgramNotFound(f"the Spark audit needs {error.name}: pip install 'delayd[spark]'") from error
-    return audit(data)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""The launcher: what it hands to the command line is loaded when it is called, and not before."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import cli.main
+from cli.programs import Programs
+from delayd.__main__ import main
+
+_PROGRAMS = {"meta": "meta.program", "delay": "delayd.delay.program", "realtime": "realtime.program"}
+
+
+@pytest.fixture
+def injected(monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """What the command line is given."""
+    given: list[Programs] = []
+
+    def take(programs: Programs) -> int:
+        given.append(programs)
+        return 0
+
+    monkeypatch.setattr(cli.main, "main", take)
+    assert main() == 0
+    return given[0]
+
+
+@pytest.mark.parametrize("role", sorted(_PROGRAMS))
+def test_a_server_is_found_by_its_role_and_returns_its_exit_code(
+    role: str, injected: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ModuleType(_PROGRAMS[role])
+    vars(program)["run"] = lambda config: 3 if config == "the config" else 0
+    monkeypatch.setitem(sys.modules, _PROGRAMS[role], program)
+    assert injected.run_server[role]("the config") == 3
+
+
+def test_the_command_line_alone_loads_no_server_and_no_spark() -> None:
+    script = "import sys; sys.argv[1:] = ['--help']; from delayd.__main__ import main; main(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "cli.main" in loaded
+    assert not loaded & {"meta", "realtime", "spark", "delayd.delay", "uvloop", "pyspark"}
+
+
+def test_without_pyspark_the_audit_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = ModuleType("spark.program")
+
+    def audit(data: str) -> object:
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+
+    vars(program)["audit"] = audit
+    monkeypatch.setitem(sys.modules, "spark.program", program)
+    monkeypatch.setattr(cli.main, "main", lambda programs: programs.spark_audit("data"))
+    assert main() == 1
+    assert capsys.readouterr().err == "delayd: the Spark audit needs pyspark: pip install 'delayd[spark]'\n"
