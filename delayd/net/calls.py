@@ -1,0 +1,142 @@
+"""The requests that one connection has asked and whose answers have not come.
+
+Invariant: each call ends exactly once: with its last answer, its time limit, or the connection's end; or silently, when
+it was forgotten. Only a call that never left this process says `sent=False` (rule I3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from delayd.batch import Buffer
+from delayd.errors import (
+    BadMagic,
+    BadRequest,
+    BadVersion,
+    ConnectionLost,
+    DelaydError,
+    RequestTimedOut,
+    TooManyConnections,
+)
+from delayd.net.writer import Writer
+from delayd.wire.frame import ERROR, MORE, Frame, HeadValue, encode_frame
+from delayd.wire.requests import error_from_head
+
+OnAnswer = Callable[[Frame | DelaydError], None]
+
+_REQUEST_ID_MAX = (1 << 32) - 1  # 0 is the connection itself.
+
+
+class Calls:
+    """Asks and matches answers; used by one Connection, which catches what an `on_answer` raises."""
+
+    __slots__ = ("_heard", "_last_id", "_loop", "_run", "_under_way", "_writer")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        writer: Writer,
+        run: Callable[[OnAnswer, Frame | DelaydError], None],
+    ) -> None:
+        self._loop = loop
+        self._writer = writer
+        self._run = run
+        self._under_way: dict[int, _Call] = {}
+        self._last_id = 0
+        self._heard = False
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def ask(
+        self,
+        frame_type: int,
+        head: Mapping[str, HeadValue],
+        body: Sequence[Buffer],
+        on_answer: OnAnswer,
+        timeout_ms: float | None,
+    ) -> int:
+        """Write a request; see Connection.call."""
+        request_id = self._next_id()
+        pieces = encode_frame(frame_type, request_id, head, body)
+        timer = None if timeout_ms is None else self._loop.call_later(timeout_ms / 1000, self._timed_out, request_id)
+        self._under_way[request_id] = _Call(on_answer, pieces, self._writer.flushes, timer)
+        self._writer.write(pieces)
+        return request_id
+
+    def forget(self, request_id: int) -> None:
+        """Expect no answer any more; what has not left is taken back."""
+        call = self._under_way.pop(request_id, None)
+        if call is not None:
+            self._close(call)
+
+    def answered(self, frame: Frame) -> None:
+        """An answer has come; one to a forgotten request is dropped."""
+        self._heard = True
+        call = self._under_way.get(frame.request_id)
+        if call is None:
+            return
+        if not frame.flags & MORE:
+            del self._under_way[frame.request_id]
+            self._close(call)
+        self._run(call.on_answer, outcome(frame))
+
+    def end_all(self, ending: DelaydError) -> None:
+        """The connection is gone: every call raises that, and whether its bytes may have left."""
+        # A peer that refused the connection before any answer has served nothing, so its own words are the outcome.
+        # Any other end leaves open which of the requests it had served.
+        refused = isinstance(ending, BadMagic | BadVersion | TooManyConnections) and not self._heard
+        calls, self._under_way = list(self._under_way.values()), {}
+        for call in calls:
+            sent = self._close(call)
+            self._run(call.on_answer, ending if refused else lost(ending, sent=sent))
+
+    def _next_id(self) -> int:
+        # Long polls stay under way while the number goes round, so a number in use is passed over.
+        while True:
+            self._last_id = 1 if self._last_id == _REQUEST_ID_MAX else self._last_id + 1
+            if self._last_id not in self._under_way:
+                return self._last_id
+
+    def _timed_out(self, request_id: int) -> None:
+        call = self._under_way.pop(request_id)
+        sent = self._close(call)
+        known = "it may have been served" if sent else "nothing of it was sent"
+        self._run(call.on_answer, RequestTimedOut(f"no answer came in time; {known}", sent=sent))
+
+    def _close(self, call: _Call) -> bool:
+        if call.timer is not None:
+            call.timer.cancel()
+        sent = self._writer.flushes > call.flushes
+        if not sent:
+            call.pieces.clear()
+        return sent
+
+
+class _Call(NamedTuple):
+    on_answer: OnAnswer
+    pieces: list[Buffer]
+    flushes: int
+    timer: asyncio.TimerHandle | None
+
+
+def lost(ending: DelaydError, *, sent: bool) -> ConnectionLost:
+    """What a call raises whose connection ended."""
+    known = "the request may have been served" if sent else "nothing of the request was sent"
+    error = ConnectionLost(f"{ending.message}; {known}", sent=sent)
+    error.__cause__ = ending
+    return error
+
+
+def outcome(frame: Frame) -> Frame | DelaydError:
+    """What an answer says: itself, or the error in it."""
+    if frame.fault is not None:
+        return frame.fault
+    if not frame.flags & ERROR:
+        return frame
+    try:
+        return error_from_head(frame.head)
+    except BadRequest as fault:
+        return fault

@@ -1,0 +1,172 @@
+"""What every server program does around its service: signals, the ready line, logging, and how it exits.
+
+Invariant: from the first SIGTERM the process is gone within STOP_MS_MAX, whatever the service does, and a second one
+ends it at once. That is safe at any moment, because what was acknowledged is durable already.
+
+     starting ──▶ ready ──SIGTERM, SIGINT, stdin closed──▶ stopping ──▶ exit 0
+         │          └──── a fault that it can't survive ─────────────▶ exit 1 or 3
+         └── can't start: a bad setting, a directory in use ──▶ exit 2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from delayd.errors import CallerError, DamagedData, DataError, DelaydError, ServerStopped
+from delayd.net.collector import QuietCollector
+from delayd.net.server import run
+
+EXIT_OK = 0
+EXIT_BUG = 1  # The log has the traceback; the supervisor may start it again.
+EXIT_USAGE = 2  # A setting or the state of the directory; starting again does not help.
+EXIT_STOPPED = 3  # It stopped itself on a failed sync or on damage: not to be started again before someone has looked.
+
+STOP_MS_MAX = 5_000
+FILES_MIN = 4_096  # Connections, segments, and the 512 files that one part of a checkpoint holds open.
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STDIN = 0
+
+Fail = Callable[[BaseException], None]  # Ends the program because of an error; callable from the loop's thread only.
+
+log = logging.getLogger(__name__)
+
+
+class Service(Protocol):
+    """What a program runs."""
+
+    async def start(self) -> tuple[str, int]:
+        """Recover, listen, and return the address at which requests are answered from now on."""
+
+    async def stop(self) -> None:
+        """Take no more, make durable what is under way, let the answers leave, release the directory.
+
+        Not called after a failure: then nothing in memory is trusted, and the next start recovers from the disk.
+        """
+
+
+class Program:
+    """One process with one service."""
+
+    def __init__(self, role: str, build: Callable[[Fail], Service], *, exit_with_stdin: bool = False) -> None:
+        self._role = role
+        self._build = build
+        self._exit_with_stdin = exit_with_stdin
+        self._failure: BaseException | None = None
+        self._stop = asyncio.Event()
+
+    def run(self) -> int:
+        """Run until told to stop; returns the exit code."""
+        configure_logging()
+        _raise_file_limit()
+        return run(self._main)
+
+    async def _main(self) -> int:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_bug)
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        if self._exit_with_stdin:
+            loop.add_reader(_STDIN, self._on_stdin)
+        service = self._build(self._fail)
+        try:
+            host, port = await service.start()
+        except DelaydError as error:
+            log.critical("start_failed role=%s code=%s message=%r", self._role, error.code, error.message)
+            return _exit_code(error, starting=True)
+        collector = QuietCollector(loop)
+        if not self._stop.is_set():
+            print(f"ready {self._role} {host}:{port} pid={os.getpid()}", flush=True)
+            log.info("ready role=%s host=%s port=%d", self._role, host, port)
+        await self._stop.wait()
+        try:
+            if self._failure is None:
+                await service.stop()
+        except DelaydError as error:
+            self._fail(error)
+        collector.close()
+        log.info("stopped role=%s", self._role)
+        return EXIT_OK if self._failure is None else _exit_code(self._failure, starting=False)
+
+    def _begin_stop(self) -> None:
+        if not self._stop.is_set():
+            self._stop.set()
+            _exit_within(STOP_MS_MAX)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            log.critical("failed role=%s", self._role, exc_info=error)
+        self._begin_stop()
+
+    def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        self._fail(error if isinstance(error, BaseException) else RuntimeError(str(context.get("message"))))
+
+    def _on_signal(self, number: int) -> None:
+        log.info("stopping role=%s signal=%s", self._role, signal.Signals(number).name)
+        # From here on the kernel's own action ends the process, even if the loop hangs.
+        for other in _STOP_SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(other)
+            signal.signal(other, signal.SIG_DFL)
+        self._begin_stop()
+
+    def _on_stdin(self) -> None:
+        if os.read(_STDIN, 4096):
+            return
+        asyncio.get_running_loop().remove_reader(_STDIN)
+        log.info("stopping role=%s stdin=closed", self._role)
+        self._begin_stop()
+
+
+def run_program(role: str, build: Callable[[Fail], Service], *, exit_with_stdin: bool = False) -> int:
+    """Run a service as a process and return its exit code; with `exit_with_stdin` it stops when its stdin pipe closes.
+
+    `build` is called inside the running loop, with what the service calls when it can't go on.
+    """
+    return Program(role, build, exit_with_stdin=exit_with_stdin).run()
+
+
+def configure_logging(level: int = logging.INFO) -> None:
+    """Log to stderr: time in UTC, level, module, then the event and its `key=value` pairs."""
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def _exit_code(error: BaseException, *, starting: bool) -> int:
+    if isinstance(error, ServerStopped | DamagedData):
+        return EXIT_STOPPED
+    if starting and isinstance(error, CallerError | DataError):
+        return EXIT_USAGE
+    return EXIT_BUG
+
+
+def _exit_within(limit_ms: int) -> None:
+    # A thread, because a loop that hangs can't be trusted to end itself.
+    def overdue() -> None:
+        log.critical("stop_overdue limit_ms=%d", limit_ms)
+        os._exit(EXIT_BUG)
+
+    # Half a second is left for the interpreter's own end.
+    deadline = threading.Timer((limit_ms - 500) / 1000, overdue)
+    deadline.daemon = True
+    deadline.start()
+
+
+def _raise_file_limit() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < FILES_MIN:
+        log.warning("few_files limit=%d wanted=%d", hard, FILES_MIN)

@@ -1,0 +1,91 @@
+"""One timer of the loop that fires within a fraction of a millisecond.
+
+Invariant: it never fires early, and at most once for each time that it is set.
+
+uvloop counts its own timers in whole milliseconds, which costs half of one on average; a timerfd wakes the loop when
+the kernel's clock says so. The time is CLOCK_MONOTONIC: a step of the wall clock moves nothing, and it stands still
+while the machine is suspended, so whoever waits for a wall time caps the wait (rule T1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import os
+from collections.abc import Callable
+
+DELAY_MS_MAX = 86_400_000.0  # A day; further off is asked for again, so that every field below stays in range.
+
+_CLOCK_MONOTONIC = 1
+_TFD_NONBLOCK = os.O_NONBLOCK
+_TFD_CLOEXEC = os.O_CLOEXEC
+_COUNT_BYTES = 8  # What a read of a timerfd returns: how often it expired.
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _TimerSpec(ctypes.Structure):
+    _fields_ = (("interval", _TimeSpec), ("value", _TimeSpec))
+
+
+class Timer:
+    """Calls `callback` on the loop when the time that was set last has come; setting it again replaces that time.
+
+    Where the system has no timerfd, the loop's own timer is used, and a firing may be a millisecond late.
+    """
+
+    __slots__ = ("_callback", "_descriptor", "_handle", "_libc", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._handle: asyncio.TimerHandle | None = None
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = -1
+        if hasattr(self._libc, "timerfd_create"):
+            self._descriptor = self._libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+            if self._descriptor < 0:
+                raise OSError(ctypes.get_errno(), "timerfd_create failed")
+            loop.add_reader(self._descriptor, self._expired)
+
+    def set_after_ms(self, delay_ms: float) -> None:
+        """Fire once, `delay_ms` from now; at once, though never inside this call, when it is 0 or less."""
+        delay_ms = min(max(delay_ms, 0.0), DELAY_MS_MAX)
+        if self._descriptor < 0:
+            self.cancel()
+            self._handle = self._loop.call_later(delay_ms / 1000, self._callback)
+        else:
+            # A time of 0 disarms a timerfd, so the shortest wait is a nanosecond.
+            self._arm(max(math.ceil(delay_ms * 1_000_000), 1))
+
+    def cancel(self) -> None:
+        """Do not fire."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if self._descriptor >= 0:
+            self._arm(0)
+
+    def close(self) -> None:
+        """Give the descriptor back; the timer can't be set again."""
+        self.cancel()
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _arm(self, nanoseconds: int) -> None:
+        spec = _TimerSpec(_TimeSpec(0, 0), _TimeSpec(nanoseconds // 1_000_000_000, nanoseconds % 1_000_000_000))
+        if self._libc.timerfd_settime(self._descriptor, 0, ctypes.byref(spec), None) < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime failed")
+
+    def _expired(self) -> None:
+        try:
+            os.read(self._descriptor, _COUNT_BYTES)
+        except BlockingIOError:
+            # It was set or cancelled again between its expiry and this turn of the loop, which takes the expiry back.
+            return
+        self._callback()

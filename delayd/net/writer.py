@@ -1,0 +1,85 @@
+"""What one connection has written and not yet sent.
+
+Invariant: frames leave in the order in which they were written, and a frame that is still here can be taken back. Those
+of one turn of the loop leave in one write; while the transport is full they stay here instead of in its buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from delayd.batch import Buffer
+
+WRITE_BUFFER_BYTES_MAX = 1 << 20  # Enough to keep a socket busy for a turn of the loop; above it the peer is slow.
+
+
+class Writer:
+    """Gathers the frames of one turn of the loop; used by one Connection."""
+
+    __slots__ = ("_flush_due", "_loop", "_pending", "_transport", "_waiting", "flushes", "writable")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.writable = True
+        self.flushes = 0  # A frame written while this was n has been given to the socket when it is above n.
+        self._loop = loop
+        self._transport: asyncio.WriteTransport | None = None
+        self._pending: list[list[Buffer]] = []
+        self._flush_due = False
+        self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes written that have not left this process."""
+        held = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return held + sum(len(piece) for pieces in self._pending for piece in pieces)
+
+    def attach(self, transport: asyncio.WriteTransport) -> None:
+        """The transport that takes the bytes."""
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+        self._transport = transport
+
+    def detach(self) -> None:
+        """The transport is gone, and what was not sent with it."""
+        self._transport = None
+        self._pending.clear()
+        self._waiting.clear()
+
+    def write(self, pieces: list[Buffer]) -> None:
+        """Send one frame at the end of this turn; emptying `pieces` before it left takes it back."""
+        self._pending.append(pieces)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def on_writable(self, callback: Callable[[], None]) -> None:
+        """Call back once: at the next turn of the loop, or when the peer takes bytes again; never after the end."""
+        if self.writable:
+            self._loop.call_soon(callback)
+        else:
+            self._waiting.append(callback)
+
+    def pause(self) -> None:
+        """The transport is full."""
+        self.writable = False
+
+    def resume(self) -> None:
+        """The transport has room again."""
+        self.writable = True
+        self.flush()
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            self._loop.call_soon(callback)
+
+    def flush(self) -> None:
+        """Give everything to the transport, full or not."""
+        if self._transport is None or not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        self.flushes += 1
+        self._transport.writelines([piece for pieces in pending for piece in pieces])
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self.writable:
+            self.flush()
