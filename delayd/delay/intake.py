@@ -1,0 +1,240 @@
+"""Intake: what producers send becomes durable in the message log, in group commits.
+
+Nothing is answered, indexed or dispatched before the fsync of its group has returned (rules L1, L2). One commit is under
+way at a time; what arrives meanwhile is the next group.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch, ColumnId
+from delayd.clock import Clock
+from delayd.config import DelayConfig
+from delayd.delay.producers import Producers, Waiter
+from delayd.delay.table import Stored
+from delayd.errors import BatchMalformed, DelaydError, DiskFull, DiskReserve, HourFull, NotReady, PastHorizon, SlowDown
+from delayd.executor import Done, Executor
+from delayd.hours import hours_of
+from delayd.log.group import GroupKind, NewGroup, content_position
+from delayd.log.log import Log
+from delayd.validate import check_batch
+
+DAY_MS = 86_400_000
+ROWS_NAMED_MAX = 1_000  # Of the rows at fault; a client that has more of them mends the first thousand first.
+
+
+class Committed(NamedTuple):
+    """A durable data group: its batches, when it was appended, and the offset behind it."""
+
+    stored: list[Stored]
+    appended_at_ms: int
+    end: int
+
+
+class Control(NamedTuple):
+    """A control batch to be logged, and who is to hear that it is durable."""
+
+    batch: bytes
+    on_durable: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Reserve:
+    """What is refused for want of space or memory: kept by housekeeping, read at each batch (rule L8)."""
+
+    far_from_ms: int | None = None  # Messages due at or after this are refused; None: space is enough.
+    closed: bool = False
+    full_hours: set[int] = field(default_factory=set)
+    behind: bool = False  # Replay lag is past its bound.
+
+
+class Intake:
+    """The one writer of the message log."""
+
+    def __init__(
+        self,
+        log: Log,
+        executor: Executor,
+        clock: Clock,
+        config: DelayConfig,
+        producers: Producers,
+        epoch: int,
+        next_sequence: int,
+        appended_at_ms: int,
+        on_committed: Callable[[Committed], None],
+        stop: Callable[[BaseException], None],
+    ) -> None:
+        self.reserve = Reserve()
+        self.next_sequence = next_sequence
+        self.appended_at_ms = appended_at_ms  # Of the last group that is durable; never decreases (rule P5).
+        self.queued_bytes = 0
+        self._log = log
+        self._executor = executor
+        self._clock = clock
+        self._config = config
+        self._producers = producers
+        self._epoch = epoch
+        self._on_committed = on_committed
+        self._stop = stop
+        self._queue: list[Batch] = []
+        self._controls: list[Control] = []
+        self._tick = False
+        self._committing = False
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was accepted is durable."""
+        return not (self._committing or self._queue or self._controls)
+
+    def send(self, batch: Batch, waiter: Waiter) -> None:
+        """Take a batch; ``waiter`` hears when it is durable, or why it was refused as a whole."""
+        # The number is looked up before anything is refused: a repetition gets the answer of the first time (rule I1).
+        if not self._producers.begin(batch, waiter):
+            return
+        try:
+            self._check(batch)
+        except DelaydError as error:
+            self._producers.refuse(batch, error)
+            return
+        self._queue.append(batch)
+        self.queued_bytes += batch.total_bytes
+        self._commit()
+
+    def control(self, batch: bytes, on_durable: Callable[[], None]) -> None:
+        """Log a control batch."""
+        self._controls.append(Control(batch, on_durable))
+        self._commit()
+
+    def tick(self) -> None:
+        """Append an empty group, so that an idle server's log shows that time has passed (rule P5)."""
+        self._tick = True
+        self._commit()
+
+    def close(self) -> None:
+        """Refuse what comes from now on; what was taken is still committed."""
+        self._closed = True
+
+    def _check(self, batch: Batch) -> None:
+        if self._closed:
+            raise NotReady("this server is stopping; send to another one, or again when it is back")
+        if self.reserve.closed:
+            raise DiskReserve("this server's disk is at its reserve; free space there, or send again later")
+        if self.reserve.behind or self.queued_bytes > self._config.intake_queue_bytes_max:
+            raise SlowDown("this server is behind with its disk; send again later")
+        batch.verify()
+        check_batch(batch)
+        deliver_at_ms = batch.int64s(ColumnId.DELIVER_AT_MS)
+        now_ms = self._clock.now_ms()
+        latest = int(deliver_at_ms.max())
+        horizon = now_ms + self._config.horizon_days * DAY_MS
+        if latest > horizon:
+            days = self._config.horizon_days
+            raise _at_rows(PastHorizon, f"due more than {days} days ahead", deliver_at_ms > horizon)
+        if int(deliver_at_ms.min()) < 0:
+            raise _at_rows(BatchMalformed, "deliver_at_ms is before 1970", deliver_at_ms < 0)
+        far = self.reserve.far_from_ms
+        if far is not None and latest >= far:
+            raise DiskReserve("this server's disk nears its reserve and takes near messages only; free space there")
+        if self.reserve.full_hours:
+            full = np.isin(hours_of(np.maximum(deliver_at_ms, now_ms)), list(self.reserve.full_hours))
+            if full.any():
+                raise _at_rows(HourFull, "due in an hour that holds all the messages it can", full)
+
+    def _commit(self) -> None:
+        if self._committing or not (self._queue or self._controls or self._tick):
+            return
+        self._committing = True
+        batches = self._take_batches()
+        controls, self._controls = self._controls, []
+        appended_at_ms = max(self._clock.now_ms(), self.appended_at_ms)
+        groups: list[NewGroup] = []
+        if controls:
+            buffers = [control.batch for control in controls]
+            groups.append(NewGroup(GroupKind.CONTROL, buffers, self._epoch, appended_at_ms, self.next_sequence))
+        stored: list[Stored] = []
+        if batches:
+            sequence = self.next_sequence
+            for batch in batches:
+                stored.append(Stored(0, sequence, batch))
+                sequence += batch.count
+            rows = sequence - self.next_sequence
+            buffers_of = [batch.buffer for batch in batches]
+            groups.append(
+                NewGroup(GroupKind.DATA, buffers_of, self._epoch, appended_at_ms, self.next_sequence, rows)
+            )
+            self.next_sequence = sequence
+        if not groups:
+            groups.append(NewGroup(GroupKind.TICK, [], self._epoch, appended_at_ms, self.next_sequence))
+        self._tick = False
+        self._executor.submit(
+            partial(_write, self._log, groups, appended_at_ms),
+            partial(self._committed, stored, controls, appended_at_ms),
+        )
+
+    def _take_batches(self) -> list[Batch]:
+        taken, size = 0, 0
+        for batch in self._queue:
+            size += batch.total_bytes
+            if taken and size > self._config.group_bytes_max:
+                break
+            taken += 1
+        batches, self._queue = self._queue[:taken], self._queue[taken:]
+        return batches
+
+    def _committed(
+        self, stored: list[Stored], controls: list[Control], appended_at_ms: int, done: Done[list[int]]
+    ) -> None:
+        self._committing = False
+        try:
+            offsets = done.result()
+        except DiskFull:
+            # Nothing was appended: its sequences stay unused, and control records are tried again.
+            self._controls = controls + self._controls
+            self.reserve.closed = True
+            for entry in stored:
+                self.queued_bytes -= entry.batch.total_bytes
+                self._producers.refuse(entry.batch, DiskReserve("this server's disk is full; free space there"))
+            return
+        except Exception as error:
+            self._stop(error)
+            return
+        self.appended_at_ms = appended_at_ms
+        if stored:
+            self._answer(stored, offsets[-1], appended_at_ms)
+        for control in controls:
+            control.on_durable()
+        self._commit()
+
+    def _answer(self, stored: list[Stored], group_offset: int, appended_at_ms: int) -> None:
+        offset = group_offset + content_position(len(stored))
+        placed: list[Stored] = []
+        for entry in stored:
+            placed.append(Stored(offset, entry.base_sequence, entry.batch))
+            offset += entry.batch.total_bytes
+            self.queued_bytes -= entry.batch.total_bytes
+        self._on_committed(Committed(placed, appended_at_ms, offset))
+        for entry in placed:
+            self._producers.accept(entry.batch, entry.base_sequence, appended_at_ms)
+
+    def resume(self) -> None:
+        """Try again what a full disk had left, once there is space."""
+        self._commit()
+
+
+def _write(log: Log, groups: list[NewGroup], now_ms: int) -> list[int]:
+    offsets = log.append(groups, now_ms)
+    log.flush()
+    return offsets
+
+
+def _at_rows(kind: type[DelaydError], what: str, at_fault: NDArray[np.bool_]) -> DelaydError:
+    rows = np.flatnonzero(at_fault)[:ROWS_NAMED_MAX].tolist()
+    error = kind(f"{len(rows)} messages are {what}, the first is row {rows[0]}; send them with another time")
+    error.rows = rows
+    return error

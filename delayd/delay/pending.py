@@ -1,0 +1,47 @@
+"""Pending columns: every row of the message log above the replay offset, in the order of the log.
+
+They are what the next checkpoint writes to the schedule logs, and, until it has, that part of the schedule.
+"""
+
+import numpy as np
+
+from delayd.delay.rows import ROW, Rows
+
+ROWS_MIN = 65_536  # A first capacity that costs 2 MB.
+
+
+class PendingColumns:
+    """A growing array of ROW; taken from the front by checkpoints."""
+
+    def __init__(self) -> None:
+        self._rows = np.empty(ROWS_MIN, ROW)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, rows: Rows) -> None:
+        """Copy rows behind the others."""
+        needed = self._count + len(rows)
+        if needed > len(self._rows):
+            grown = np.empty(max(needed, 2 * len(self._rows)), ROW)
+            grown[: self._count] = self._rows[: self._count]
+            self._rows = grown
+        self._rows[self._count : needed] = rows
+        self._count = needed
+
+    def view(self) -> Rows:
+        """View all rows; valid until the next append or drop."""
+        return self._rows[: self._count]
+
+    def of_hour(self, hour: int) -> Rows:
+        """Copy the rows of one filing hour."""
+        rows = self.view()
+        return rows.compress(rows["hour"] == np.uint32(hour))
+
+    def drop(self, count: int) -> None:
+        """Forget the first ``count`` rows, which a published checkpoint covers."""
+        kept = self._rows[count : self._count].copy()
+        self._rows = np.empty(max(ROWS_MIN, 2 * len(kept)), ROW)
+        self._rows[: len(kept)] = kept
+        self._count = len(kept)
