@@ -6,6 +6,7 @@ Invariant: a commit is one transaction that is durable when it returns (LMDB's d
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,6 +18,10 @@ from delayd.errors import DamagedData, DirectoryInUse, DiskFull, NewerFormat, No
 MAP_BYTES = 1 << 40  # Address space only: the file is as long as what it holds.
 KEY_BYTES_MAX = 511  # LMDB's own limit.
 LMDB_FILE = "data.mdb"
+LMDB_META = struct.Struct("<16xII")  # Magic and version, after the header of the first page.
+LMDB_MAGIC = 0xBEEFC0DE
+LMDB_VERSION_MAX = 1
+READERS_MAX = 16  # The loop and its worker; each thread that reads takes one for good.
 
 
 class State(Protocol):
@@ -50,19 +55,25 @@ class LmdbState:
     def get(self, key: bytes) -> bytes | None:
         """About 1 us."""
         check_key(key)
-        with self._environment.begin() as transaction:
-            return transaction.get(key)
+        try:
+            with self._environment.begin() as transaction:
+                return transaction.get(key)
+        except lmdb.Error as error:
+            raise _damaged(self._path, error) from error
 
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """One cursor over the range."""
         found: list[tuple[bytes, bytes]] = []
-        with self._environment.begin() as transaction, transaction.cursor() as cursor:
-            if not (cursor.set_range(prefix) if prefix else cursor.first()):
-                return found
-            for key, value in cursor:
-                if not key.startswith(prefix):
-                    break
-                found.append((key, value))
+        try:
+            with self._environment.begin() as transaction, transaction.cursor() as cursor:
+                if not (cursor.set_range(prefix) if prefix else cursor.first()):
+                    return found
+                for key, value in cursor:
+                    if not key.startswith(prefix):
+                        break
+                    found.append((key, value))
+        except lmdb.Error as error:
+            raise _damaged(self._path, error) from error
         return found
 
     def commit(self, puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
@@ -95,14 +106,26 @@ def check_key(key: bytes) -> None:
 
 def _open(path: str) -> lmdb.Environment:
     try:
-        return lmdb.open(path, map_size=MAP_BYTES, max_readers=16)
-    except lmdb.VersionMismatchError as error:
-        raise NewerFormat(path, 0, 0) from error
-    except (lmdb.InvalidError, lmdb.CorruptedError) as error:
-        raise DamagedData(os.path.join(path, LMDB_FILE), 0, str(error)) from error
+        return lmdb.open(path, map_size=MAP_BYTES, max_readers=READERS_MAX)
     except PermissionError as error:
         raise NotWritable(path, os.strerror(error.errno or 0)) from error
     except lmdb.Error as error:
         if "already open in this process" in str(error):
             raise DirectoryInUse(path, f"pid {os.getpid()} (this process)") from error
-        raise NotWritable(path, str(error)) from error
+        version = _version_of(path)
+        if version is not None and version > LMDB_VERSION_MAX:
+            raise NewerFormat(os.path.join(path, LMDB_FILE), version, LMDB_VERSION_MAX) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: str, error: lmdb.Error) -> DamagedData:
+    return DamagedData(os.path.join(path, LMDB_FILE), 0, str(error))
+
+
+def _version_of(path: str) -> int | None:
+    with open(os.path.join(path, LMDB_FILE), "rb") as file:
+        first_page = file.read(LMDB_META.size)
+    if len(first_page) < LMDB_META.size:
+        return None
+    magic, version = LMDB_META.unpack(first_page)
+    return int(version) if magic == LMDB_MAGIC else None

@@ -1,0 +1,253 @@
+"""The real disk where things go wrong: partial writes, full disks, failed syncs, other processes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delayd.disk import BUFFERS_MAX, Buffer, RealDisk
+from delayd.errors import DirectoryInUse, DiskFull, NotWritable, SyncFailed
+
+READ_ONLY_FOLDER = "/sys"  # Not writable for any user, root too.
+HOLD_A_LOCK = """
+import sys
+from delayd.disk import RealDisk
+RealDisk().lock(sys.argv[1], "delay")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def disk() -> Iterator[RealDisk]:
+    made = RealDisk()
+    yield made
+    made.close()
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def open_descriptors() -> set[int]:
+    # Listing needs a descriptor of its own, which is closed again by now.
+    return {number for number in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{number}")}
+
+
+def folders_synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return synced
+
+
+def test_a_write_that_the_kernel_splits_anywhere_is_continued(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwritev = os.pwritev
+    column = np.arange(40, dtype="<i8")
+
+    def seven_bytes(descriptor: int, buffers: Sequence[Buffer], position: int) -> int:
+        return pwritev(descriptor, [b"".join(memoryview(buffer).tobytes() for buffer in buffers)[:7]], position)
+
+    monkeypatch.setattr(os, "pwritev", seven_bytes)
+    file = disk.open(str(tmp_path / "a"), create=True)
+    file.pwritev([b"head", b"", column.data, b"tail"], 2)
+    assert file.pread(1_000, 2) == b"head" + column.tobytes() + b"tail"
+    file.close()
+
+
+def test_no_call_has_more_buffers_than_the_kernel_takes(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    pwritev = os.pwritev
+
+    def counted(descriptor: int, buffers: Sequence[Buffer], position: int) -> int:
+        counts.append(len(buffers))
+        return pwritev(descriptor, buffers, position)
+
+    monkeypatch.setattr(os, "pwritev", counted)
+    file = disk.open(str(tmp_path / "a"), create=True)
+    file.pwritev([b"x"] * (2 * BUFFERS_MAX + 1), 0)
+    assert counts == [BUFFERS_MAX, BUFFERS_MAX, 1]
+    file.close()
+
+
+def test_a_short_read_before_the_end_is_continued(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, position: pread(descriptor, min(size, 7), position))
+    file = disk.open(str(tmp_path / "a"))
+    assert file.pread(90, 5) == bytes(range(5, 95))
+    assert file.pread(90, 50) == bytes(range(50, 100))
+    file.close()
+
+
+def test_rule_L3_a_write_past_a_limit_raises_and_leaves_a_part(disk: RealDisk, tmp_path: Path) -> None:
+    file = disk.open(str(tmp_path / "a"), create=True)
+    file.pwritev([b"kept"], 0)
+    with file_size_limit(10_000), pytest.raises(OSError) as refused:
+        file.pwritev([bytes(20_000)], 4)
+    assert refused.value.errno == errno.EFBIG
+    assert file.size() == 10_000
+    file.truncate(4)
+    assert file.pread(10, 0) == b"kept"
+    file.close()
+
+
+def test_a_full_disk_is_named(disk: RealDisk) -> None:
+    file = disk.open("/dev/full", write=True)
+    with pytest.raises(DiskFull, match="/dev/full"):
+        file.pwritev([b"x"], 0)
+    file.close()
+
+
+def test_a_used_up_quota_is_a_full_disk(disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def over_quota(descriptor: int, size: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "ftruncate", over_quota)
+    file = disk.open(str(tmp_path / "a"), create=True)
+    with pytest.raises(DiskFull):
+        file.truncate(10)
+    file.close()
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "fsync"])
+def test_a_failed_sync_says_that_the_server_must_stop(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = disk.open(str(tmp_path / "a"), create=True)
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(SyncFailed, match="Input/output error") as failed:
+        if call == "fdatasync":
+            file.sync()
+        else:
+            disk.sync_folder(str(tmp_path))
+    assert failed.value.path.startswith(str(tmp_path))
+    file.close()
+
+
+def test_a_failed_sync_of_the_file_system_is_raised(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailingLibrary:
+        def syncfs(self, descriptor: int) -> int:
+            ctypes.set_errno(errno.EIO)
+            return -1
+
+    monkeypatch.setattr(disk, "_libc", FailingLibrary())
+    with pytest.raises(SyncFailed, match="Input/output error"):
+        disk.sync_filesystem(str(tmp_path))
+
+
+def test_the_file_system_is_synced_on_a_descriptor_older_than_the_writes(disk: RealDisk, tmp_path: Path) -> None:
+    # Syncfs tells a descriptor only of errors since its open.
+    before = open_descriptors()
+    disk.make_folder(str(tmp_path / "data"))
+    opened = open_descriptors() - before
+    assert len(opened) == 1
+    disk.sync_filesystem(str(tmp_path / "data"))
+    assert open_descriptors() - before == opened
+
+
+@pytest.mark.parametrize(
+    ("release", "reports"),
+    [("5.7.19-generic", False), ("4.19", False), ("5.8.0", True), ("6.18.44-x", True), ("5.10+", True)],
+)
+def test_before_linux_5_8_the_file_system_reports_no_sync_errors(
+    monkeypatch: pytest.MonkeyPatch, release: str, reports: bool
+) -> None:
+    system = os.uname()
+    named = os.uname_result((system.sysname, system.nodename, release, system.version, system.machine))
+    monkeypatch.setattr(os, "uname", lambda: named)
+    assert RealDisk().reports_sync_errors is reports
+
+
+def test_rule_L4_each_new_parent_is_synced_and_a_known_folder_costs_nothing(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = folders_synced(monkeypatch)
+    disk.make_folder(str(tmp_path / "a" / "b" / "c"))
+    assert synced[-3:] == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    synced.clear()
+    disk.make_folder(str(tmp_path / "a" / "b" / "c"))
+    assert synced == []
+
+
+def test_rule_L4_a_folder_left_by_a_process_that_died_is_made_durable(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    synced = folders_synced(monkeypatch)
+    disk.make_folder(str(tmp_path / "a"))
+    assert synced == [str(tmp_path)]
+
+
+def test_what_can_not_be_written_is_named(disk: RealDisk) -> None:
+    with pytest.raises(NotWritable, match="choose another directory") as refused:
+        disk.make_folder(f"{READ_ONLY_FOLDER}/delayd-test")
+    assert refused.value.path == f"{READ_ONLY_FOLDER}/delayd-test"
+
+
+def test_rule_L7_another_process_holds_the_lock_until_it_ends(disk: RealDisk, tmp_path: Path) -> None:
+    path = str(tmp_path / "LOCK")
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD_A_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(DirectoryInUse) as refused:
+            disk.lock(path, "delay")
+        assert refused.value.holder == f"pid {child.pid} delay"
+        child.kill()
+    disk.lock(path, "delay").release()
+
+
+def test_rule_L7_no_child_inherits_a_descriptor(disk: RealDisk, tmp_path: Path) -> None:
+    before = open_descriptors()
+    file = disk.open(str(tmp_path / "a"), create=True)
+    lock = disk.lock(str(tmp_path / "LOCK"), "delay")
+    opened = open_descriptors() - before
+    assert len(opened) == 3
+    for descriptor in opened:
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    lock.release()
+    file.close()
+
+
+def test_a_disk_leaves_no_descriptor_open_when_it_is_dropped(tmp_path: Path) -> None:
+    before = open_descriptors()
+    disk = RealDisk()
+    disk.sync_filesystem(str(tmp_path))
+    del disk
+    assert open_descriptors() == before

@@ -1,0 +1,373 @@
+"""The fake disk: each way to lose power, and each fault."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from delayd.disk import File
+from delayd.errors import DiskFull, SyncFailed
+from delayd.testing.disk import Crash, Faults, MemoryDisk
+from delayd.testing.tree import SECTOR_BYTES, PowerLoss
+
+SEEDS = range(60)
+OLD = b"old!" * 300  # 1,200 bytes: three sectors, the last one partial.
+NEW = bytes(range(1, 251)) * 10
+
+
+def content(disk: MemoryDisk, path: str) -> bytes:
+    file = disk.open(path)
+    data = file.pread(1 << 20, 0)
+    file.close()
+    return data
+
+
+def durable_file(disk: MemoryDisk, data: bytes = OLD) -> File:
+    disk.make_folder("/data")
+    file = disk.open("/data/log", create=True)
+    if data:
+        file.pwritev([data], 0)
+    file.sync()
+    disk.sync_folder("/data")
+    return file
+
+
+def outcomes(disk: MemoryDisk, way: PowerLoss) -> set[bytes]:
+    return {content(disk.after_crash(way, seed), "/data/log") for seed in SEEDS}
+
+
+@pytest.mark.parametrize("way", PowerLoss)
+def test_what_was_synced_survives_every_way(way: PowerLoss) -> None:
+    disk = MemoryDisk()
+    durable_file(disk)
+    assert outcomes(disk, way) == {OLD}
+
+
+@pytest.mark.parametrize("way", PowerLoss)
+def test_what_a_crash_left_is_durable(way: PowerLoss) -> None:
+    disk = MemoryDisk()
+    durable_file(disk).pwritev([NEW], len(OLD))
+    found = disk.after_crash(way, 3)
+    assert content(found, "/data/log") == content(found.after_crash(PowerLoss.ALL_LOST), "/data/log")
+
+
+@pytest.mark.parametrize("way", PowerLoss)
+def test_the_same_seed_loses_the_same(way: PowerLoss) -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk)
+    for number in range(5):
+        file.pwritev([NEW], len(OLD) + number * len(NEW))
+    assert content(disk.after_crash(way, 7), "/data/log") == content(disk.after_crash(way, 7), "/data/log")
+
+
+def test_all_lost_leaves_the_last_synced_state() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk)
+    file.pwritev([b"NEW"], 0)
+    file.truncate(10)
+    assert outcomes(disk, PowerLoss.ALL_LOST) == {OLD}
+
+
+def test_all_kept_leaves_what_programs_saw() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk)
+    file.pwritev([b"NEW"], 0)
+    file.truncate(10)
+    disk.open("/data/other", create=True)
+    assert outcomes(disk, PowerLoss.ALL_KEPT) == {b"NEW" + OLD[3:10]}
+    assert disk.after_crash(PowerLoss.ALL_KEPT).list_folder("/data") == ["log", "other"]
+
+
+def test_a_prefix_of_the_changes_survives_up_to_any_one() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk, b"")
+    for number in range(3):
+        file.pwritev([b"abc"[number : number + 1]], number)
+    assert outcomes(disk, PowerLoss.PREFIX) == {b"", b"a", b"ab", b"abc"}
+
+
+def test_the_last_write_is_torn_at_any_byte_and_those_before_it_are_whole() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk, b"")
+    file.pwritev([b"whole"], 0)
+    file.pwritev([b"to", b"rn"], 5)
+    assert outcomes(disk, PowerLoss.TORN) == {b"wholet", b"wholeto", b"wholetor"}
+
+
+def test_the_last_write_is_torn_at_a_sector_of_the_file() -> None:
+    disk = MemoryDisk()
+    durable_file(disk).pwritev([NEW], len(OLD))
+    found = outcomes(disk, PowerLoss.TORN_SECTOR)
+    assert len(found) == 5
+    for data in found:
+        assert len(data) % SECTOR_BYTES == 0
+        assert len(OLD) < len(data) < len(OLD) + len(NEW)
+        assert data == (OLD + NEW)[: len(data)]
+
+
+def test_a_write_within_a_sector_is_torn_to_nothing() -> None:
+    disk = MemoryDisk()
+    durable_file(disk).pwritev([b"small"], len(OLD))
+    assert outcomes(disk, PowerLoss.TORN_SECTOR) == {OLD}
+
+
+def test_earlier_sectors_go_missing_while_later_ones_are_kept() -> None:
+    disk = MemoryDisk()
+    durable_file(disk).pwritev([NEW], len(OLD))
+    found = outcomes(disk, PowerLoss.REORDERED)
+    assert len(found) > 5
+    for data in found:
+        assert data[: len(OLD)] == OLD
+        assert len(data) == len(OLD) + len(NEW)
+        assert data != OLD + NEW
+        assert bytes(SECTOR_BYTES // 2) in data
+
+
+def test_an_earlier_write_goes_missing_while_a_later_one_is_kept() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk, b"")
+    file.pwritev([b"one"], 0)
+    file.pwritev([b"two"], 3)
+    assert outcomes(disk, PowerLoss.REORDERED) == {b"\0\0\0two"}
+
+
+def test_a_length_survives_with_zeros_for_data_and_overwritten_bytes_stay() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk)
+    file.pwritev([b"over"], 0)
+    file.pwritev([NEW], len(OLD))
+    assert outcomes(disk, PowerLoss.ZEROED) == {OLD + bytes(len(NEW))}
+
+
+def test_a_synced_file_without_its_folders_sync_may_be_missing() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/data")
+    file = disk.open("/data/log", create=True)
+    file.pwritev([OLD], 0)
+    file.sync()
+    assert disk.after_crash(PowerLoss.ENTRIES_LOST).list_folder("/data") == []
+    assert disk.after_crash(PowerLoss.ALL_LOST).list_folder("/data") == []
+    assert content(disk.after_crash(PowerLoss.DATA_LOST), "/data/log") == OLD
+    disk.sync_folder("/data")
+    assert content(disk.after_crash(PowerLoss.ENTRIES_LOST), "/data/log") == OLD
+
+
+def test_a_synced_folder_without_its_files_sync_has_an_empty_file() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/data")
+    disk.open("/data/log", create=True).pwritev([OLD], 0)
+    disk.sync_folder("/data")
+    assert content(disk.after_crash(PowerLoss.ALL_LOST), "/data/log") == b""
+    assert content(disk.after_crash(PowerLoss.DATA_LOST), "/data/log") == b""
+    assert content(disk.after_crash(PowerLoss.ENTRIES_LOST), "/data/log") == OLD
+
+
+def test_a_rename_is_undone_or_done_but_never_half() -> None:
+    disk = MemoryDisk()
+    durable_file(disk)
+    new = disk.open("/data/new", create=True)
+    new.pwritev([NEW], 0)
+    new.sync()
+    disk.sync_folder("/data")
+    disk.rename("/data/new", "/data/log")
+    for way in PowerLoss:
+        for seed in SEEDS:
+            found = disk.after_crash(way, seed)
+            assert (found.list_folder("/data"), content(found, "/data/log")) in (
+                (["log", "new"], OLD),
+                (["log"], NEW),
+            )
+    assert disk.after_crash(PowerLoss.ENTRIES_LOST).list_folder("/data") == ["log", "new"]
+    disk.sync_folder("/data")
+    assert disk.after_crash(PowerLoss.ALL_LOST).list_folder("/data") == ["log"]
+
+
+def test_a_removed_file_may_be_back_until_its_folder_is_synced() -> None:
+    disk = MemoryDisk()
+    durable_file(disk)
+    disk.remove("/data/log")
+    assert content(disk.after_crash(PowerLoss.ENTRIES_LOST), "/data/log") == OLD
+    assert disk.after_crash(PowerLoss.ALL_KEPT).list_folder("/data") == []
+    disk.sync_folder("/data")
+    assert disk.after_crash(PowerLoss.ENTRIES_LOST).list_folder("/data") == []
+
+
+def test_unsynced_entries_are_lost_one_by_one() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/data")
+    for name in "abc":
+        disk.open(f"/data/{name}", create=True)
+    prefixes = {"".join(disk.after_crash(PowerLoss.PREFIX, seed).list_folder("/data")) for seed in SEEDS}
+    assert prefixes == {"", "a", "ab", "abc"}
+    subsets = {"".join(disk.after_crash(PowerLoss.REORDERED, seed).list_folder("/data")) for seed in SEEDS}
+    assert subsets == {"", "a", "b", "c", "ab", "ac", "bc", "abc"}
+
+
+def test_a_sync_of_the_file_system_covers_files_and_folders() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/data/deep")
+    disk.open("/data/deep/log", create=True).pwritev([OLD], 0)
+    disk.sync_filesystem("/data")
+    assert content(disk.after_crash(PowerLoss.ALL_LOST), "/data/deep/log") == OLD
+
+
+def test_made_folders_survive_with_their_parents() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/a/b/c")
+    assert disk.after_crash(PowerLoss.ALL_LOST).exists("/a/b/c")
+
+
+def workload(disk: MemoryDisk) -> None:
+    file = durable_file(disk)
+    file.pwritev([b"x"], 0)
+    file.truncate(100)
+    file.sync()
+    disk.rename("/data/log", "/data/moved")
+    disk.remove("/data/moved")
+    disk.sync_filesystem("/data")
+    file.close()
+
+
+def test_a_crash_comes_at_each_operation_and_ends_everything() -> None:
+    whole = MemoryDisk()
+    workload(whole)
+    count = len(whole.operations)
+    assert count == 12
+    for crash_at in range(1, count + 1):
+        disk = MemoryDisk(Faults(crash_at=crash_at))
+        with pytest.raises(Crash):
+            workload(disk)
+        assert disk.operations == whole.operations[:crash_at]
+        with pytest.raises(Crash):
+            disk.list_folder("/")
+        with pytest.raises(Crash):
+            disk.make_folder("/data")
+        assert not disk.after_crash().crashed
+    disk = MemoryDisk(Faults(crash_at=count + 1))
+    workload(disk)
+    assert not disk.crashed
+
+
+def test_the_operation_that_crashes_is_in_the_page_cache_and_a_sync_is_not_done() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk, b"")
+    disk.faults.crash_at = len(disk.operations) + 1
+    with pytest.raises(Crash):
+        file.pwritev([b"new"], 0)
+    assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == b"new"
+    assert content(disk.after_crash(PowerLoss.ALL_LOST), "/data/log") == b""
+
+    disk = MemoryDisk()
+    file = durable_file(disk, b"")
+    file.pwritev([b"new"], 0)
+    disk.faults.crash_at = len(disk.operations) + 1
+    with pytest.raises(Crash):
+        file.sync()
+    assert content(disk.after_crash(PowerLoss.ALL_LOST), "/data/log") == b""
+
+
+def test_no_handler_of_errors_survives_a_crash() -> None:
+    assert not issubclass(Crash, Exception)
+
+
+def test_a_failed_sync_loses_the_dirty_pages_for_good_while_reads_still_show_them() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk)
+    file.pwritev([NEW], len(OLD))
+    disk.faults.fail_sync_at = disk.syncs + 1
+    with pytest.raises(SyncFailed, match="/data/log"):
+        file.sync()
+    file.sync()
+    assert content(disk, "/data/log") == OLD + NEW
+    assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == OLD
+
+
+def test_a_failed_sync_of_a_folder_or_the_file_system_loses_what_it_covered() -> None:
+    disk = MemoryDisk()
+    durable_file(disk)
+    disk.open("/data/new", create=True)
+    disk.faults.fail_sync_at = disk.syncs + 1
+    with pytest.raises(SyncFailed):
+        disk.sync_folder("/data")
+    disk.sync_folder("/data")
+    assert disk.after_crash(PowerLoss.ALL_KEPT).list_folder("/data") == ["log"]
+
+    disk = MemoryDisk()
+    durable_file(disk).pwritev([NEW], 0)
+    disk.faults.fail_sync_at = disk.syncs + 1
+    with pytest.raises(SyncFailed):
+        disk.sync_filesystem("/data")
+    disk.sync_filesystem("/data")
+    assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == OLD
+
+
+def test_a_skipped_sync_reports_success_and_does_nothing() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk)
+    file.pwritev([NEW], len(OLD))
+    disk.faults.skip_sync_at = disk.syncs + 1
+    file.sync()
+    assert content(disk.after_crash(PowerLoss.ALL_LOST), "/data/log") == OLD
+    file.sync()
+    assert content(disk.after_crash(PowerLoss.ALL_LOST), "/data/log") == OLD + NEW
+
+
+def test_a_full_disk_takes_what_fits_and_recovers_when_space_returns() -> None:
+    disk = MemoryDisk(capacity_bytes=10)
+    disk.make_folder("/data")
+    file = disk.open("/data/log", create=True)
+    file.pwritev([b"1234567"], 0)
+    assert disk.free_bytes("/data") == 3
+    with pytest.raises(DiskFull, match="/data/log"):
+        file.pwritev([b"89", b"abc"], 7)
+    assert content(disk, "/data/log") == b"123456789a"
+    assert disk.free_bytes("/data") == 0
+    file.pwritev([b"over"], 0)
+    file.truncate(7)
+    disk.capacity_bytes = 12
+    file.pwritev([b"89abc"], 7)
+    file.close()
+    disk.remove("/data/log")
+    assert disk.free_bytes("/data") == 12
+
+
+def test_space_is_counted_after_a_crash_and_a_replacing_rename() -> None:
+    disk = MemoryDisk(capacity_bytes=10_000)
+    durable_file(disk)
+    new = disk.open("/data/new", create=True)
+    new.pwritev([b"123"], 0)
+    new.sync()
+    disk.rename("/data/new", "/data/log")
+    disk.sync_folder("/data")
+    assert disk.used_bytes == disk.after_crash().used_bytes == 3
+
+
+def test_a_failed_write_leaves_half_of_it() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk, b"")
+    disk.faults.fail_write_at = disk.writes + 1
+    with pytest.raises(OSError) as failed:
+        file.pwritev([b"12345678"], 0)
+    assert failed.value.errno == errno.EIO
+    assert content(disk, "/data/log") == b"1234"
+    file.pwritev([b"12345678"], 0)
+    assert content(disk, "/data/log") == b"12345678"
+
+
+def test_rule_L4_a_file_closed_with_unsynced_writes_is_noted() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk)
+    file.close()
+    assert disk.closed_unsynced == []
+    file = disk.open("/data/log", write=True)
+    file.pwritev([b"x"], 0)
+    file.close()
+    assert disk.closed_unsynced == ["/data/log"]
+
+
+def test_a_crash_frees_every_lock() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/data")
+    disk.lock("/data/LOCK", "delay")
+    disk.after_crash(PowerLoss.ALL_KEPT).lock("/data/LOCK", "delay")
