@@ -25,7 +25,7 @@ class Pick(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Rows copied out: due instants, exact lengths and bytes of headers and bodies; headers None when no row has any."""
+    """Rows copied out: due instants, exact lengths and bytes of headers and bodies; headers None without any."""
 
     deliver_at_ms: Int64s
     headers_lengths: Int64s | None
@@ -99,6 +99,21 @@ def compose(
     return encode(kind, part, len(sequences), columns, heap, len(subjects))
 
 
+def reorder(gathered: Gathered, order: Int64s) -> Gathered:
+    """Copy gathered rows into another order: row i of the result is row ``order[i]``."""
+    headers_lengths, headers = gathered.headers_lengths, gathered.headers
+    if headers_lengths is not None:
+        headers = _reordered(headers, headers_lengths, order)
+        headers_lengths = headers_lengths.take(order)
+    return Gathered(
+        gathered.deliver_at_ms.take(order),
+        headers_lengths,
+        headers,
+        gathered.body_lengths.take(order),
+        _reordered(gathered.bodies, gathered.body_lengths, order),
+    )
+
+
 def row_bytes(batch: Batch) -> Int64s:
     """Bytes that each row of a verified batch needs in a new one: headers and body, padded, and its columns."""
     size = np.full(batch.count, ROW_COLUMNS_BYTES, np.int64)
@@ -119,6 +134,15 @@ def _ends(lengths: Int64s, begin: int) -> tuple[Int64s, int]:
     following = int(ends[-1])
     ends -= pads
     return ends, following
+
+
+def _reordered(pieces: list[Buffer], lengths: Int64s, order: Int64s) -> list[Buffer]:
+    words = np.frombuffer(b"".join(pieces), np.uint64)
+    count = (lengths + 7) >> 3
+    first = np.cumsum(count) - count
+    moved: list[Buffer] = []
+    copy_words(words, first.take(order), count.take(order), moved)
+    return moved
 
 
 def _copy_neighbours(batch: Batch, column: ColumnId, rows: range, pieces: list[Buffer]) -> Int64s:
@@ -148,11 +172,15 @@ def _copy_scattered(batch: Batch, column: ColumnId, rows: Int64s, pieces: list[B
     starts, ends = starts.take(rows), ends.take(rows)
     lengths = ends - starts
     words = np.frombuffer(batch.buffer, np.uint64, (batch.total_bytes - batch.heap_offset) >> 3, batch.heap_offset)
-    first, count = starts >> 3, (lengths + 7) >> 3
-    for at in range(0, len(rows), PIECE_ROWS):
+    copy_words(words, starts >> 3, (lengths + 7) >> 3, pieces)
+    return lengths
+
+
+def copy_words(words: NDArray[np.uint64], first: Int64s, count: Int64s, pieces: list[Buffer]) -> None:
+    """Append copies of runs of words, each ``count`` long from ``first`` on, to ``pieces``."""
+    for at in range(0, len(first), PIECE_ROWS):
         begin, size = first[at : at + PIECE_ROWS], count[at : at + PIECE_ROWS]
         until = np.cumsum(size)
         index = np.arange(until[-1])
         index += np.repeat(begin - (until - size), size)
-        pieces.append(memoryview(words.take(index, mode="clip")).cast("B"))
-    return lengths
+        pieces.append(words.take(index, mode="clip").data.cast("B"))

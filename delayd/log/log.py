@@ -84,6 +84,11 @@ class Log:
         """Read ``size`` bytes of one group at ``offset``; DamagedData when they are not there."""
         return self._segment_of(offset).read(offset, size)
 
+    def read_some(self, offset: int, size: int) -> bytes:
+        """Read up to ``size`` bytes at ``offset``, fewer where the segment ends."""
+        segment = self._segment_of(offset)
+        return segment.file.pread(size, segment.position(offset))
+
     def scan(self, start: int, stop: int, previous_crc32c: int | None = None) -> Iterator[Group]:
         """Yield the verified groups from ``start`` up to ``stop``, which must be durable.
 
