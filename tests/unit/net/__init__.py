@@ -1,0 +1,1 @@
+"""Connections over loopback sockets, the timer, and the shell of a program."""
