@@ -1,0 +1,64 @@
+"""Pull log of the realtime server: who was given which messages, and what became of them (docs/formats/pull.md).
+
+Entries are applied in the order of the log, live and in recovery alike, so both end in the same state.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from delayd.batch import DTYPES, ROWS_MAX, Batch, BatchKind, ColumnId, encode
+from delayd.errors import BatchMalformed
+
+ENTRY = struct.Struct("<BxHIQQQI4xq")
+ATTEMPT_MAX = 65_535  # The attempt of an entry is a u16; it stays at its highest value.
+
+
+class PullOp(IntEnum):
+    """What an entry says; a new group is a control record."""
+
+    PULL = 1
+    ACK = 2
+    NACK = 3
+    LAPSED = 4
+    GROUP = 5
+
+
+class PullEntry(NamedTuple):
+    """One row of the pull log; for all but PULL the consume sequence is 0."""
+
+    op: PullOp
+    attempt: int
+    group_id: int
+    incarnation: int
+    pull_first: int
+    consume_first: int
+    count: int
+    at_ms: int
+
+
+def encode_entries(entries: Sequence[PullEntry]) -> list[bytes]:
+    """Make PULL batches of entries, in order."""
+    batches: list[bytes] = []
+    for start in range(0, len(entries), ROWS_MAX):
+        part = entries[start : start + ROWS_MAX]
+        rows = np.frombuffer(b"".join(ENTRY.pack(*entry) for entry in part), DTYPES[ColumnId.ENTRY])
+        batches.append(encode(BatchKind.PULL, None, len(part), [(ColumnId.ENTRY, rows)], [b""]))
+    return batches
+
+
+def decode_entries(batch: Batch) -> list[PullEntry]:
+    """Read the entries of a verified PULL batch.
+
+    Raises:
+        BatchMalformed: an entry has an operation that this version does not know.
+    """
+    start = batch.offsets[ColumnId.ENTRY]
+    rows = ENTRY.iter_unpack(batch.buffer[start : start + ENTRY.size * batch.count])
+    try:
+        return [PullEntry(PullOp(row[0]), *row[1:]) for row in rows]
+    except ValueError as error:
+        raise BatchMalformed(f"an entry of the pull log can't be read: {error}") from error
