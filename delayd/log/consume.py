@@ -5,7 +5,6 @@ It is derived from the message log and written at checkpoints only: what a check
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -25,7 +24,8 @@ SUBJECT_DIGITS = 8
 Entries = NDArray[np.uint64]
 
 
-class ConsumeTail(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ConsumeTail:
     """How far a consume log is valid: its last segment, how many entries that has, and the CRC32C over them."""
 
     base: int = 0
@@ -79,7 +79,7 @@ def append_entries(
         entries = entries[len(part) :]
         file = _open_at(disk, place, tail, now_ms)
         unsynced.append(file)
-        data = memoryview(part).cast("B")
+        data = part.data.cast("B")
         file.pwritev([data], _position(tail.count))
         crc = crc32c(data, tail.crc32c if tail.count else 0)
         tail = ConsumeTail(tail.base, tail.count + len(part), crc)
@@ -116,7 +116,7 @@ def check_tail(disk: Disk, place: ConsumePlace, tail: ConsumeTail) -> None:
     if not disk.exists(path):
         raise DamagedData(path, 0, f"the file is gone, the checkpoint names {tail.count} entries of it")
     data = read_entries(disk, place, tail.base, tail.count)
-    if crc32c(memoryview(data).cast("B")) != tail.crc32c:
+    if crc32c(data.data.cast("B")) != tail.crc32c:
         raise DamagedData(path, FILE_HEADER_BYTES, "the checksum of its entries differs from the checkpoint")
 
 

@@ -28,7 +28,7 @@ class PullOp(IntEnum):
 
 
 class PullEntry(NamedTuple):
-    """One row of the pull log; for all but PULL the consume sequence is 0."""
+    """One row of the pull log, which covers so many pull sequences; but for PULL the consume sequence is 0."""
 
     op: PullOp
     attempt: int
@@ -36,7 +36,7 @@ class PullEntry(NamedTuple):
     incarnation: int
     pull_first: int
     consume_first: int
-    count: int
+    covered: int
     at_ms: int
 
 
