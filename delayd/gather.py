@@ -114,6 +114,19 @@ def reorder(gathered: Gathered, order: Int64s) -> Gathered:
     )
 
 
+def copy_words(words: NDArray[np.uint64], first: Int64s, count: Int64s) -> NDArray[np.uint64]:
+    """Copy runs of words, each ``count`` long from ``first`` on, behind one another: a new array."""
+    until = np.cumsum(count)
+    copied = np.empty(int(until[-1]), np.uint64)
+    for at in range(0, len(first), PIECE_ROWS):
+        begin, size, end = first[at : at + PIECE_ROWS], count[at : at + PIECE_ROWS], until[at : at + PIECE_ROWS]
+        low = int(end[0] - size[0])
+        index = np.arange(low, int(end[-1]))
+        index += np.repeat(begin - (end - size), size)
+        words.take(index, out=copied[low : low + len(index)], mode="clip")
+    return copied
+
+
 def row_bytes(batch: Batch) -> Int64s:
     """Bytes that each row of a verified batch needs in a new one: headers and body, padded, and its columns."""
     size = np.full(batch.count, ROW_COLUMNS_BYTES, np.int64)
@@ -140,9 +153,7 @@ def _reordered(pieces: list[Buffer], lengths: Int64s, order: Int64s) -> list[Buf
     words = np.frombuffer(b"".join(pieces), np.uint64)
     count = (lengths + 7) >> 3
     first = np.cumsum(count) - count
-    moved: list[Buffer] = []
-    copy_words(words, first.take(order), count.take(order), moved)
-    return moved
+    return [copy_words(words, first.take(order), count.take(order)).data.cast("B")]
 
 
 def _copy_neighbours(batch: Batch, column: ColumnId, rows: range, pieces: list[Buffer]) -> Int64s:
@@ -172,15 +183,5 @@ def _copy_scattered(batch: Batch, column: ColumnId, rows: Int64s, pieces: list[B
     starts, ends = starts.take(rows), ends.take(rows)
     lengths = ends - starts
     words = np.frombuffer(batch.buffer, np.uint64, (batch.total_bytes - batch.heap_offset) >> 3, batch.heap_offset)
-    copy_words(words, starts >> 3, (lengths + 7) >> 3, pieces)
+    pieces.append(copy_words(words, starts >> 3, (lengths + 7) >> 3).data.cast("B"))
     return lengths
-
-
-def copy_words(words: NDArray[np.uint64], first: Int64s, count: Int64s, pieces: list[Buffer]) -> None:
-    """Append copies of runs of words, each ``count`` long from ``first`` on, to ``pieces``."""
-    for at in range(0, len(first), PIECE_ROWS):
-        begin, size = first[at : at + PIECE_ROWS], count[at : at + PIECE_ROWS]
-        until = np.cumsum(size)
-        index = np.arange(until[-1])
-        index += np.repeat(begin - (until - size), size)
-        pieces.append(words.take(index, mode="clip").data.cast("B"))
