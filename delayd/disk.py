@@ -177,7 +177,6 @@ class RealDisk:
         """Unlink, or rmdir."""
         with _named_errors(path):
             if stat.S_ISDIR(os.lstat(path).st_mode):
-                self._durable_folders.discard(os.path.abspath(path))
                 os.rmdir(path)
             else:
                 os.unlink(path)
@@ -268,7 +267,7 @@ class RealFile:
             self._descriptor = -1
 
     def _write_all(self, buffers: Sequence[Buffer], position: int) -> int:
-        total = sum(memoryview(buffer).nbytes for buffer in buffers)
+        total = sum([_size(buffer) for buffer in buffers])
         written = os.pwritev(self._descriptor, buffers, position)
         while written < total:
             count = os.pwritev(self._descriptor, _rest(buffers, written), position + written)
@@ -293,10 +292,15 @@ class RealLock:
             self._descriptor = -1
 
 
+def _size(buffer: Buffer) -> int:
+    # The length of a view counts its items, and making a view of plain bytes costs more than asking them.
+    return len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
+
+
 def _rest(buffers: Sequence[Buffer], skip: int) -> list[Buffer]:
     rest: list[Buffer] = []
     for buffer in buffers:
-        size = memoryview(buffer).nbytes
+        size = _size(buffer)
         if skip < size:
             # Copied because a view of wider items can't be cut at any byte; a partial write is rare.
             rest.append(memoryview(buffer).tobytes()[skip:] if skip else buffer)

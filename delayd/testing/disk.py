@@ -154,7 +154,6 @@ class MemoryDisk:
         if isinstance(node, Folder):
             if node.cached:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-            self._durable_folders.discard(_normal(path))
         else:
             self.used_bytes -= len(node.cached)
         folder.change((name, None))

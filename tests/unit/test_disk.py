@@ -169,13 +169,21 @@ def test_a_failed_sync_of_the_file_system_is_raised(
         disk.sync_filesystem(str(tmp_path))
 
 
-def test_the_file_system_is_synced_on_a_descriptor_older_than_the_writes(disk: RealDisk, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_use", ["make_folder", "open", "lock"])
+def test_the_file_system_is_synced_on_a_descriptor_older_than_the_writes(
+    disk: RealDisk, tmp_path: Path, first_use: str
+) -> None:
     # Syncfs tells a descriptor only of errors since its open.
     before = open_descriptors()
-    disk.make_folder(str(tmp_path / "data"))
+    if first_use == "make_folder":
+        disk.make_folder(str(tmp_path / "data"))
+    elif first_use == "open":
+        disk.open(str(tmp_path / "a"), create=True).close()
+    else:
+        disk.lock(str(tmp_path / "LOCK")).release()
     opened = open_descriptors() - before
     assert len(opened) == 1
-    disk.sync_filesystem(str(tmp_path / "data"))
+    disk.sync_filesystem(str(tmp_path))
     assert open_descriptors() - before == opened
 
 
