@@ -1,0 +1,216 @@
+"""Validation: what intake proves of a batch before it keeps it (docs/formats/batch.md).
+
+A batch that passed can't make a later gather read out of bounds, whatever its bytes are. Checksums are not part of
+it: `Batch.verify` checks them, before or after.
+"""
+
+import struct
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import REGIONS, Batch, BatchKind, ColumnId, Int64s, padded
+from delayd.errors import BadSubject, BatchMalformed, CallerError, MessageTooLarge
+
+SUBJECT_BYTES_MAX = 255
+SUBJECT_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%/-"
+HEADERS_BYTES_MAX = 32 << 10
+MESSAGE_BYTES_MAX = 4 << 20  # Headers and body of one message together.
+ROWS_NAMED_MAX = 1_000  # An answer names no more rows at fault than these.
+OUTCOME_PART_BYTES = 64
+
+_REMEMBERED_TABLES = 4_096
+_REMEMBERED_BYTES_MAX = 4_096  # Longer tables are checked each time, so that what is remembered stays below 16 MiB.
+
+_MESSAGE = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.BODY_END})
+_STORED = _MESSAGE | {ColumnId.SEQUENCE}
+_COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
+    # Required and allowed ones. A producer names no sequence and no instant of acceptance: the server gives both.
+    BatchKind.PRODUCER: (_MESSAGE, _MESSAGE | {ColumnId.SUBJECT, ColumnId.HEADERS_END}),
+    BatchKind.SCHEDULE: (_STORED, _STORED | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS}),
+    BatchKind.DISPATCH: (_STORED, _STORED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS}),
+    BatchKind.OUTCOME: (
+        frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE}),
+        frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE}),
+    ),
+    BatchKind.CONTROL: (frozenset({ColumnId.BODY_END}), frozenset({ColumnId.BODY_END})),
+    BatchKind.PULL: (frozenset({ColumnId.ENTRY}), frozenset({ColumnId.ENTRY})),
+}
+_WITH_SUBJECTS = frozenset({BatchKind.PRODUCER, BatchKind.SCHEDULE, BatchKind.DISPATCH})
+
+
+def check_batch(batch: Batch) -> None:
+    """Prove that columns, subject table and heap of a parsed batch fit each other and the limits of a message.
+
+    Raises:
+        BatchMalformed: they do not fit; says which row and column.
+        BadSubject, MessageTooLarge: with the rows at fault, see `refused_rows`.
+    """
+    _check_columns(batch.kind, frozenset(batch.offsets))
+    begin = _check_subjects(batch)
+    heap_bytes = batch.total_bytes - batch.heap_offset
+    if ColumnId.BODY_END not in batch.offsets:
+        _check_parts(batch, heap_bytes)
+    elif batch.count == 1:
+        _check_one_row(batch, begin, heap_bytes)
+    else:
+        _check_rows(batch, begin, heap_bytes)
+
+
+def refused_rows(error: CallerError) -> list[int]:
+    """The rows that an error of `check_batch` is about, at most 1,000; none when it is about the whole batch."""
+    rows = error.details.get("rows")
+    return np.frombuffer(rows, "<u4").tolist() if isinstance(rows, bytes) else []
+
+
+def check_subject(name: bytes) -> None:
+    """Prove that a subject has 1 to 255 bytes of the alphabet; BadSubject says what it has instead."""
+    if not 0 < len(name) <= SUBJECT_BYTES_MAX:
+        raise BadSubject(f"a subject of {len(name)} bytes; it has 1 to {SUBJECT_BYTES_MAX}")
+    if name.translate(None, SUBJECT_ALPHABET):
+        raise BadSubject(f"subject {name!r} has a character other than letters, digits and . _ % / -")
+
+
+def rows_detail(rows: NDArray[np.int64]) -> bytes:
+    """Pack row numbers for an error's details, so that `refused_rows` reads them on either side of a connection."""
+    return rows[:ROWS_NAMED_MAX].astype("<u4").tobytes()
+
+
+@lru_cache(maxsize=256)
+def _check_columns(kind: BatchKind, found: frozenset[int]) -> None:
+    required, allowed = _COLUMNS[kind]
+    for missing in sorted(required - found):
+        raise BatchMalformed(f"a {kind.name} batch needs the column {ColumnId(missing).name.lower()}")
+    for extra in sorted(found - allowed):
+        raise BatchMalformed(f"a {kind.name} batch can't have the column {ColumnId(extra).name.lower()}")
+
+
+def _check_subjects(batch: Batch) -> int:
+    """Check table and indices; where the first region begins."""
+    count = batch.subject_count
+    if batch.kind not in _WITH_SUBJECTS:
+        if count:
+            raise BatchMalformed(f"a {batch.kind.name} batch has no subjects")
+        return 0
+    if count == 0 or (count > 1 and batch.kind is BatchKind.DISPATCH):
+        raise BatchMalformed(f"a {batch.kind.name} batch can't have {count} subjects")
+    ends_bytes = 4 * count
+    (last,) = struct.unpack_from("<I", batch.buffer, batch.heap_offset + ends_bytes - 4)
+    table_bytes = padded(ends_bytes) + padded(last)
+    if table_bytes > batch.total_bytes - batch.heap_offset:
+        raise BatchMalformed(f"its subject table of {table_bytes} bytes is longer than its heap")
+    table = bytes(batch.buffer[batch.heap_offset : batch.heap_offset + table_bytes])
+    check = _check_table if table_bytes > _REMEMBERED_BYTES_MAX else _check_table_once
+    try:
+        check(table, count)
+    except _BadName as bad:
+        raise _bad_subject(batch, bad.index, bad.reason) from None
+    if ColumnId.SUBJECT in batch.offsets:
+        beyond = batch.uint32s(ColumnId.SUBJECT) >= count
+        if beyond.any():
+            raise BatchMalformed(f"row {int(beyond.argmax())}: column subject names none of its {count} subjects")
+    return table_bytes
+
+
+def _check_table(table: bytes, count: int) -> None:
+    ends = np.frombuffer(table, "<u4", count).astype(np.int64)
+    lengths = np.diff(ends, prepend=0)
+    wrong = (lengths < 1) | (lengths > SUBJECT_BYTES_MAX)
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise _BadName(index, f"a subject of {int(lengths[index])} bytes; it has 1 to {SUBJECT_BYTES_MAX}")
+    # The ends rise by now, and the last one was seen to be inside.
+    names = padded(4 * count)
+    if table[names : names + int(ends[-1])].translate(None, SUBJECT_ALPHABET):
+        starts = (ends - lengths + names).tolist()
+        for index, (start, length) in enumerate(zip(starts, lengths.tolist(), strict=True)):
+            try:
+                check_subject(table[start : start + length])
+            except BadSubject as error:
+                raise _BadName(index, error.message) from None
+
+
+_check_table_once = lru_cache(maxsize=_REMEMBERED_TABLES)(_check_table)
+
+
+class _BadName(Exception):
+    """A name of a subject table that is none, before its rows are known."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+        self.reason = reason
+
+
+def _bad_subject(batch: Batch, index: int, reason: str) -> BadSubject:
+    if ColumnId.SUBJECT in batch.offsets:
+        rows = np.flatnonzero(batch.uint32s(ColumnId.SUBJECT) == index)
+    else:
+        rows = np.arange(batch.count if index == 0 else 0)
+    return BadSubject(reason, rows=rows_detail(rows))
+
+
+def _check_one_row(batch: Batch, begin: int, heap_bytes: int) -> None:
+    """The same as `_check_rows`, for the batch that a single send makes."""
+    start, lengths = begin, []
+    for column in REGIONS:
+        offset = batch.offsets.get(column)
+        if offset is not None:
+            (end,) = struct.unpack_from("<I", batch.buffer, offset)
+            if not start <= end <= heap_bytes:
+                raise _outside(column, 0, end, start, heap_bytes)
+            lengths.append(end - start)
+            start = (end + 7) & ~7
+    if sum(lengths) > MESSAGE_BYTES_MAX or (len(lengths) > 1 and lengths[0] > HEADERS_BYTES_MAX):
+        raise _too_large(np.zeros(1, np.int64))
+
+
+def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
+    size = np.zeros(batch.count, np.int64)
+    too_large = np.zeros(batch.count, np.bool_)
+    for column in REGIONS:
+        if column not in batch.offsets:
+            continue
+        ends = batch.uint32s(column).astype(np.int64)
+        starts = np.empty_like(ends)
+        starts[0] = begin
+        np.bitwise_and(ends[:-1] + 7, ~7, out=starts[1:])
+        lengths = ends - starts
+        if lengths.min() < 0 or ends[-1] > heap_bytes:
+            # Without a fall the last end is the highest: then it alone is outside.
+            row = int((lengths < 0).argmax()) if lengths.min() < 0 else batch.count - 1
+            raise _outside(column, row, int(ends[row]), int(starts[row]), heap_bytes)
+        if column == ColumnId.HEADERS_END:
+            too_large |= lengths > HEADERS_BYTES_MAX
+        size += lengths
+        begin = padded(int(ends[-1]))
+    too_large |= size > MESSAGE_BYTES_MAX
+    if too_large.any():
+        raise _too_large(np.flatnonzero(too_large))
+
+
+def _outside(column: int, row: int, end: int, start: int, heap_bytes: int) -> BatchMalformed:
+    name = ColumnId(column).name.lower()
+    return BatchMalformed(f"row {row}: column {name} is {end}, outside of {start} to {heap_bytes}")
+
+
+def _too_large(rows: Int64s) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"row {int(rows[0])}: headers over {HEADERS_BYTES_MAX} bytes, or more than {MESSAGE_BYTES_MAX} with the body",
+        rows=rows_detail(rows),
+    )
+
+
+def _check_parts(batch: Batch, heap_bytes: int) -> None:
+    if batch.kind is BatchKind.PULL and heap_bytes:
+        raise BatchMalformed(f"a PULL batch with a heap of {heap_bytes} bytes")
+    if batch.kind is BatchKind.OUTCOME:
+        if heap_bytes % OUTCOME_PART_BYTES:
+            raise BatchMalformed(f"a heap of {heap_bytes} bytes is not made of outcome parts")
+        counts = np.frombuffer(batch.heap, "<u4").reshape(-1, OUTCOME_PART_BYTES // 4)[:, OUTCOME_COUNT_WORD]
+        if int(counts.sum(dtype=np.int64)) != batch.count:
+            raise BatchMalformed(f"outcome parts of {int(counts.sum(dtype=np.int64))} rows for {batch.count} rows")
+
+
+OUTCOME_COUNT_WORD = 12  # Field ``count`` of a part is at its byte 48.
