@@ -2,9 +2,10 @@
 
 Invariant: slots open in order; the rows of opened slots stand in `ReadyRows`, all others in runs or in the tail.
 
-A run is rows ordered by slot, never sorted further. What an hour holds on disk becomes one run, by `prepare`. Live rows
-go to a tail in the order they come, and a full tail becomes a run. After Varghese and Lauck, "Hashed and Hierarchical
-Timing Wheels" (1987): the hours on disk are the upper level, a slot the lower one, its sort the last step.
+A run is rows ordered by slot, sorted further only within big slots. What an hour holds on disk becomes one run, by
+`prepare`. Live rows go to a tail in the order they come, and a full tail becomes a run. After Varghese and Lauck,
+"Hashed and Hierarchical Timing Wheels" (1987): the hours on disk are the upper level, a slot is the lower one, and its
+sort the last step.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from delayd.delay.ready import NEVER, NO_ROWS, ReadyRows
-from delayd.delay.rows import ROW, SCHEDULE_BIT, Rows
+from delayd.delay.ready import NEVER, NO_ROWS, SORTED_ROWS_MIN, ReadyRows
+from delayd.delay.rows import SCHEDULE_BIT, Rows, copy_rows, join_rows, new_rows
 from delayd.hours import HOUR_MS, hour_start_ms
 
 SLOT_MS = 500  # Bounds what is sorted at once; firing is to the millisecond all the same.
 SLOTS = HOUR_MS // SLOT_MS
 assert SLOTS * SLOT_MS == HOUR_MS, "slots fill the hour"
 OPEN_AHEAD_MS = 50  # Opening a slot of 1 M rows takes less, so that it never delays the slot's first row.
-OPEN_SLOTS_MAX = 131  # Slots opened at once: due times within them fit a u16, whose sort is a radix sort.
-assert OPEN_SLOTS_MAX * SLOT_MS <= 1 << 16, "due times within one opening fit a u16"
+OPEN_SLOTS_MAX = (1 << 16) // SLOT_MS  # Due times within slots opened at once fit a u16, whose sort is a radix sort.
 TAIL_ROWS = 65_536  # Rows in arrival order; ordering a full tail takes 2 to 3 ms.
 FOLD_RUNS = 4  # So many runs of at most a quarter tail fold into one, or short delays would leave thousands behind.
 
@@ -51,9 +51,13 @@ def prepare(rows: Rows) -> PreparedRows:
     assert not len(due_ms) or int(due_ms.max()) < HOUR_MS, "a row is due within its filing hour"
     slots = (due_ms // np.uint32(SLOT_MS)).astype(np.uint16)
     order = slots.argsort(kind="stable")  # A stable sort of a 16-bit key is a radix sort.
-    # `take` copies whole rows; indexing a structured array copies field by field and takes six times as long.
-    ordered = rows.take(order)
     bounds = slots.take(order).searchsorted(_SLOT_EDGES)
+    for slot in np.flatnonzero(np.diff(bounds) >= SORTED_ROWS_MIN).tolist():
+        # A big slot is sorted here, for on the loop it would take long.
+        members = order[bounds[slot] : bounds[slot + 1]]
+        within = (due_ms.take(members) - np.uint32(slot * SLOT_MS)).astype(np.uint16)
+        order[bounds[slot] : bounds[slot + 1]] = members.take(within.argsort(kind="stable"))
+    ordered = rows.take(order)
     lowest = np.full(SLOTS + 1, _NOT_IN_MESSAGE_LOG, np.uint64)
     filled = np.flatnonzero(bounds[:-1] != bounds[1:])
     if len(filled):
@@ -80,7 +84,7 @@ class HourWheel:
         self.start_ms = hour_start_ms(hour)
         self._ready = ReadyRows()
         self._runs: list[PreparedRows] = []
-        self._tail = np.empty(tail_rows, ROW)
+        self._tail = new_rows(tail_rows)
         self._tail_slots = np.empty(tail_rows, np.uint16)
         self._tail_count = 0  # Rows in the tail, those that are gone included.
         self._alive = 0  # Rows in runs and tail that are not yet in ready.
@@ -111,7 +115,7 @@ class HourWheel:
                 self._ready.add(rows, due_ms)
                 return
             at = self._tail_count
-            self._tail[at : at + 1] = rows
+            copy_rows(self._tail, at, rows)
             self._tail_slots[at] = slot
             self._tail_added(1, slot)
             return
@@ -134,7 +138,7 @@ class HourWheel:
         while start < len(rows):
             at = self._tail_count
             count = min(len(rows) - start, len(self._tail) - at)
-            self._tail[at : at + count] = rows[start : start + count]
+            copy_rows(self._tail, at, rows[start : start + count])
             self._tail_slots[at : at + count] = slots[start : start + count]
             self._tail_added(count, first)
             start += count
@@ -152,7 +156,7 @@ class HourWheel:
             self._open_until(due_ms_max // SLOT_MS + 1)
             parts.append(self._ready.take(due_ms_max, wanted))
             wanted -= len(parts[-1])
-        return np.concatenate(parts)
+        return join_rows(parts)
 
     def open_ahead(self, now_ms: int) -> None:
         """Open the next slot when its time is near; not while due rows wait, whose slots then stay cheap and closed."""
@@ -180,7 +184,7 @@ class HourWheel:
     def rows(self) -> Rows:
         """Copy all rows held, in no particular order."""
         parts = self._ready.parts() + [run.rows[int(run.bounds[self._opened]) :] for run in self._runs]
-        return np.concatenate([*parts, self._tail.take(self._tail_alive())])
+        return join_rows([*parts, self._tail.take(self._tail_alive())])
 
     def _tail_added(self, count: int, first_slot: int) -> None:
         self._tail_count += count
@@ -196,9 +200,9 @@ class HourWheel:
     def _empty_tail(self) -> None:
         """Make room in a full tail: close its ranks when half of it is gone, else order it into a run."""
         alive = self._tail_alive()
-        rows = self._tail.take(alive)
+        rows = self._tail if len(alive) == len(self._tail) else self._tail.take(alive)
         if len(alive) <= len(self._tail) // 2:
-            self._tail[: len(alive)] = rows
+            copy_rows(self._tail, 0, rows)
             self._tail_slots[: len(alive)] = self._tail_slots.take(alive)
             self._tail_count = len(alive)
             return
@@ -208,7 +212,7 @@ class HourWheel:
         small = [index for index, run in enumerate(self._runs) if self._left(run) <= left_max][:FOLD_RUNS]
         if len(small) == FOLD_RUNS:  # No more at once: they make one tail at most.
             folded = [self._runs.pop(index) for index in reversed(small)]
-            self._runs.append(prepare(np.concatenate([run.rows[int(run.bounds[self._opened]) :] for run in folded])))
+            self._runs.append(prepare(join_rows([run.rows[int(run.bounds[self._opened]) :] for run in folded])))
 
     def _left(self, run: PreparedRows) -> int:
         return len(run.rows) - int(run.bounds[self._opened])
@@ -223,14 +227,12 @@ class HourWheel:
             parts.append(self._tail.take(picked))
             self._tail_slots[picked] = _GONE
         parts = [rows for rows in parts if len(rows)]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        rows = parts[0] if len(parts) == 1 else join_rows(parts)
         self._opened = end
         self._alive -= len(rows)
         self._runs = [run for run in self._runs if self._left(run)]
         self._next_slot = self._find_next_slot()
-        due_ms = np.ascontiguousarray(rows["due_ms"])
-        order = (due_ms - np.uint32(first * SLOT_MS)).astype(np.uint16).argsort(kind="stable")
-        self._ready.push(rows.take(order), due_ms.take(order))
+        self._ready.push(rows, np.ascontiguousarray(rows["due_ms"]))
 
     def _opening_end(self, first: int, end: int) -> int:
         """Cut an opening back to about a tail of rows, so that a long silence is caught up with in short steps."""

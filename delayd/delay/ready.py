@@ -14,9 +14,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from delayd.delay.rows import ROW, Rows, new_rows
+from delayd.delay.rows import Rows, join_rows, new_rows
 from delayd.hours import HOUR_MS
 
+SORTED_ROWS_MIN = 5_000  # From here on it pays to look whether opened rows are in order already.
 LATE_ARRAYS_MAX = 64  # Bounds the Python objects that late rows cost while nobody takes.
 NEVER: Final = HOUR_MS  # No row of an hour is due this late after its start.
 NO_ROWS: Final = new_rows(0)
@@ -38,15 +39,25 @@ class ReadyRows:
         return self._count
 
     def push(self, rows: Rows, due_ms: npt.NDArray[np.uint32]) -> None:
-        """Take over the rows of opened slots, sorted by ``due_ms``, which is their column as a contiguous array."""
-        if len(rows):
-            self._opened_runs.append(_Run(rows, due_ms))
-            self._count += len(rows)
-            self.first_due_ms = min(self.first_due_ms, int(due_ms[0]))
+        """Take over the rows of opened slots, one at least, with their column ``due_ms`` as a contiguous array.
+
+        Rows that are not in due order yet are copied into it when they are taken, a slice at a time.
+        """
+        if len(rows) >= SORTED_ROWS_MIN and bool((due_ms[1:] >= due_ms[:-1]).all()):
+            run = _Run(rows, due_ms, None)
+        else:
+            # Few slots open at once, so that due times fit a u16, whose sort is a radix sort.
+            first_due_ms = due_ms.min()
+            assert int(due_ms.max() - first_due_ms) < 1 << 16, "slots opened at once span 65 s"
+            order = (due_ms - first_due_ms).astype(np.uint16).argsort(kind="stable")
+            run = _Run(rows, due_ms.take(order), order)
+        self._opened_runs.append(run)
+        self._count += len(rows)
+        self.first_due_ms = min(self.first_due_ms, run.first_due_ms())
 
     def add(self, rows: Rows, first_due_ms: int) -> None:
         """Copy in late rows in any order, of which the first is due at ``first_due_ms``."""
-        self._late.append(rows.copy())
+        self._late.append(join_rows([rows]))
         self._count += len(rows)
         self.first_due_ms = min(self.first_due_ms, first_due_ms)
         if len(self._late) == LATE_ARRAYS_MAX:
@@ -71,7 +82,7 @@ class ReadyRows:
 
     def parts(self) -> list[Rows]:
         """View all rows that stand ready, array by array, in no particular order."""
-        return [run.rows[run.at :] for run in self._opened_runs + self._late_runs] + self._late
+        return [run.front(len(run)) for run in self._opened_runs + self._late_runs] + self._late
 
     def _merge_late(self) -> None:
         late = _sorted_run(self._late)
@@ -79,16 +90,17 @@ class ReadyRows:
         # Merging only what is no longer than twice the new run moves each row about log2(n) times in all.
         while self._late_runs and len(self._late_runs[-1]) <= 2 * len(late):
             run = self._late_runs.pop()
-            late = _sorted_run([run.rows[run.at :], late.rows])
+            late = _sorted_run([run.front(len(run)), late.rows])
         self._late_runs.append(late)
 
 
 @dataclass(slots=True)
 class _Run:
-    """Rows sorted by due time; ``at`` counts those handed out."""
+    """Rows that ``order`` (None when they are in order) sorts by due time; ``at`` counts those handed out."""
 
     rows: Rows
-    due_ms: npt.NDArray[np.uint32]
+    due_ms: npt.NDArray[np.uint32]  # Sorted.
+    order: npt.NDArray[np.int64] | None
     at: int = 0
 
     def __len__(self) -> int:
@@ -100,22 +112,27 @@ class _Run:
     def count_due(self, due_ms_max: np.uint32, rows_max: int) -> int:
         return int(self.due_ms[self.at : self.at + rows_max].searchsorted(due_ms_max, "right"))
 
+    def front(self, count: int) -> Rows:
+        if self.order is None:
+            return self.rows[self.at : self.at + count]
+        return self.rows.take(self.order[self.at : self.at + count])
+
     def pop(self, count: int) -> Rows:
+        rows = self.front(count)
         self.at += count
-        return self.rows[self.at - count : self.at]
+        return rows
 
 
 def _sorted_run(parts: list[Rows]) -> _Run:
-    rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    rows = join_rows(parts) if len(parts) > 1 else parts[0]
     due_ms = np.ascontiguousarray(rows["due_ms"])
     order = due_ms.argsort(kind="stable")  # Timsort: merging two runs is linear.
-    return _Run(rows.take(order), due_ms.take(order))
+    return _Run(rows.take(order), due_ms.take(order), None)
 
 
 def _take_across(due: list[tuple[_Run, int]], rows_max: int) -> Rows:
     """Merge the due fronts of several runs and hand out the first ``rows_max`` of them."""
-    rows = np.concatenate([run.rows[run.at : run.at + count] for run, count in due])
-    assert rows.dtype == ROW
+    rows = join_rows([run.front(count) for run, count in due])
     counts = [count for _, count in due]
     # A stable order keeps each run's own order, so what is chosen of a run is a front of it.
     order = np.ascontiguousarray(rows["due_ms"]).argsort(kind="stable")[:rows_max]

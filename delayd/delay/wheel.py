@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from delayd.delay.hour_wheel import OPEN_AHEAD_MS, TAIL_ROWS, HourWheel, PreparedRows, prepare
 from delayd.delay.ready import NO_ROWS
-from delayd.delay.rows import Rows, due_at_ms, message_log_offset
+from delayd.delay.rows import Rows, due_at_ms, join_rows, message_log_offset
 
 __all__ = ["OPEN_AHEAD_MS", "PreparedRows", "Wheel", "prepare"]
 
@@ -69,7 +69,7 @@ class Wheel:
             return
         hours = rows["hour"]
         first = int(hours[0])
-        if len(rows) == 1 or bool((hours == hours[0]).all()):
+        if len(rows) == 1 or not np.count_nonzero(hours != hours[0]):
             assert first in self._hours, "rows are inserted into loaded hours"
             self._hours[first].insert(rows)
             return
@@ -96,7 +96,7 @@ class Wheel:
             if rows_max > 0:
                 self.open_ahead(now_ms)
             return NO_ROWS
-        due = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        due = parts[0] if len(parts) == 1 else join_rows(parts)
         assert int(due_at_ms(due).max()) <= now_ms, "no row leaves before it is due"
         return due
 

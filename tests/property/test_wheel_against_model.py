@@ -37,10 +37,10 @@ class WheelMachine(RuleBasedStateMachine):
         rows = new_rows(len(due))
         rows["due_ms"], rows["hour"] = due, hour
         rows["sequence"] = np.arange(self.sequences, self.sequences + len(due))
-        offset = (self.sequences * 7_919) % 10_007
-        rows["location"] = pack_locations(in_schedule_log, offset, np.arange(len(due), dtype=np.uint32))
+        offsets = rows["sequence"] * np.uint64(7_919) % np.uint64(10_007)
+        rows["location"] = pack_locations(in_schedule_log, offsets, np.arange(len(due), dtype=np.uint32))
         if not in_schedule_log:
-            self.offsets.update(dict.fromkeys(rows["sequence"].tolist(), offset))
+            self.offsets.update(zip(rows["sequence"].tolist(), offsets.tolist(), strict=True))
         self.sequences += len(due)
         self.model += zip(due_at_ms(rows).tolist(), rows["sequence"].tolist(), strict=True)
         self.model.sort()

@@ -261,3 +261,14 @@ def test_a_million_rows_at_one_instant_leave_in_slices_that_view_one_array() -> 
     assert len({id(part.base) for part in slices}) == 1
     assert np.array_equal(np.concatenate([part["sequence"] for part in slices]), rows["sequence"])
     assert len(wheel) == 0
+
+
+def test_a_big_slot_is_sorted_while_it_is_prepared_so_that_opening_it_copies_nothing() -> None:
+    due = np.random.default_rng(4).integers(1_000, 1_500, 10_000)
+    prepared = prepare(rows_due(*due.tolist(), 1_500, 999))
+    wheel = Wheel()
+    wheel.add_hour(HOUR, prepared)
+    assert taken_due(wheel, START_MS + 999) == [999]
+    rows = wheel.take_due(START_MS + 1_499, 20_000)
+    assert rows["due_ms"].tolist() == sorted(due.tolist())
+    assert np.shares_memory(rows, prepared.rows)
