@@ -1,0 +1,270 @@
+"""What each server can be told: one frozen dataclass a server, from its defaults, a TOML file and the command line.
+
+Invariant: a configuration that exists is valid: every value has its type, lies in its range and agrees with the others;
+else BadSetting names the setting and what to do. The unit of a value is the end of its name.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from types import MappingProxyType
+from typing import ClassVar
+
+from delayd.batch import BYTES_MAX as BATCH_BYTES_MAX
+from delayd.batch import ROWS_MAX as BATCH_ROWS_MAX
+from delayd.errors import BadSetting
+
+Value = str | int | bool
+
+DATA_DEFAULT = "delayd-data"  # In the folder where the server is started, so that a first try touches nothing else.
+META_PORT = 7400
+DELAY_PORT = META_PORT + 1
+REALTIME_PORT = META_PORT + 2
+PORT_MAX = 65_535
+
+MIB = 1 << 20
+GIB = 1 << 30
+BYTES_UNBOUNDED = 1 << 46  # 64 TiB, beyond any disk: a size above it is a slip of the unit.
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+YEAR_MS = 365 * DAY_MS
+HORIZON_DAYS_MAX = 2 * 366  # 17,568 schedule logs: one flush of all of them still takes seconds.
+GROUP_BYTES_MAX = 64 * MIB  # What a group of a log can hold (docs/formats/group.md).
+FRAME_BODY_BYTES_MAX = 64 * MIB  # docs/protocol.md.
+LEASE_MS_MAX = 12 * HOUR_MS  # A consumer that works longer on one message should schedule the rest of its work.
+HEARTBEATS_A_LEASE = 3  # Two lost or late heartbeats in a row do not make a server dead.
+META_LOCAL = f"127.0.0.1:{META_PORT}"
+
+
+def _number(default: int, least: int, most: int) -> int:
+    return field(default=default, metadata={"least": least, "most": most})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What every server has."""
+
+    role: ClassVar[str]
+
+    data: str = DATA_DEFAULT  # The directory of all servers of this machine; each has a folder of its own in it.
+    host: str = "127.0.0.1"  # Nobody is asked for a password yet, so other machines must be let in on purpose.
+    port: int = _number(0, 0, PORT_MAX)  # 0 lets the system choose.
+    exit_with_stdin: bool = False  # For a child: it ends with whoever holds the other end of its stdin.
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            _check(self.role, each, getattr(self, each.name))
+        self._check_relations()
+
+    @property
+    def folder(self) -> str:
+        """This server's own directory."""
+        return os.path.join(self.data, self.role)
+
+    def _check_relations(self) -> None:
+        """Refuse values that contradict each other."""
+
+    def _need(self, holds: bool, name: str, fix: str) -> None:
+        if not holds:
+            raise _bad(self.role, name, f"{getattr(self, name)} does not go with the other settings; {fix}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaConfig(ServerConfig):
+    """The meta server."""
+
+    role: ClassVar[str] = "meta"
+
+    port: int = _number(META_PORT, 0, PORT_MAX)
+    lease_ms: int = _number(5_000, 100, HOUR_MS)  # A dead server gets new subjects for at most this long.
+    heartbeat_ms: int = _number(1_000, 20, HOUR_MS)  # One small frame a server.
+
+    def _check_relations(self) -> None:
+        least = HEARTBEATS_A_LEASE * self.heartbeat_ms
+        self._need(
+            self.lease_ms >= least,
+            "lease_ms",
+            f"a lease lasts at least {HEARTBEATS_A_LEASE} heartbeats: set it to {least} or lower heartbeat_ms",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayConfig(ServerConfig):
+    """The delay server."""
+
+    role: ClassVar[str] = "delay"
+
+    port: int = _number(DELAY_PORT, 0, PORT_MAX)
+    meta: str = META_LOCAL
+
+    # What is accepted.
+    horizon_days: int = _number(HORIZON_DAYS_MAX, 1, HORIZON_DAYS_MAX)
+    hour_rows_max: int = _number(40_000_000, 1, 40_000_000)  # 1.3 GB of wheel in memory, 32 B a row.
+    group_bytes_max: int = _number(16 * MIB, 1, GROUP_BYTES_MAX)  # A larger group makes its first batch wait longer.
+    intake_queue_bytes_max: int = _number(
+        64 * MIB, 1, 4 * GIB
+    )  # Four groups: more only turns a slow disk into latency.
+    producer_keep_ms: int = _number(DAY_MS, MINUTE_MS, YEAR_MS)  # Longer than any client retries (rule I1).
+    free_bytes_far: int = _number(2 * GIB, 0, BYTES_UNBOUNDED)  # Below it far messages are refused (rule L8).
+    free_bytes_all: int = _number(512 * MIB, 0, BYTES_UNBOUNDED)  # Below it all are: the rest is for what is pending.
+
+    # From the message log to the schedule logs.
+    checkpoint_every_ms: int = _number(MINUTE_MS, 10, HOUR_MS)  # Bounds what a restart replays when little comes in.
+    checkpoint_bytes: int = _number(GIB, 1, 64 * GIB)  # The same when much does: replay of 1 GB takes about a second.
+    replay_lag_bytes_max: int = _number(2 * GIB, 1, 64 * GIB)  # Two checkpoints: producers wait while one is overdue.
+    load_ahead_ms: int = _number(
+        5 * MINUTE_MS, 500, HOUR_MS
+    )  # 40 M rows load within a minute; the rest is for slow disks.
+    tail_bytes: int = _number(64 * MIB, 0, 16 * GIB)  # Newest groups in memory: short delays never read the disk.
+    source_cache_bytes: int = _number(256 * MIB, MIB, 64 * GIB)  # Batches read for dispatch, each with many due rows.
+
+    # To the realtime servers.
+    frames_in_flight_max: int = _number(4, 1, 8)  # More lose throughput to queues between the two processes.
+    frame_rows_max: int = _number(8_000, 1, BATCH_ROWS_MAX)  # Gathered in one bounded piece of work.
+    frame_bytes_max: int = _number(8 * MIB, 1, FRAME_BODY_BYTES_MAX)
+    undecided_bytes_max: int = _number(64 * MIB, 1, GIB)  # What a realtime server keeps of us as in doubt (rule H2).
+    outcomes_flush_ms: int = _number(50, 1, 10_000)  # Dispatch logs are synced so often; late only widens the window.
+    dispatch_give_up_after_ms: int = _number(DAY_MS, 100, YEAR_MS)  # Of tries refused by name; then dead (rule S3).
+
+    # What stays.
+    segment_bytes: int = _number(256 * MIB, 4096, 64 * GIB)
+    retention_hours: int = _number(72, 1, 100 * 366 * 24)  # Sealed hours are kept for a long weekend's audit.
+
+    def _check_relations(self) -> None:
+        self._need(
+            self.replay_lag_bytes_max >= self.checkpoint_bytes,
+            "replay_lag_bytes_max",
+            f"or producers wait for no checkpoint: set it to checkpoint_bytes ({self.checkpoint_bytes}) or more",
+        )
+        self._need(
+            self.intake_queue_bytes_max >= self.group_bytes_max,
+            "intake_queue_bytes_max",
+            f"the queue holds at least one group: set it to group_bytes_max ({self.group_bytes_max}) or more",
+        )
+        self._need(
+            self.free_bytes_far >= self.free_bytes_all,
+            "free_bytes_far",
+            f"far messages are refused first: set it to free_bytes_all ({self.free_bytes_all}) or more",
+        )
+        in_flight = self.frames_in_flight_max * self.frame_bytes_max
+        self._need(
+            self.undecided_bytes_max >= in_flight,
+            "undecided_bytes_max",
+            f"frames in flight are undecided: set it to frames_in_flight_max * frame_bytes_max ({in_flight}) or more",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealtimeConfig(ServerConfig):
+    """The realtime server."""
+
+    role: ClassVar[str] = "realtime"
+
+    port: int = _number(REALTIME_PORT, 0, PORT_MAX)
+    meta: str = META_LOCAL
+
+    checkpoint_every_ms: int = _number(MINUTE_MS, 10, HOUR_MS)  # Bounds what a restart indexes when little comes in.
+    checkpoint_bytes: int = _number(256 * MIB, 1, 64 * GIB)  # The same when much does: a restart indexes 1 GB a second.
+    tail_bytes: int = _number(64 * MIB, 0, 16 * GIB)  # Newest batches in memory: consumers that keep up read no disk.
+    lease_ms: int = _number(MINUTE_MS, 100, LEASE_MS_MAX)  # Of a pull that names none.
+    lease_ms_max: int = _number(LEASE_MS_MAX, 100, LEASE_MS_MAX)
+    pull_bytes_max: int = _number(BATCH_BYTES_MAX, 4096, BATCH_BYTES_MAX)  # Of one answer; what one batch may have.
+    free_bytes_all: int = _number(512 * MIB, 0, BYTES_UNBOUNDED)  # Below it dispatch is refused and waits (rule L8).
+    segment_bytes: int = _number(256 * MIB, 4096, 64 * GIB)
+    retention_ms: int = _number(72 * HOUR_MS, 1_000, 100 * YEAR_MS)  # After every group has acknowledged (rule Q3).
+
+    def _check_relations(self) -> None:
+        self._need(
+            self.lease_ms <= self.lease_ms_max,
+            "lease_ms",
+            f"it is what a pull gets that names none: set it to lease_ms_max ({self.lease_ms_max}) or less",
+        )
+
+
+Config = MetaConfig | DelayConfig | RealtimeConfig
+
+CONFIGS: Mapping[str, type[MetaConfig] | type[DelayConfig] | type[RealtimeConfig]] = MappingProxyType(
+    {"meta": MetaConfig, "delay": DelayConfig, "realtime": RealtimeConfig}
+)
+
+
+def load_config(role: str, path: str | None = None, overrides: Mapping[str, Value] = MappingProxyType({})) -> Config:
+    """The defaults, then the TOML file, then `overrides`, such as options of the command line.
+
+    In the file settings stand at the top, or below `[meta]`, `[delay]`, `[realtime]` for one role; other roles' tables
+    are not read. Raises BadSetting, also for a setting that the role does not have.
+    """
+    kind = CONFIGS.get(role)
+    if kind is None:
+        raise BadSetting(f"there is no role {role!r}; choose one of {', '.join(CONFIGS)}", setting="role")
+    given = {} if path is None else _read(role, path)
+    given.update(overrides)
+    known = {each.name for each in fields(kind)}
+    for name in given:
+        if name not in known:
+            raise _bad(role, name, f"is not a setting; take it out or choose one of {', '.join(sorted(known))}")
+    build: Callable[..., Config] = kind  # It checks the type of each value itself.
+    return build(**given)
+
+
+def describe(config: ServerConfig) -> str:
+    """One line of `key=value` pairs, for the log at start."""
+    pairs = [f"{each.name}={getattr(config, each.name)}" for each in fields(config)]
+    return " ".join([f"role={config.role}", *pairs])
+
+
+def parse_address(text: str, setting: str = "meta") -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 host stands in brackets. BadSetting names `setting`."""
+    host, colon, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not bare or (":" in bare and bare == host):
+        raise BadSetting(f"{setting} is {text!r}; write it as host:port, such as {META_LOCAL}", setting=setting)
+    if not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
+        raise BadSetting(f"{setting} is {text!r}, whose port must lie within 1 and {PORT_MAX}", setting=setting)
+    return bare, int(port)
+
+
+def _read(role: str, path: str) -> dict[str, Value]:
+    try:
+        with open(path, "rb") as file:
+            document: dict[str, Value | dict[str, Value]] = tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise BadSetting(f"{path} is not TOML ({error}); correct it", setting="config") from error
+    except OSError as error:
+        raise BadSetting(
+            f"{path} can't be read ({error.strerror}); name a file that this user may read", setting="config"
+        ) from error
+    given: dict[str, Value] = {}
+    own: dict[str, Value] = {}
+    for name, value in document.items():
+        if not isinstance(value, dict):
+            given[name] = value
+        elif name == role:
+            own = value
+        elif name not in CONFIGS:
+            raise BadSetting(f"{path} has a table [{name}]; tables are {', '.join(CONFIGS)}", setting=name)
+    return {**given, **own}
+
+
+def _check(role: str, setting: Field[Value], value: object) -> None:
+    kind = type(setting.default)
+    # A bool is an int in Python, and `port = true` is a mistake all the same.
+    if type(value) is not kind:
+        names = {int: "a whole number", str: "a text", bool: "true or false"}
+        raise _bad(role, setting.name, f"{value!r} is not {names[kind]}; write it so")
+    if isinstance(value, str) and not value:
+        raise _bad(role, setting.name, "is empty; leave it out for its default")
+    if setting.name == "meta" and isinstance(value, str):
+        parse_address(value)
+    if "least" in setting.metadata and isinstance(value, int):
+        least, most = setting.metadata["least"], setting.metadata["most"]
+        if not least <= value <= most:
+            raise _bad(role, setting.name, f"{value} is out of range; choose one within {least} and {most}")
+
+
+def _bad(role: str, name: str, what: str) -> BadSetting:
+    return BadSetting(f"{name} of the {role} server: {what}", setting=name)

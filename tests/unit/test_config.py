@@ -1,0 +1,128 @@
+"""Configurations: what is valid, and how the rest is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from delayd.config import (
+    CONFIGS,
+    DelayConfig,
+    MetaConfig,
+    RealtimeConfig,
+    Value,
+    describe,
+    load_config,
+    parse_address,
+)
+from delayd.errors import BadSetting
+
+
+@pytest.mark.parametrize("role", sorted(CONFIGS))
+def test_the_defaults_of_each_server_agree_with_each_other(role: str) -> None:
+    assert load_config(role) == CONFIGS[role]()
+
+
+def test_servers_of_one_machine_share_neither_port_nor_folder() -> None:
+    configs = [kind() for kind in CONFIGS.values()]
+    assert [config.port for config in configs] == [7400, 7401, 7402]
+    assert [config.folder for config in configs] == [
+        "delayd-data/meta",
+        "delayd-data/delay",
+        "delayd-data/realtime",
+    ]
+    assert DelayConfig().meta == RealtimeConfig().meta == "127.0.0.1:7400"
+
+
+def test_options_win_over_the_role_s_table_and_that_over_the_top_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "delayd.toml"
+    file.write_text(
+        'data = "/srv/delayd"\nport = 1\nhost = "10.0.0.1"\n'
+        '[meta]\nport = 2\nlease_ms = 9_000\n[delay]\nport = "wrong"\n'
+    )
+    config = load_config("meta", str(file), {"port": 3})
+    assert config == MetaConfig(data="/srv/delayd", host="10.0.0.1", port=3, lease_ms=9_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "fix"),
+    [
+        ("prt = 1", "prt", "port"),
+        ("[dely]\nport = 1", "dely", "delay"),
+        ('port = "7400"', "port", "whole number"),
+        ("port = true", "port", "whole number"),
+        ("lease_ms = 5.0", "lease_ms", "whole number"),
+        ("exit_with_stdin = 1", "exit_with_stdin", "true or false"),
+        ("host = 1", "host", "text"),
+        ('data = ""', "data", "leave it out"),
+        ("port = 65536", "port", "65535"),
+        ("port = ", "config", "correct it"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_by_the_name_of_the_setting(
+    tmp_path: Path, text: str, named: str, fix: str
+) -> None:
+    file = tmp_path / "meta.toml"
+    file.write_text(text)
+    with pytest.raises(BadSetting, match=fix) as refused:
+        load_config("meta", str(file))
+    assert refused.value.details["setting"] == named
+
+
+def test_a_file_that_is_not_there_and_a_role_that_is_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="can't be read"):
+        load_config("meta", str(tmp_path / "none.toml"))
+    with pytest.raises(BadSetting, match="meta, delay, realtime"):
+        load_config("broker")
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "named"),
+    [
+        ("meta", {"lease_ms": 2_999}, "lease_ms"),
+        ("delay", {"replay_lag_bytes_max": 1 << 20}, "replay_lag_bytes_max"),
+        ("delay", {"intake_queue_bytes_max": 1 << 20}, "intake_queue_bytes_max"),
+        ("delay", {"free_bytes_far": 1 << 20}, "free_bytes_far"),
+        ("delay", {"undecided_bytes_max": 1 << 20}, "undecided_bytes_max"),
+        ("delay", {"horizon_days": 733}, "horizon_days"),
+        ("delay", {"meta": "localhost"}, "meta"),
+        ("realtime", {"lease_ms": 60_000, "lease_ms_max": 59_999}, "lease_ms"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_by_name(
+    role: str, given: Mapping[str, Value], named: str
+) -> None:
+    with pytest.raises(BadSetting, match=f"^{named} ") as refused:
+        load_config(role, None, given)
+    assert refused.value.details["setting"] == named
+
+
+@pytest.mark.parametrize("role", sorted(CONFIGS))
+def test_each_setting_is_printed_at_start(role: str) -> None:
+    config = load_config(role)
+    line = describe(config)
+    assert line.startswith(f"role={role} ")
+    assert "\n" not in line
+    assert {pair.partition("=")[0] for pair in line.split(" ")} == {"role", *(each.name for each in fields(config))}
+
+
+def test_a_configuration_does_not_change() -> None:
+    config = MetaConfig()
+    for name in ("port", "data"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(config, name, 1)
+
+
+def test_an_address_is_a_host_and_a_port() -> None:
+    assert parse_address("127.0.0.1:7400") == ("127.0.0.1", 7400)
+    assert parse_address("meta.example:1") == ("meta.example", 1)
+    assert parse_address("[::1]:7400") == ("::1", 7400)
+
+
+@pytest.mark.parametrize("text", ["", "localhost", ":7400", "a:", "a:b", "a:0", "a:65536", "a:-1", "::1:7400", "a:٣"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(BadSetting, match="meta"):
+        parse_address(text)
