@@ -148,15 +148,18 @@ class HourWheel:
         due_ms_max = min(now_ms - self.start_ms, HOUR_MS - 1)
         if due_ms_max < 0:
             return NO_ROWS
-        rows = self._ready.take(due_ms_max, rows_max)
-        if len(rows) >= rows_max or self._next_slot * SLOT_MS > due_ms_max:
-            return rows
-        parts, wanted = [rows], rows_max - len(rows)
-        while wanted > 0 and self._next_slot * SLOT_MS <= due_ms_max:
+        parts: list[Rows] = []
+        while True:
+            rows = self._ready.take(due_ms_max, rows_max)
+            if len(rows):
+                parts.append(rows)
+                rows_max -= len(rows)
+            if rows_max <= 0 or self._next_slot * SLOT_MS > due_ms_max:
+                break
             self._open_until(due_ms_max // SLOT_MS + 1)
-            parts.append(self._ready.take(due_ms_max, wanted))
-            wanted -= len(parts[-1])
-        return join_rows(parts)
+        if not parts:
+            return NO_ROWS
+        return parts[0] if len(parts) == 1 else join_rows(parts)
 
     def open_ahead(self, now_ms: int) -> None:
         """Open the next slot when its time is near; not while due rows wait, whose slots then stay cheap and closed."""

@@ -263,6 +263,12 @@ def test_a_million_rows_at_one_instant_leave_in_slices_that_view_one_array() -> 
     assert len(wheel) == 0
 
 
+def test_a_big_slot_of_live_rows_leaves_in_due_order() -> None:
+    due = np.random.default_rng(5).integers(1_000, 1_500, 10_000).tolist()
+    wheel = wheel_with(*due, live=True)
+    assert [each for _ in range(10) for each in taken_due(wheel, START_MS + 1_499, 1_000)] == sorted(due)
+
+
 def test_a_big_slot_is_sorted_while_it_is_prepared_so_that_opening_it_copies_nothing() -> None:
     due = np.random.default_rng(4).integers(1_000, 1_500, 10_000)
     prepared = prepare(rows_due(*due.tolist(), 1_500, 999))
