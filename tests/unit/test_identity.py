@@ -1,0 +1,55 @@
+"""The identity of a directory and the epochs of its lives."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from delayd.errors import DamagedData, NewerFormat
+from delayd.identity import FORMAT, Identity, open_identity
+from delayd.testing.disk import MemoryDisk
+from delayd.testing.state import MemoryState
+
+LOG_ID = (1 << 64) - 3
+
+
+def never_drawn() -> int:
+    raise AssertionError("a known directory keeps its log_id")
+
+
+def test_each_start_has_the_next_epoch_and_the_same_log_id() -> None:
+    state = MemoryState()
+    assert open_identity(state, "DATA/meta", lambda: LOG_ID) == Identity(LOG_ID, 1)
+    for epoch in range(2, 5):
+        state = state.after_crash()
+        assert open_identity(state, "DATA/meta", never_drawn) == Identity(LOG_ID, epoch)
+
+
+def test_rule_H3_the_epoch_is_durable_when_it_is_known() -> None:
+    disk = MemoryDisk()
+    state = MemoryState(disk)
+    open_identity(state, "DATA/meta", lambda: LOG_ID)
+    assert state.commits == 1
+    assert open_identity(state.after_crash(), "DATA/meta", never_drawn).epoch == 2
+
+
+def test_a_log_id_is_never_zero() -> None:
+    assert open_identity(MemoryState(), "DATA/meta", lambda: 0).log_id == 1
+
+
+def test_a_directory_of_a_newer_delayd_is_left_alone() -> None:
+    state = MemoryState()
+    state.commit([(b"format", msgpack.packb(FORMAT + 1))])
+    with pytest.raises(NewerFormat, match="run a newer delayd"):
+        open_identity(state, "DATA/meta", never_drawn)
+    assert state.commits == 1
+
+
+@pytest.mark.parametrize(
+    "pairs", [[(b"epoch", b"\x01")], [(b"log_id", b"\x01")], [(b"log_id", b"\x01"), (b"epoch", b"")]]
+)
+def test_a_directory_that_lost_a_part_of_its_identity_is_damaged(pairs: list[tuple[bytes, bytes]]) -> None:
+    state = MemoryState()
+    state.commit([(b"format", b"\x01"), *pairs])
+    with pytest.raises(DamagedData, match="DATA/meta"):
+        open_identity(state, "DATA/meta", never_drawn)
