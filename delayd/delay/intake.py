@@ -1,7 +1,7 @@
 """Intake: what producers send becomes durable in the message log, in group commits.
 
-Nothing is answered, indexed or dispatched before the fsync of its group has returned (rules L1, L2). One commit is under
-way at a time; what arrives meanwhile is the next group.
+Nothing is answered, indexed or dispatched before the fsync of its group has returned (rules L1, L2). One commit is
+under way at a time; what arrives meanwhile is the next group. A failed fsync is raised out of the core: the server stops.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,6 @@ class Intake:
         next_sequence: int,
         appended_at_ms: int,
         on_committed: Callable[[Committed], None],
-        stop: Callable[[BaseException], None],
     ) -> None:
         self.reserve = Reserve()
         self.next_sequence = next_sequence
@@ -80,7 +79,6 @@ class Intake:
         self._producers = producers
         self._epoch = epoch
         self._on_committed = on_committed
-        self._stop = stop
         self._queue: list[Batch] = []
         self._controls: list[Control] = []
         self._tick = False
@@ -165,9 +163,7 @@ class Intake:
                 sequence += batch.count
             rows = sequence - self.next_sequence
             buffers_of = [batch.buffer for batch in batches]
-            groups.append(
-                NewGroup(GroupKind.DATA, buffers_of, self._epoch, appended_at_ms, self.next_sequence, rows)
-            )
+            groups.append(NewGroup(GroupKind.DATA, buffers_of, self._epoch, appended_at_ms, self.next_sequence, rows))
             self.next_sequence = sequence
         if not groups:
             groups.append(NewGroup(GroupKind.TICK, [], self._epoch, appended_at_ms, self.next_sequence))
@@ -200,9 +196,6 @@ class Intake:
             for entry in stored:
                 self.queued_bytes -= entry.batch.total_bytes
                 self._producers.refuse(entry.batch, DiskReserve("this server's disk is full; free space there"))
-            return
-        except Exception as error:
-            self._stop(error)
             return
         self.appended_at_ms = appended_at_ms
         if stored:

@@ -1,0 +1,77 @@
+"""Frames: due rows, with their bodies, as DISPATCH batches of one subject and one filing hour each (rule H1)."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from delayd.batch import BatchKind, DispatchPart, Int64s
+from delayd.delay.rows import BATCH_ROW_BITS, Rows
+from delayd.delay.sources import Sources
+from delayd.gather import Gathered, Pick, compose, gather, reorder
+
+PICKS_MAX = 32  # More runs than this are gathered by source and put in order after, at two copies a row.
+
+
+def split_by_subject_and_hour(rows: Rows) -> Iterator[Rows]:
+    """Yield rows of one subject and one filing hour at a time, each in the order they had."""
+    subjects, hours = rows["subject"], rows["hour"]
+    if bool((subjects == subjects[0]).all()) and bool((hours == hours[0]).all()):
+        yield rows
+        return
+    order = np.lexsort((hours, subjects))
+    rows = rows.take(order)
+    subjects, hours = rows["subject"], rows["hour"]
+    changes = np.flatnonzero((subjects[1:] != subjects[:-1]) | (hours[1:] != hours[:-1])) + 1
+    bounds = [0, *changes.tolist(), len(rows)]
+    for low, high in pairwise(bounds):
+        yield rows[low:high]
+
+
+def collect(rows: Rows, sources: Sources) -> Gathered:
+    """Copy headers and bodies of rows of one hour, in their order.
+
+    Raises:
+        DamagedData: a batch that holds one of them does not check.
+    """
+    hour = int(rows["hour"][0])
+    locations = rows["location"]
+    if len(rows) == 1:
+        location = int(locations[0])
+        row = location & ((1 << BATCH_ROW_BITS) - 1)
+        return gather([Pick(sources.batch(hour, location), range(row, row + 1))])
+    # Neighbours in a batch have neighbouring locations; batch offsets are multiples of 8, so no carry looks like one.
+    breaks = np.flatnonzero(locations[1:] != locations[:-1] + np.uint64(1)) + 1
+    if len(breaks) < PICKS_MAX:
+        bounds = [0, *breaks.tolist(), len(rows)]
+        firsts = locations.take(bounds[:-1]).tolist()
+        picks = []
+        for location, low, high in zip(firsts, bounds[:-1], bounds[1:], strict=True):
+            row = location & ((1 << BATCH_ROW_BITS) - 1)
+            picks.append(Pick(sources.batch(hour, location), range(row, row + high - low)))
+        return gather(picks)
+    return _collect_by_source(hour, rows, sources)
+
+
+def _collect_by_source(hour: int, rows: Rows, sources: Sources) -> Gathered:
+    order = np.argsort(rows["location"])
+    locations = rows["location"].take(order)
+    batches = locations >> np.uint64(BATCH_ROW_BITS)
+    numbers = (locations & np.uint64((1 << BATCH_ROW_BITS) - 1)).astype(np.int64)
+    bounds = [0, *(np.flatnonzero(batches[1:] != batches[:-1]) + 1).tolist(), len(rows)]
+    picks: list[Pick] = []
+    for low, high in pairwise(bounds):
+        picks.append(Pick(sources.batch(hour, int(locations[low])), _rows(numbers[low:high])))
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return reorder(gather(picks), inverse)
+
+
+def _rows(numbers: Int64s) -> range | Int64s:
+    first, last = int(numbers[0]), int(numbers[-1])
+    return range(first, last + 1) if last - first == len(numbers) - 1 else numbers
+
+
+def encode_dispatch(part: DispatchPart, rows: Rows, gathered: Gathered, subject: bytes) -> bytes:
+    """Make the batch that is handed over."""
+    return compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject])

@@ -1,0 +1,241 @@
+"""Link: the connection to one realtime server, and the sessions of the handoff over it (rules H3, H4, H7).
+
+A session sends nothing before the target's window was answered and the answer is durable in the dispatch logs.
+docs/handoff.md has the states as a table.
+"""
+
+import logging
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.clock import Clock
+from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.rows import Rows
+from delayd.delay.sender import Origin, Sender, Wire
+from delayd.errors import DelaydError, HandoffRefused
+from delayd.log.dispatch import NewPart, Outcome
+from delayd.wire.frame import MORE, Frame, HeadValue
+from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
+
+log = logging.getLogger(__name__)
+
+RETRY_MS = 50  # First wait before a target that was away is tried again; it doubles.
+RETRY_MS_MAX = 2_000
+ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back.
+
+Sequences = NDArray[np.uint64]
+
+
+class Dial(Protocol):
+    """Opens a connection: calls ``connected`` once, or ``lost``; and ``lost`` when an open one ends."""
+
+    def __call__(
+        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
+    ) -> None: ...
+
+
+class Earlier(Protocol):
+    """What is known of rows that an earlier epoch handed over."""
+
+    def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
+        """Which of an hour's rows have no outcome; none of an hour that is sealed or deleted."""
+
+    def decided(self, hour: int, sequences: Sequences) -> None:
+        """These rows have one now: they are not dispatched any more."""
+
+
+class Phase(Enum):
+    """States of a link."""
+
+    CLOSED = "closed"
+    CONNECTING = "connecting"
+    ASKED = "asked"  # A hello is under way.
+    RECORDING = "recording"  # The window's answer is being made durable.
+    READY = "ready"
+
+
+class Link:
+    """One target: its address, its connection and session, and its `Sender`."""
+
+    def __init__(
+        self,
+        target: int,
+        origin: Origin,
+        dial: Dial,
+        clock: Clock,
+        outcomes: OutcomeLog,
+        sender: Sender,
+        earlier: Earlier,
+        recorded_end: int,
+    ) -> None:
+        self.target = target
+        self.sender = sender
+        self.phase = Phase.CLOSED
+        self.address: tuple[str, int] | None = None
+        self.alarm = ""
+        self._origin = origin
+        self._dial = dial
+        self._clock = clock
+        self._outcomes = outcomes
+        self._earlier = earlier
+        self._recorded_end = recorded_end  # Highest offset at the target that an earlier epoch's dispatch logs name.
+        self._wire: Wire | None = None
+        self._session = 0
+        self._retry_ms = RETRY_MS
+        self._retry_at_ms = 0
+        self._answer: list[Frame] = []
+        self._settled: set[tuple[int, int]] = set()
+        self._closed = False
+
+    def offer(self, rows: Rows) -> None:
+        """Take due rows of this target's subjects; `pump` sends them."""
+        self.sender.waiting.add(rows)
+
+    def pump(self) -> None:
+        """Connect if need be, or send what waits."""
+        if self._closed:
+            return
+        if self.phase is Phase.READY and self._wire is not None:
+            self.sender.pump(self._wire, self._session, self._is_current)
+        elif self.phase is Phase.CLOSED and self.address and self._clock.monotonic_ms() >= self._retry_at_ms:
+            self.phase = Phase.CONNECTING
+            self._session += 1
+            session = self._session
+            self._dial(*self.address, partial(self._connected, session), partial(self._lost, session))
+
+    def next_wake_ms(self) -> int | None:
+        """When `pump` has something to do though nothing happens, in monotonic ms."""
+        if self._closed:
+            return None
+        if self.phase is Phase.CLOSED:
+            return self._retry_at_ms if self.address else None
+        return self.sender.next_wake_ms() if self.phase is Phase.READY else None
+
+    def close(self) -> None:
+        """Send nothing more; what is under way is asked for by the next start."""
+        self._closed = True
+        if self._wire is not None:
+            self._wire.close()
+
+    def _is_current(self, session: int) -> bool:
+        return session == self._session and self.phase is Phase.READY
+
+    def _connected(self, session: int, wire: Wire) -> None:
+        if session != self._session or self._closed:
+            wire.close()
+            return
+        self._wire, self.phase, self._answer = wire, Phase.ASKED, []
+        hello: dict[str, HeadValue] = {
+            "log_id": self._origin.log_id,
+            "epoch": self._origin.epoch,
+            "instance": self._origin.instance,
+            "session": session,
+            "w": list(self.sender.window.w),
+        }
+        wire.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
+
+    def _lost(self, session: int, error: DelaydError) -> None:
+        if session != self._session or self.phase is Phase.CLOSED:
+            return
+        if self.phase is not Phase.CONNECTING or self._retry_ms == RETRY_MS:
+            log.warning("target_away target=%016x reason=%r", self.target, str(error))
+        self._end_session(self._retry_ms)
+        self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
+
+    def _end_session(self, retry_ms: int) -> None:
+        self.phase = Phase.CLOSED
+        self._retry_at_ms = self._clock.monotonic_ms() + retry_ms
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+    def _greeted(self, session: int, answer: Frame | DelaydError) -> None:
+        if session != self._session or self.phase is not Phase.ASKED:
+            return
+        if isinstance(answer, HandoffRefused):
+            self._raise_alarm(str(answer))
+            return
+        if isinstance(answer, DelaydError):
+            self._lost(session, answer)
+            return
+        self._answer.append(answer)
+        if answer.flags & MORE:
+            return
+        log_id, end_offset = need_u64(answer.head, "log_id"), need_int(answer.head, "end_offset")
+        named = max(self._recorded_end, self.sender.acknowledged_end)
+        if log_id != self.target:
+            self._raise_alarm(f"its log_id is {log_id:016x} now")
+        elif end_offset < named:
+            self._raise_alarm(f"its log ends at {end_offset}, and it had acknowledged {named}")
+        else:
+            self.alarm = ""
+            self._settle(session)
+
+    def _raise_alarm(self, what: str) -> None:
+        if self.alarm != what:
+            log.critical(
+                "target_refused target=%016x reason=%r nothing_is_sent_until=an_operator_decides", self.target, what
+            )
+        self.alarm = what
+        self._end_session(ALARM_RETRY_MS)
+
+    def _settle(self, session: int) -> None:
+        """Record what the answer names; what was sent and is not named has not arrived, and never will."""
+        self.phase = Phase.RECORDING
+        for frame in self._answer:
+            position = 0
+            for *facts, count in need_rows(frame.head, "batches", 7):
+                sequences = np.frombuffer(frame.body, np.uint64, count, position)
+                deliver_at_ms = np.frombuffer(frame.body, np.int64, count, position + 8 * count)
+                position += 16 * count
+                self._arrived(facts, sequences, deliver_at_ms)
+        self._answer = []
+        self.sender.take_back()
+        self._outcomes.when_durable(partial(self._ready, session))
+        self._outcomes.flush()
+
+    def _arrived(self, facts: list[int], sequences: Sequences, deliver_at_ms: NDArray[np.int64]) -> None:
+        epoch, batch_id, hour, offset, appended_at_ms, claimed_at_ms = facts
+        if epoch == self._origin.epoch:
+            sent = self.sender.window.get(batch_id)
+            if sent is not None and not sent.acknowledged:
+                self.sender.acknowledge(sent, offset, appended_at_ms)
+            return
+        if self.sender.window.earlier_settled or (epoch, batch_id) in self._settled:
+            return
+        self._settled.add((epoch, batch_id))
+        new = self._earlier.without_outcome(hour, sequences)
+        if new.any():
+            sequences = sequences.compress(new)
+            self._earlier.decided(hour, sequences)
+            part = NewPart(
+                sequences,
+                deliver_at_ms.compress(new),
+                Outcome.DISPATCHED,
+                claimed_at_ms,
+                self.target,
+                epoch,
+                batch_id,
+                appended_at_ms,
+                offset,
+            )
+            self._outcomes.record(hour, part, _nothing)
+
+    def _ready(self, session: int) -> None:
+        if session != self._session or self.phase is not Phase.RECORDING:
+            return
+        log.info("target_ready target=%016x session=%d", self.target, session)
+        self.sender.window.earlier_settled = True
+        self._settled.clear()
+        self._retry_ms = RETRY_MS
+        self.phase = Phase.READY
+        self.pump()
+
+
+def _nothing() -> None:
+    """Whoever waits for these outcomes waits for all of the answer."""

@@ -1,0 +1,83 @@
+"""Loader: the index of an hour, from its schedule log into rows for the wheel (rules P4, P7).
+
+It reads what the checkpoint counts, minus what the dispatch log already holds. What is in the message log only is
+added by whoever loads, when this part is done: no checkpoint publishes in between.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.delay.hour_table import HourFile
+from delayd.delay.hour_wheel import PreparedRows, prepare
+from delayd.delay.rows import ROW, Rows
+from delayd.delay.subjects import Subjects
+from delayd.delay.table import Stored, rows_of, subjects_of, tabulate
+from delayd.disk import Disk
+from delayd.errors import DamagedData
+from delayd.log.schedule import schedule_path
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
+
+NO_SEQUENCES = np.empty(0, np.uint64)
+
+
+class LoadedHour(NamedTuple):
+    """An hour as its schedule log has it; ``prepared`` has subjects by their place in ``names``."""
+
+    hour: int
+    prepared: PreparedRows
+    names: list[bytes]
+    damage: DamagedData | None
+
+
+def load_hour(
+    disk: Disk, folder: str, log_id: int, hour: int, file: HourFile, decided: NDArray[np.uint64] = NO_SEQUENCES
+) -> LoadedHour:
+    """Read an hour, without the rows whose sequences are ``decided`` (sorted). Runs on the worker thread.
+
+    A group that does not check is quarantined with all that follows it in the file: ``damage`` says where.
+    """
+    subjects = Subjects()
+    rows, damage = np.empty(0, ROW), None
+    if file.length:
+        stored, damage = read_schedule_log(disk, folder, log_id, hour, file)
+        if stored:
+            table = tabulate(stored)
+            hours = np.full(len(table.sequences), hour, np.uint32)
+            rows = rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=True)
+            rows = without(rows, decided)
+    return LoadedHour(hour, prepare(rows), subjects.names, damage)
+
+
+def read_schedule_log(
+    disk: Disk, folder: str, log_id: int, hour: int, file: HourFile
+) -> tuple[list[Stored], DamagedData | None]:
+    """Read the batches that the checkpoint counts, and what stopped the reading early, if anything did."""
+    path = schedule_path(folder, hour)
+    stored: list[Stored] = []
+    try:
+        segment = open_segment(disk, path, FileKind.SCHEDULE, log_id, write=False)
+    except FileNotFoundError:
+        return stored, DamagedData(path, 0, "the file is gone; restore it from a copy")
+    try:
+        scan = segment.scan(0, 0)
+        while scan.offset < file.length:
+            group = next(scan, None)
+            if group is None:
+                reason = scan.reason or f"the file ends {file.length - scan.offset} bytes early"
+                return stored, DamagedData(path, scan.offset + FILE_HEADER_BYTES, reason)
+            stored.extend(Stored(offset, 0, batch) for offset, batch in group.batches())
+    finally:
+        segment.close()
+    return stored, None
+
+
+def without(rows: Rows, decided: NDArray[np.uint64]) -> Rows:
+    """Rows whose sequence is not among ``decided``, which is sorted."""
+    if not len(decided) or not len(rows):
+        return rows
+    sequences = rows["sequence"]
+    found = np.searchsorted(decided, sequences)
+    found[found == len(decided)] = 0
+    return rows.compress(decided.take(found) != sequences)

@@ -1,0 +1,172 @@
+"""Outcomes: what became of messages, gathered and fsynced into the dispatch logs of their hours.
+
+An outcome counts only when it is durable: W passes a batch (rule H1) and a session begins (rule H4) on that word alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from delayd.batch import ROWS_MAX
+from delayd.clock import Clock
+from delayd.disk import Disk
+from delayd.errors import DiskFull
+from delayd.executor import Done, Executor
+from delayd.log.dispatch import NewPart, encode_outcomes
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.schedule import dispatch_path
+from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+
+RETRY_MS = 1_000  # After a full disk.
+
+
+class Recorded(NamedTuple):
+    """Rows of one hour with one fate, and who is to hear that their outcome is durable."""
+
+    hour: int
+    part: NewPart
+    on_durable: Callable[[], object]
+
+
+class OutcomeLog:
+    """The one writer of the dispatch logs. ``segments`` are open files by hour, at their ends; it owns them."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        log_id: int,
+        epoch: int,
+        executor: Executor,
+        clock: Clock,
+        flush_ms: int,
+        segments: dict[int, Segment],
+    ) -> None:
+        self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
+        self._disk = disk
+        self._folder = folder
+        self._log_id = log_id
+        self._epoch = epoch
+        self._executor = executor
+        self._clock = clock
+        self._flush_ms = flush_ms
+        self._segments = segments  # Touched by the executor only, once a flush was submitted.
+        self._waiting: list[Recorded] = []
+        self._flushing: list[Recorded] = []
+        self._after_waiting: list[Callable[[], None]] = []
+        self._after_flushing: list[Callable[[], None]] = []
+        self._due_ms: int | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether every recorded outcome is durable."""
+        return not (self._waiting or self._flushing)
+
+    def record(self, hour: int, part: NewPart, on_durable: Callable[[], object]) -> None:
+        """Take an outcome; it is written with the next flush."""
+        self._waiting.append(Recorded(hour, part, on_durable))
+        if self._due_ms is None:
+            self._due_ms = self._clock.monotonic_ms() + self._flush_ms
+
+    def when_durable(self, callback: Callable[[], None]) -> None:
+        """Call back when everything recorded so far is durable."""
+        if self._waiting:
+            self._after_waiting.append(callback)
+        elif self._flushing:
+            self._after_flushing.append(callback)
+        else:
+            callback()
+
+    def next_wake_ms(self) -> int | None:
+        """When `wake` has something to do, in monotonic ms."""
+        return None if self._flushing else self._due_ms
+
+    def wake(self) -> None:
+        """Begin a flush when one is due."""
+        if self._due_ms is not None and self._clock.monotonic_ms() >= self._due_ms:
+            self.flush()
+
+    def flush(self) -> None:
+        """Begin to write what waits; one flush is under way at a time."""
+        if self._flushing or not self._waiting:
+            return
+        self._flushing, self._waiting, self._due_ms = self._waiting, [], None
+        self._after_flushing, self._after_waiting = self._after_waiting, []
+        by_hour: defaultdict[int, list[NewPart]] = defaultdict(list)
+        for recorded in self._flushing:
+            by_hour[recorded.hour].append(recorded.part)
+        self._executor.submit(partial(self._write, dict(by_hour), self._clock.now_ms()), self._flushed)
+
+    def segment_of(self, hour: int) -> Segment | None:
+        """The open file of an hour, for reading."""
+        return self._segments.get(hour)
+
+    def close_hour(self, hour: int, done: Callable[[], None]) -> None:
+        """Close the file of an hour that takes no more outcomes."""
+        self._executor.submit(partial(self._close, hour), lambda closed: done())
+
+    def _write(self, by_hour: dict[int, list[NewPart]], now_ms: int) -> set[int]:
+        """Append and fsync hour by hour: the hours that did not fit on the disk."""
+        full: set[int] = set()
+        for hour, parts in by_hour.items():
+            try:
+                segment = self._open(hour, now_ms)
+                groups = _groups(hour, parts, self._epoch, now_ms)
+                segment.append(groups)
+            except DiskFull:
+                full.add(hour)
+                continue
+            segment.flush()
+        return full
+
+    def _flushed(self, done: Done[set[int]]) -> None:
+        full = done.result()
+        flushed, self._flushing = self._flushing, []
+        after, self._after_flushing = self._after_flushing, []
+        self.blocked = bool(full)
+        if full:
+            self._waiting = [recorded for recorded in flushed if recorded.hour in full] + self._waiting
+            self._after_waiting, after = after + self._after_waiting, []
+            self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+        elif self._waiting:
+            self._due_ms = self._clock.monotonic_ms() + self._flush_ms
+        for recorded in flushed:
+            if recorded.hour not in full:
+                recorded.on_durable()
+        for callback in after:
+            callback()
+
+    def _open(self, hour: int, now_ms: int) -> Segment:
+        segment = self._segments.get(hour)
+        if segment is None:
+            path = dispatch_path(self._folder, hour)
+            self._disk.make_folder(path.rpartition("/")[0])
+            if self._disk.exists(path):
+                # Every file with outcomes is open since recovery: this one's creation met a full disk.
+                self._disk.remove(path)
+            header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
+            segment = self._segments[hour] = create_segment(self._disk, path, header)
+        return segment
+
+    def _close(self, hour: int) -> None:
+        segment = self._segments.pop(hour, None)
+        if segment is not None:
+            segment.close()
+
+
+def _groups(hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> list[NewGroup]:
+    """One group of batches, each of at most 65,536 rows; a part is never larger than one handed-over batch."""
+    batches: list[bytes] = []
+    taken: list[NewPart] = []
+    rows = total = 0
+    for part in parts:
+        count = len(part.sequences)
+        if rows + count > ROWS_MAX:
+            batches.append(encode_outcomes(hour, taken))
+            taken, rows = [], 0
+        taken.append(part)
+        rows += count
+        total += count
+    batches.append(encode_outcomes(hour, taken))
+    return [NewGroup(GroupKind.DATA, batches, epoch, now_ms, 0, total)]

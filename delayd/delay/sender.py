@@ -1,0 +1,233 @@
+"""Sender: due rows of one target, turned into frames and followed until their outcome is durable (rules H1, H2, S3).
+
+Rows are here exactly once: waiting, refused and put off, or in an undecided batch.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from delayd.batch import Buffer, DispatchPart
+from delayd.clock import Clock
+from delayd.config import DelayConfig
+from delayd.delay.frames import collect, encode_dispatch, split_by_subject_and_hour
+from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.rows import Rows
+from delayd.delay.sources import Sources
+from delayd.delay.waiting import WaitingRows, lowest_offset
+from delayd.delay.window import SentBatch, Window
+from delayd.errors import CallerError, DamagedData, DelaydError, RetryLater
+from delayd.log.dispatch import NewPart, Outcome
+from delayd.wire.frame import Frame, HeadValue
+from delayd.wire.requests import RequestType, need_int, need_rows
+
+log = logging.getLogger(__name__)
+
+REFUSED_RETRY_MS = 1_000
+BATCHES_A_FRAME = 256  # Many subjects in a frame cost by batch; this bounds the work between two looks at the clock.
+BATCH_OVERHEAD_BYTES = 512  # Header, directory, kind part and subject table of a DISPATCH batch, rounded up.
+
+OnAnswer = Callable[[Frame | DelaydError], None]
+
+
+class Wire(Protocol):
+    """An open connection to a target."""
+
+    def call(
+        self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer
+    ) -> object:
+        """Send a request; ``on_answer`` hears each frame of the answer, or one error."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who this delay server is, in every hello and batch."""
+
+    log_id: int
+    epoch: int
+    instance: int
+
+
+@dataclass(slots=True)
+class Refused:
+    """Rows of one batch that the target refused for good, since when, and when they are tried again, alone."""
+
+    rows: Rows
+    since_ms: int
+    retry_at_ms: int
+
+
+class Sender:
+    """What is on its way to one target."""
+
+    def __init__(
+        self,
+        target: int,
+        origin: Origin,
+        clock: Clock,
+        config: DelayConfig,
+        sources: Sources,
+        names: list[bytes],
+        outcomes: OutcomeLog,
+        put_back: Callable[[Rows], None],
+    ) -> None:
+        self.waiting = WaitingRows()
+        self.window = Window(origin.epoch)
+        self.frames_in_flight = 0
+        self.quarantined_rows = 0
+        self.dead_rows = 0
+        self.acknowledged_end = 0  # Highest offset that the target acknowledged (rule H7).
+        self._target = target
+        self._origin = origin
+        self._clock = clock
+        self._config = config
+        self._sources = sources
+        self._names = names
+        self._outcomes = outcomes
+        self._put_back = put_back
+        self._refused: list[Refused] = []
+        self._paused_until_ms = 0
+
+    def pump(self, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
+        """Send what waits, as far as the window has room; the rest stays where the next answer finds all of it."""
+        now = self._clock.monotonic_ms()
+        for refused in [refused for refused in self._refused if refused.retry_at_ms <= now]:
+            if self._has_room():
+                self._refused.remove(refused)
+                self._send(wire, session, current, refused.rows, refused)
+        while len(self.waiting) and now >= self._paused_until_ms and self._has_room():
+            rows = self.waiting.take(self._config.frame_rows_max, self._config.frame_bytes_max)
+            self._send(wire, session, current, rows, None)
+
+    def next_wake_ms(self) -> int | None:
+        """When something that was put off is to be tried again, in monotonic ms."""
+        times = [refused.retry_at_ms for refused in self._refused]
+        if self._paused_until_ms > self._clock.monotonic_ms():
+            times.append(self._paused_until_ms)
+        return min(times, default=None)
+
+    def lowest_message_log_offset(self) -> int | None:
+        """Lowest message log offset that one of the rows refers to (rule P6)."""
+        parts = [*self.window.rows(), *(refused.rows for refused in self._refused)]
+        offsets = [self.waiting.lowest_message_log_offset(), lowest_offset(parts)]
+        return min((offset for offset in offsets if offset is not None), default=None)
+
+    def acknowledge(self, sent: SentBatch, offset: int, appended_at_ms: int) -> None:
+        """Record that the target holds a batch; it is decided when that is durable."""
+        sent.acknowledged = True
+        self.acknowledged_end = max(self.acknowledged_end, offset)
+        part = NewPart(
+            sent.rows["sequence"],
+            sent.deliver_at_ms,
+            Outcome.DISPATCHED,
+            sent.claimed_at_ms,
+            self._target,
+            self._origin.epoch,
+            sent.batch_id,
+            appended_at_ms,
+            offset,
+        )
+        self._outcomes.record(sent.hour, part, partial(self.window.decide, sent.batch_id))
+
+    def take_back(self) -> None:
+        """Let rows wait again that were sent and, as the target's answer shows, never arrived."""
+        for sent in reversed(self.window.unacknowledged()):
+            self.window.decide(sent.batch_id)
+            self.waiting.give_back(sent.rows)
+        self.frames_in_flight = 0
+
+    def _has_room(self) -> bool:
+        return (
+            self.frames_in_flight < self._config.frames_in_flight_max
+            and self.window.size_bytes < self._config.undecided_bytes_max
+            and not self._outcomes.blocked
+        )
+
+    def _send(
+        self, wire: Wire, session: int, current: Callable[[int], bool], rows: Rows, refused: Refused | None
+    ) -> None:
+        batches: list[bytes] = []
+        sent: list[SentBatch] = []
+        for part in split_by_subject_and_hour(rows):
+            if len(sent) >= BATCHES_A_FRAME:
+                self.waiting.give_back(part)
+                continue
+            batch = self._build(part, batches)
+            if batch is not None:
+                sent.append(batch)
+        if sent:
+            self.frames_in_flight += 1
+            head = {"session": session, "epoch": self._origin.epoch}
+            answered = partial(self._answered, session, current, sent, refused)
+            wire.call(RequestType.DISPATCH, head, batches, answered)
+
+    def _build(self, rows: Rows, batches: list[bytes]) -> SentBatch | None:
+        hour, subject = int(rows["hour"][0]), self._names[int(rows["subject"][0])]
+        try:
+            gathered = collect(rows, self._sources)
+        except DamagedData as error:
+            self.quarantined_rows += len(rows)
+            sequences = rows["sequence"][:10].tolist()
+            log.critical("rows_quarantined rows=%d sequences=%s reason=%r", len(rows), sequences, str(error))
+            return None
+        claimed_at_ms = self._clock.now_ms()
+        if int(gathered.deliver_at_ms.max()) > claimed_at_ms:
+            # The clock was set back since these rows were taken: they are not due any more.
+            self._put_back(rows)
+            return None
+        w_epoch, w_id = self.window.w
+        batch_id = self.window.next_id()
+        part = DispatchPart(self._origin.log_id, self._origin.epoch, batch_id, w_epoch, w_id, claimed_at_ms, hour)
+        batches.append(encode_dispatch(part, rows, gathered, subject))
+        sent = SentBatch(batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, len(batches[-1]))
+        self.window.add(sent)
+        return sent
+
+    def _answered(
+        self,
+        session: int,
+        current: Callable[[int], bool],
+        sent: list[SentBatch],
+        refused: Refused | None,
+        answer: Frame | DelaydError,
+    ) -> None:
+        if not current(session):
+            # What became of it is in the window that the next session asks for (rule H4).
+            return
+        if isinstance(answer, Frame):
+            self.frames_in_flight -= 1
+            appended_at_ms = need_int(answer.head, "appended_at_ms")
+            offsets = dict(need_rows(answer.head, "batches", 2))
+            for batch in sent:
+                self.acknowledge(batch, offsets[batch.batch_id], appended_at_ms)
+        elif isinstance(answer, RetryLater):
+            self.frames_in_flight -= 1
+            self._paused_until_ms = self._clock.monotonic_ms() + (answer.retry_after_ms or REFUSED_RETRY_MS)
+            for batch in reversed(sent):
+                self.waiting.give_back(self.window.decide(batch.batch_id).rows)
+        elif isinstance(answer, CallerError):
+            self.frames_in_flight -= 1
+            for batch in sent:
+                self._put_off(self.window.decide(batch.batch_id), refused, answer)
+
+    def _put_off(self, sent: SentBatch, refused: Refused | None, error: DelaydError) -> None:
+        now = self._clock.monotonic_ms()
+        since = refused.since_ms if refused is not None else now
+        if refused is None:
+            log.error("rows_refused target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))
+        if now - since < self._config.dispatch_give_up_after_ms:
+            self._refused.append(Refused(sent.rows, since, now + REFUSED_RETRY_MS))
+            return
+        self.dead_rows += len(sent.rows)
+        log.error("rows_dead target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))
+        part = NewPart(sent.rows["sequence"], sent.deliver_at_ms, Outcome.DEAD, sent.claimed_at_ms, self._target)
+        self._outcomes.record(sent.hour, part, _nothing)
+
+
+def _nothing() -> None:
+    """A dead row waits for nobody."""

@@ -1,0 +1,120 @@
+"""Sources: from the location of a pending row to the batch that holds it.
+
+Recent batches of the message log stay in memory as they came; older ones, and those of schedule logs, are read and
+verified once, and kept for as long as the cache has room.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from delayd.batch import HEADER, Batch, parse
+from delayd.delay.rows import BATCH_OFFSET_MAX, BATCH_ROW_BITS, SCHEDULE_BIT
+from delayd.delay.table import Stored
+from delayd.disk import Disk
+from delayd.errors import BatchMalformed, DamagedData
+from delayd.log.log import Log
+from delayd.log.schedule import schedule_path
+from delayd.log.segment import FileKind, Segment, open_segment
+
+READ_AHEAD_BYTES = 64 << 10  # Holds most batches, so that one read does where the length is not known.
+FILES_MAX = 64  # Schedule logs kept open; the loaded hours are a handful.
+
+
+class Sources:
+    """Batches by location; for the loop alone."""
+
+    def __init__(self, disk: Disk, folder: str, log: Log, tail_bytes: int, cache_bytes: int) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._log = log
+        self._tail: dict[int, Batch] = {}  # In the order of the log.
+        self._tail_bytes = 0
+        self._tail_bytes_max = tail_bytes
+        self._cache: OrderedDict[tuple[int, int], Batch] = OrderedDict()
+        self._cache_bytes = 0
+        self._cache_bytes_max = cache_bytes
+        self._files: OrderedDict[int, Segment] = OrderedDict()
+
+    def remember(self, stored: list[Stored]) -> None:
+        """Keep batches that have just been appended to the message log."""
+        for entry in stored:
+            self._tail[entry.offset] = entry.batch
+            self._tail_bytes += entry.batch.total_bytes
+        while self._tail_bytes > self._tail_bytes_max and len(self._tail) > 1:
+            oldest = next(iter(self._tail))
+            self._tail_bytes -= self._tail.pop(oldest).total_bytes
+
+    def batch(self, hour: int, location: int) -> Batch:
+        """The verified batch of a row filed in ``hour``.
+
+        Raises:
+            DamagedData: its bytes do not check, with path and position.
+        """
+        offset = location >> BATCH_ROW_BITS & BATCH_OFFSET_MAX
+        if location < SCHEDULE_BIT:
+            batch = self._tail.get(offset)
+            if batch is not None:
+                return batch
+            key = (0, offset)
+        else:
+            key = (hour, offset)
+        batch = self._cache.get(key)
+        if batch is None:
+            batch = self._read(key[0], offset)
+            self._cache[key] = batch
+            self._cache_bytes += batch.total_bytes
+            while self._cache_bytes > self._cache_bytes_max and len(self._cache) > 1:
+                _, oldest = self._cache.popitem(last=False)
+                self._cache_bytes -= oldest.total_bytes
+        else:
+            self._cache.move_to_end(key)
+        return batch
+
+    def forget_hour(self, hour: int) -> None:
+        """Close the schedule log of an hour and drop its batches, before the file is removed."""
+        segment = self._files.pop(hour, None)
+        if segment is not None:
+            segment.close()
+        for key in [key for key in self._cache if key[0] == hour]:
+            self._cache_bytes -= self._cache.pop(key).total_bytes
+
+    def close(self) -> None:
+        """Close the files."""
+        for segment in self._files.values():
+            segment.close()
+        self._files.clear()
+
+    def _read(self, hour: int, offset: int) -> Batch:
+        if hour:
+            segment = self._segment(hour)
+            return read_batch(segment.path, lambda at, size: segment.file.pread(size, segment.position(at)), offset)
+        return read_batch(self._log.place.folder, self._log.read_some, offset)
+
+    def _segment(self, hour: int) -> Segment:
+        segment = self._files.get(hour)
+        if segment is None:
+            path = schedule_path(self._folder, hour)
+            segment = open_segment(self._disk, path, FileKind.SCHEDULE, self._log.place.log_id, write=False)
+            self._files[hour] = segment
+            if len(self._files) > FILES_MAX:
+                self._files.popitem(last=False)[1].close()
+        return segment
+
+
+def read_batch(path: str, read: Callable[[int, int], bytes], offset: int) -> Batch:
+    """Read and verify the batch at ``offset``; ``read(offset, size)`` may return fewer bytes at the end of a file.
+
+    Raises:
+        DamagedData: the bytes do not check.
+    """
+    data = read(offset, READ_AHEAD_BYTES)
+    try:
+        if len(data) >= HEADER.size:
+            total_bytes = HEADER.unpack_from(data)[4]
+            if total_bytes > len(data):
+                data = read(offset, total_bytes)
+        batch = parse(data)
+        batch.verify()
+    except BatchMalformed as error:
+        raise DamagedData(path, offset, f"the batch at offset {offset}: {error}") from error
+    return batch

@@ -1,0 +1,69 @@
+"""Waiting rows: due, of one target, not handed over yet; in the order in which they came due."""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.delay.loader import without
+from delayd.delay.ready import NO_ROWS
+from delayd.delay.rows import Rows, message_log_offset
+
+
+class WaitingRows:
+    """A queue of row arrays, taken from the front by rows and bytes."""
+
+    def __init__(self) -> None:
+        self._parts: deque[Rows] = deque()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, rows: Rows) -> None:
+        """Put rows behind the others."""
+        if len(rows):
+            self._parts.append(rows)
+            self._count += len(rows)
+
+    def give_back(self, rows: Rows) -> None:
+        """Put rows that were taken before the others."""
+        if len(rows):
+            self._parts.appendleft(rows)
+            self._count += len(rows)
+
+    def take(self, rows_max: int, bytes_max: int) -> Rows:
+        """Take up to so many rows with up to so many bytes, at least one."""
+        taken: list[Rows] = []
+        while self._parts and rows_max > 0 and bytes_max > 0:
+            part = self._parts.popleft()
+            fits = int(np.searchsorted(np.cumsum(part["length"][:rows_max], dtype=np.int64), bytes_max, "right"))
+            fits = max(fits, 0 if taken else 1)
+            if fits < len(part):
+                self._parts.appendleft(part[fits:])
+            if not fits:
+                break
+            taken.append(part[:fits])
+            rows_max -= fits
+            bytes_max -= int(taken[-1]["length"].sum())
+        if not taken:
+            return NO_ROWS
+        rows = taken[0] if len(taken) == 1 else np.concatenate(taken)
+        self._count -= len(rows)
+        return rows
+
+    def remove(self, decided: NDArray[np.uint64]) -> None:
+        """Drop rows whose sequences are among ``decided``, sorted."""
+        parts, self._parts, self._count = self._parts, deque(), 0
+        for part in parts:
+            self.add(without(part, decided))
+
+    def lowest_message_log_offset(self) -> int | None:
+        """Lowest message log offset that a row refers to (rule P6), None without such a row."""
+        return lowest_offset(self._parts)
+
+
+def lowest_offset(parts: "deque[Rows] | list[Rows]") -> int | None:
+    """Lowest message log offset of rows in several arrays, None without any."""
+    lowest = [int(part["location"].min()) for part in parts if len(part)]
+    return message_log_offset(min(lowest)) if lowest else None

@@ -1,0 +1,68 @@
+"""Window: the batches handed to one target that are not decided yet, and W, which tells the target what is (rule H1)."""
+
+from dataclasses import dataclass
+
+from delayd.batch import Int64s
+from delayd.delay.rows import Rows
+
+
+@dataclass(slots=True)
+class SentBatch:
+    """One handed-over batch: its rows, and what its outcome will say."""
+
+    batch_id: int
+    hour: int
+    rows: Rows
+    deliver_at_ms: Int64s
+    claimed_at_ms: int
+    size_bytes: int
+    acknowledged: bool = False
+
+
+class Window:
+    """Undecided batches by rising id; ids count per epoch and target and are never reused."""
+
+    def __init__(self, epoch: int) -> None:
+        self.earlier_settled = False  # Whether everything of earlier epochs is decided.
+        self.size_bytes = 0
+        self._epoch = epoch
+        self._last_id = 0
+        self._undecided: dict[int, SentBatch] = {}
+
+    def __len__(self) -> int:
+        return len(self._undecided)
+
+    @property
+    def w(self) -> tuple[int, int]:
+        """W = (epoch, id): every batch up to it is decided durably; (0, 0) while an earlier epoch is not settled."""
+        if not self.earlier_settled:
+            return (0, 0)
+        return (self._epoch, next(iter(self._undecided), self._last_id + 1) - 1)
+
+    def next_id(self) -> int:
+        """The id of the next batch."""
+        self._last_id += 1
+        return self._last_id
+
+    def add(self, sent: SentBatch) -> None:
+        """Remember a batch that is about to leave."""
+        self._undecided[sent.batch_id] = sent
+        self.size_bytes += sent.size_bytes
+
+    def get(self, batch_id: int) -> SentBatch | None:
+        """An undecided batch."""
+        return self._undecided.get(batch_id)
+
+    def decide(self, batch_id: int) -> SentBatch:
+        """Forget a batch whose outcome is durable, or that was refused by name and so never appended."""
+        sent = self._undecided.pop(batch_id)
+        self.size_bytes -= sent.size_bytes
+        return sent
+
+    def unacknowledged(self) -> list[SentBatch]:
+        """Batches that may be at the target or on their way."""
+        return [sent for sent in self._undecided.values() if not sent.acknowledged]
+
+    def rows(self) -> list[Rows]:
+        """The rows of every undecided batch."""
+        return [sent.rows for sent in self._undecided.values()]
