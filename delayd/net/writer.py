@@ -73,7 +73,8 @@ class Writer:
 
     def flush(self) -> None:
         """Give everything to the transport, full or not."""
-        if self._transport is None or not self._pending:
+        # A transport that is closing takes bytes and drops them, which would make "nothing was sent" unknowable.
+        if self._transport is None or not self._pending or self._transport.is_closing():
             return
         pending, self._pending = self._pending, []
         self.flushes += 1

@@ -1,0 +1,127 @@
+"""A server and its peers on loopback, for the tests of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+
+import uvloop
+
+from delayd.errors import DelaydError
+from delayd.net.connection import Connection, Handler, connect
+from delayd.net.server import Server
+from delayd.wire.frame import Frame
+
+HOST = "127.0.0.1"
+DEADLINE_S = 20.0  # Far above anything that works, on a machine that is busy with other things.
+
+Run = Callable[[Coroutine[object, object, None]], None]
+
+
+class Echo:
+    """Answers each request with its own head and body, except where a test says what to do with it."""
+
+    def __init__(self, on_request: Callable[[Connection, Frame], None] | None = None) -> None:
+        self.connections: list[Connection] = []
+        self.received_frames: list[Frame] = []
+        self.ends: list[DelaydError | None] = []
+        self.crashes: list[Exception] = []
+        self.on_request = on_request or answer_the_same
+
+    def connected(self, connection: Connection) -> None:
+        self.connections.append(connection)
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        self.received_frames.append(frame)
+        self.on_request(connection, frame)
+
+    def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
+        self.ends.append(error)
+
+    def crashed(self, error: Exception) -> None:
+        self.crashes.append(error)
+
+
+def answer_the_same(connection: Connection, frame: Frame) -> None:
+    connection.answer(frame.request_id, frame.head, [frame.body])
+
+
+def answer_nothing(connection: Connection, frame: Frame) -> None:
+    """The request stays unanswered."""
+
+
+class Loopback:
+    """What a scenario runs on: it closes every server and connection that it made, however the scenario ends."""
+
+    def __init__(self) -> None:
+        self._servers: list[Server] = []
+        self._connections: list[Connection] = []
+
+    async def serve(self, handler: Handler, **limits: int) -> tuple[Server, int]:
+        """A server on a free port."""
+        server = Server(handler, **limits)
+        self._servers.append(server)
+        return server, await server.listen(HOST, 0)
+
+    async def connect(self, port: int, handler: Handler | None = None) -> Connection:
+        """A connection to that port."""
+        connection = await connect(HOST, port, handler)
+        self._connections.append(connection)
+        return connection
+
+    async def pair(self, handler: Handler, **limits: int) -> Connection:
+        """A client of a server of its own."""
+        return await self.connect((await self.serve(handler, **limits))[1])
+
+    async def close(self) -> None:
+        """End all of it."""
+        for connection in self._connections:
+            connection.abort()
+            await connection.closed
+        for server in self._servers:
+            await server.close()
+
+
+def on_loop(scenario: Callable[[Loopback], Coroutine[object, object, None]], run: Run = uvloop.run) -> None:
+    """Run a scenario on a loop of its own, where a bug in any callback fails the test."""
+
+    async def guarded() -> None:
+        bugs: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
+        loopback = Loopback()
+        try:
+            async with asyncio.timeout(DEADLINE_S * 3):
+                await scenario(loopback)
+        finally:
+            await loopback.close()
+        assert bugs == []
+
+    run(guarded())
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Poll until the condition holds; AssertionError at the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
+        await asyncio.sleep(0.002)
+
+
+async def settled(value: Callable[[], int], quiet_turns: int = 50) -> int:
+    """The value once it has not changed for a while: how far something goes before it is held back."""
+    last, turns = value(), 0
+    while turns < quiet_turns:
+        await asyncio.sleep(0.002)
+        turns = turns + 1 if value() == last else 0
+        last = value()
+    return last
+
+
+async def error_of(answer: Awaitable[object]) -> BaseException:
+    """What an awaited answer raises."""
+    try:
+        await answer
+    except DelaydError as error:
+        return error
+    raise AssertionError("no error was raised")

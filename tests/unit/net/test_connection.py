@@ -1,0 +1,504 @@
+"""Requests and answers over real sockets: matched, bounded, and each ended exactly once, whatever the peer does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+import pytest
+from crc32c import crc32c
+
+from delayd.batch import Buffer
+from delayd.errors import (
+    BadMagic,
+    BadRequest,
+    BadVersion,
+    ConnectionLost,
+    DelaydError,
+    FrameDamaged,
+    FrameTooLarge,
+    PastHorizon,
+    RequestTimedOut,
+    ServerUnavailable,
+    SlowDown,
+    TooManyConnections,
+    UnknownRequest,
+)
+from delayd.net.connection import Connection, connect
+from delayd.wire.frame import ANSWER, ERROR, MAGIC, SEND_BODY_BYTES_MAX, Frame, FrameReader, Head, encode_frame
+from delayd.wire.requests import error_from_head
+
+from .loopback import HOST, Echo, Loopback, answer_nothing, answer_the_same, error_of, on_loop, settled, until
+
+
+def test_many_requests_at_once_are_each_answered_by_their_own_answer() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        client = await loopback.pair(Echo())
+        answers = [client.request(20, {"n": n}, [b"%8d" % n]) for n in range(3_000)]
+        for n, frame in enumerate(await asyncio.gather(*answers)):
+            assert (frame.type, frame.head, bytes(frame.body)) == (20, {"n": n}, b"%8d" % n)
+
+    on_loop(scenario)
+
+
+def test_answers_may_come_in_any_order() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        waiting: list[int] = []
+
+        def backwards(connection: Connection, frame: Frame) -> None:
+            waiting.append(frame.request_id)
+            if len(waiting) == 10:
+                for request_id in reversed(waiting):
+                    connection.answer(request_id, {"id": request_id})
+
+        client = await loopback.pair(Echo(backwards))
+        frames = await asyncio.gather(*(client.request(20, {}) for _ in range(10)))
+        assert all(frame.head == {"id": frame.request_id} for frame in frames)
+
+    on_loop(scenario)
+
+
+def test_a_body_of_64_mib_goes_there_and_back() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        client = await loopback.pair(Echo())
+        body = bytes(range(256)) * (64 << 12)
+        frame = await client.request(31, {}, [body])
+        assert frame.body == body
+
+    on_loop(scenario)
+
+
+def test_an_answer_of_several_frames_calls_back_for_each_and_then_never_again() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        def in_parts(connection: Connection, frame: Frame) -> None:
+            for part in range(3):
+                connection.answer(frame.request_id, {"part": part}, more=part < 2)
+
+        client = await loopback.pair(Echo(in_parts))
+        parts: list[Frame | DelaydError] = []
+        client.call(30, {}, (), parts.append)
+        await until(lambda: len(parts) == 3, "three parts")
+        assert [part.head for part in parts if isinstance(part, Frame)] == [{"part": 0}, {"part": 1}, {"part": 2}]
+        assert isinstance(await error_of(client.request(30, {})), FrameDamaged)
+        client.abort()
+        await client.closed
+        assert len(parts) == 3
+
+    on_loop(scenario)
+
+
+def test_a_refusal_is_raised_as_the_error_that_it_was_and_the_connection_goes_on() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        def refuse(connection: Connection, frame: Frame) -> None:
+            if frame.type == 20:
+                raise PastHorizon("due in three years", limit_ms=5)
+            if frame.type == 21:
+                connection.answer_error(frame.request_id, SlowDown("behind", retry_after_ms=70))
+            else:
+                answer_the_same(connection, frame)
+
+        handler = Echo(refuse)
+        client = await loopback.pair(handler)
+        refused, behind, fine = client.request(20, {}), client.request(21, {}), client.request(22, {"a": 1})
+        error = await error_of(refused)
+        assert isinstance(error, PastHorizon)
+        assert error.details == {"limit_ms": 5}
+        later = await error_of(behind)
+        assert isinstance(later, SlowDown)
+        assert later.retry_after_ms == 70
+        assert (await fine).head == {"a": 1}
+        assert handler.crashes == []
+
+    on_loop(scenario)
+
+
+def test_a_side_that_serves_nothing_says_so() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        client = await loopback.pair(handler)
+        await until(lambda: bool(handler.connections), "the connection")
+        assert isinstance(await error_of(handler.connections[0].request(20, {})), UnknownRequest)
+        client.close()
+
+    on_loop(scenario)
+
+
+def test_a_bug_of_the_handler_is_reported_and_ends_the_connection() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        def broken(connection: Connection, frame: Frame) -> None:
+            raise ZeroDivisionError("a bug")
+
+        handler = Echo(broken)
+        client = await loopback.pair(handler)
+        error = await error_of(client.request(20, {}))
+        assert isinstance(error, ConnectionLost)
+        assert error.sent
+        assert [type(crash) for crash in handler.crashes] == [ZeroDivisionError]
+
+    on_loop(scenario)
+
+
+def test_losing_the_connection_fails_every_request_and_says_whether_it_had_left() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        client = await loopback.pair(handler)
+        left = [client.request(20, {}) for _ in range(5)]
+        await until(lambda: len(handler.received_frames) == 5, "the requests")
+        never_left = client.request(20, {})
+        client.abort()
+        after = client.request(20, {})
+        for answer in left:
+            error = await error_of(answer)
+            assert isinstance(error, ConnectionLost)
+            assert error.sent
+        for answer in (never_left, after):
+            error = await error_of(answer)
+            assert isinstance(error, ConnectionLost)
+            assert not error.sent
+        await until(lambda: len(handler.ends) == 1, "the server's side of the end")
+        assert len(handler.received_frames) == 5
+        assert isinstance(handler.ends[0], ConnectionLost)
+
+    on_loop(scenario)
+
+
+def test_a_peer_that_dies_in_the_middle_of_a_frame_harms_nobody_else() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        _, port = await loopback.serve(handler)
+        neighbour = await loopback.connect(port)
+        half = b"".join(encode_frame(20, 1, {}, [bytes(4096)]))[:2000]
+        with socket.create_connection((HOST, port)) as dying:
+            dying.sendall(half)
+        await until(lambda: len(handler.ends) == 1, "the end")
+        assert handler.received_frames == []
+        assert "in the middle of a frame" in str(handler.ends[0])
+        assert (await neighbour.request(20, {"still": "here"})).head == {"still": "here"}
+
+    on_loop(scenario)
+
+
+def test_a_request_that_takes_too_long_fails_alone_and_its_late_answer_is_dropped() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        client = await loopback.pair(handler)
+        error = await error_of(client.request(20, {}, timeout_ms=30))
+        assert isinstance(error, RequestTimedOut)
+        assert error.sent
+        (late,) = handler.received_frames
+        handler.connections[0].answer(late.request_id, {})
+        handler.on_request = answer_the_same
+        assert (await client.request(20, {"a": 1})).head == {"a": 1}
+
+    on_loop(scenario)
+
+
+def test_a_cancelled_request_that_has_not_left_never_leaves() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        client = await loopback.pair(handler)
+        client.request(20, {"cancelled": True}).cancel()
+        # The callback that forgets it runs before the flush, which was scheduled first: so give it up by its id too.
+        forgotten: list[Frame | DelaydError] = []
+        client.forget(client.call(20, {"forgotten": True}, (), forgotten.append))
+        assert (await client.request(20, {"kept": True})).head == {"kept": True}
+        assert {"forgotten": True} not in [frame.head for frame in handler.received_frames]
+        assert forgotten == []
+
+    on_loop(scenario)
+
+
+def test_a_peer_that_does_not_read_holds_frames_back_where_a_time_limit_still_reaches_them() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        with socket.create_server((HOST, 0)) as listener:
+            client = await loopback.connect(listener.getsockname()[1])
+            peer, _ = listener.accept()
+            with peer:
+                filling = client.request(20, {}, [bytes(32 << 20)])
+                await until(lambda: not client.writable, "a full transport")
+                woken: list[bool] = []
+                client.on_writable(lambda: woken.append(client.writable))
+                late = client.request(20, {}, [bytes(8)], timeout_ms=20)
+                error = await error_of(late)
+                assert isinstance(error, RequestTimedOut)
+                assert not error.sent
+                assert client.buffered_bytes > 1 << 20
+                assert woken == []
+                peer.setblocking(False)
+                received = 0
+                total = sum(map(len, encode_frame(20, 1, {}, [bytes(32 << 20)])))
+                while received < total:
+                    received += len(await asyncio.get_running_loop().sock_recv(peer, 1 << 20))
+                await until(lambda: woken == [True], "the callback")
+                # The request that ran out of time was taken back: nothing follows the first one.
+                assert client.buffered_bytes == 0
+                client.abort()
+                assert isinstance(await error_of(filling), ConnectionLost)
+
+    on_loop(scenario)
+
+
+def test_a_client_that_outruns_the_server_is_not_read_from_until_answers_leave() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        client = await loopback.pair(handler, requests_max=16)
+        answers = [client.request(20, {"n": n}, [bytes(1024)]) for n in range(5_000)]
+        assert await settled(lambda: len(handler.received_frames)) == 16
+        connection = handler.connections[0]
+        connection.answer(handler.received_frames[0].request_id, {})
+        assert await settled(lambda: len(handler.received_frames)) == 17
+        handler.on_request = answer_the_same
+        for frame in handler.received_frames[1:17]:
+            answer_the_same(connection, frame)
+        await asyncio.gather(*answers)
+        assert [frame.head["n"] for frame in handler.received_frames] == list(range(5_000))
+
+    on_loop(scenario)
+
+
+def test_bodies_in_flight_are_bounded_too() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        client = await loopback.pair(handler, in_flight_bytes_max=1 << 20)
+        body: list[Buffer] = [bytes(300 << 10)]
+        answers = [client.request(20, {}, body) for _ in range(40)]
+        assert await settled(lambda: len(handler.received_frames)) == 4
+        handler.on_request = answer_the_same
+        for frame in handler.received_frames[:4]:
+            answer_the_same(handler.connections[0], frame)
+        assert len(await asyncio.gather(*answers)) == 40
+
+    on_loop(scenario)
+
+
+def test_a_peer_that_asks_and_never_reads_its_answers_is_served_no_further() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        def large(connection: Connection, frame: Frame) -> None:
+            connection.answer(frame.request_id, {}, [bytes(1 << 20)])
+
+        handler = Echo(large)
+        _, port = await loopback.serve(handler)
+        with socket.create_connection((HOST, port)) as greedy:
+            greedy.setblocking(False)
+            for number in range(1, 500):
+                greedy.sendall(b"".join(encode_frame(40, number, {})))
+            served = await settled(lambda: len(handler.received_frames))
+            assert served < 100
+            assert handler.connections[0].buffered_bytes < 64 << 20
+
+    on_loop(scenario)
+
+
+GOOD = b"".join(encode_frame(20, 1, {"good": True}))
+TOO_LARGE = struct.pack("<IBBHIIII", MAGIC, 1, 20, 0, 2, 4, 0xFFFF_FFF8, 0)
+DAMAGED = bytearray(b"".join(encode_frame(20, 2, {"a": 1})))
+DAMAGED[24] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("garbage", "kind"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", BadMagic),
+        (bytes(5 << 20), BadMagic),
+        (b"DLY1\x02" + bytes(40), BadVersion),
+        (TOO_LARGE, FrameTooLarge),
+        (bytes(DAMAGED), FrameDamaged),
+    ],
+)
+def test_bytes_that_are_no_frame_end_that_connection_with_a_named_error(
+    garbage: bytes, kind: type[DelaydError]
+) -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        _, port = await loopback.serve(handler, body_bytes_max=SEND_BODY_BYTES_MAX)
+        neighbour = await loopback.connect(port)
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(GOOD + garbage)
+        answered = await read_to_end(reader)
+        frames = cut(answered)
+        assert [frame.request_id for frame in frames] == [1, 0]
+        assert frames[1].flags == ANSWER | ERROR
+        assert type(error_from_head(frames[1].head)) is kind
+        await until(lambda: len(handler.ends) == 1, "the end")
+        assert type(handler.ends[0]) is kind
+        assert (await neighbour.request(20, {"still": "here"})).head == {"still": "here"}
+        writer.close()
+
+    on_loop(scenario)
+
+
+def test_a_request_id_that_is_under_way_or_reserved_ends_the_connection() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        _, port = await loopback.serve(handler)
+        for stream in (GOOD + GOOD, b"".join(encode_frame(20, 0, {}))):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(stream)
+            (frame,) = cut(await read_to_end(reader))
+            assert frame.request_id == 0
+            assert isinstance(error_from_head(frame.head), BadRequest)
+            writer.close()
+
+    on_loop(scenario)
+
+
+def test_a_head_that_is_no_map_is_answered_by_an_error_for_it_alone() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        _, port = await loopback.serve(handler)
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(list_as_head() + GOOD)
+        frames: list[Frame] = []
+        while len(frames) < 2:
+            frames += cut(await reader.read(1 << 16))
+        assert isinstance(error_from_head(frames[0].head), BadRequest)
+        assert frames[1].head == {"good": True}
+        assert len(handler.received_frames) == 1
+        writer.close()
+
+    on_loop(scenario)
+
+
+def test_what_the_peer_says_of_the_whole_connection_is_raised_to_all_under_way() -> None:
+    async def scenario(loopback: Loopback, answered_before: bool) -> None:
+        async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            (first, *_) = cut(await reader.read(1 << 16))
+            if answered_before:
+                writer.write(b"".join(encode_frame(20, first.request_id, {}, (), ANSWER)))
+            head: Head = {"code": "bad_version", "message": "speak 2", "retry_after_ms": 0, "details": {}}
+            writer.write(b"".join(encode_frame(0, 0, head, (), ANSWER | ERROR)))
+            writer.close()
+
+        listener = await asyncio.start_server(refuse, HOST, 0)
+        client = await loopback.connect(listener.sockets[0].getsockname()[1])
+        answers = [client.request(20, {}) for _ in range(3)]
+        errors = [await error_of(answer) for answer in answers[1:]]
+        if answered_before:
+            # Something was served on this connection, so what became of the others is not known.
+            assert (await answers[0]).head == {}
+            for error in errors:
+                assert isinstance(error, ConnectionLost)
+                assert error.sent
+                assert isinstance(error.__cause__, BadVersion)
+        else:
+            errors.append(await error_of(answers[0]))
+            assert [type(error) for error in errors] == [BadVersion] * 3
+        listener.close()
+
+    on_loop(lambda loopback: scenario(loopback, answered_before=False))
+    on_loop(lambda loopback: scenario(loopback, answered_before=True))
+
+
+def test_a_connection_above_the_limit_is_told_so_and_those_that_stand_go_on() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        server, port = await loopback.serve(Echo(), connections_max=2)
+        first, second = await loopback.connect(port), await loopback.connect(port)
+        await asyncio.gather(first.request(1, {}), second.request(1, {}))
+        third = await loopback.connect(port)
+        await third.closed
+        error = await error_of(third.request(1, {}))
+        assert isinstance(error, ConnectionLost)
+        assert not error.sent
+        assert isinstance(error.__cause__, TooManyConnections)
+        assert (await first.request(1, {"a": 1})).head == {"a": 1}
+        second.close()
+        await until(lambda: len(server.connections) == 1, "a free place")
+        fourth = await loopback.connect(port)
+        assert (await fourth.request(1, {"b": 2})).head == {"b": 2}
+
+    on_loop(scenario)
+
+
+def test_close_lets_what_was_answered_leave_first() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+
+        def answer_and_close(connection: Connection, frame: Frame) -> None:
+            connection.answer(frame.request_id, {}, [bytes(8 << 20)])
+            connection.close()
+
+        handler.on_request = answer_and_close
+        client = await loopback.pair(handler)
+        assert len((await client.request(20, {})).body) == 8 << 20
+        await client.closed
+        assert handler.ends == [None]
+
+    on_loop(scenario)
+
+
+def test_close_does_not_wait_for_ever_for_a_peer_that_reads_nothing() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(lambda connection, frame: connection.answer(frame.request_id, {}, [bytes(32 << 20)]))
+        server, port = await loopback.serve(handler)
+        with socket.create_connection((HOST, port)) as deaf:
+            deaf.sendall(GOOD)
+            await until(lambda: len(handler.received_frames) == 1, "the request")
+            await server.close()
+            assert len(handler.ends) == 1
+
+    on_loop(scenario)
+
+
+def test_after_close_nothing_is_accepted_and_no_connection_is_open() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        server, port = await loopback.serve(handler)
+        clients = [await loopback.connect(port) for _ in range(5)]
+        await asyncio.gather(*(client.request(1, {}) for client in clients))
+        await server.close()
+        assert server.connections == set()
+        assert len(handler.ends) == 5
+        assert isinstance(await error_of(connect(HOST, port, timeout_ms=1_000)), ServerUnavailable)
+
+    on_loop(scenario)
+
+
+def test_answers_to_a_peer_that_is_gone_are_dropped() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        client = await loopback.pair(handler)
+        client.call(20, {}, (), lambda answer: None)
+        await until(lambda: len(handler.received_frames) == 1, "the request")
+        client.close()
+        await until(lambda: len(handler.ends) == 1, "the end")
+        handler.connections[0].answer(handler.received_frames[0].request_id, {})
+        handler.connections[0].answer_error(handler.received_frames[0].request_id, SlowDown("late"))
+
+    on_loop(scenario)
+
+
+def test_it_works_on_the_loop_of_asyncio_too() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        client = await loopback.pair(Echo())
+        answers = await asyncio.gather(*(client.request(20, {"n": n}, [bytes(40_000)]) for n in range(200)))
+        assert [frame.head for frame in answers] == [{"n": n} for n in range(200)]
+
+    on_loop(scenario, asyncio.run)
+
+
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """All that comes before the end, which may be a reset when bytes of this side were never read."""
+    pieces = b""
+    while True:
+        try:
+            piece = await reader.read(1 << 16)
+        except ConnectionResetError:
+            return pieces
+        if not piece:
+            return pieces
+        pieces += piece
+
+
+def cut(stream: bytes) -> list[Frame]:
+    reader = FrameReader()
+    room = reader.get_buffer()
+    room[: len(stream)] = stream
+    return reader.received(len(stream))
+
+
+def list_as_head() -> bytes:
+    frame = bytearray(b"".join(encode_frame(20, 9, {})))
+    frame[24] = 0x90
+    frame[20:24] = crc32c(bytes(frame[:20]) + b"\x90").to_bytes(4, "little")
+    return bytes(frame)
