@@ -3,7 +3,7 @@
 One thread appends and flushes; any thread reads what is durable.
 """
 
-import bisect
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,8 +41,7 @@ class Log:
         self.disk = disk
         self.place = place
         self.recovered = recovered
-        self._segments = segments
-        self._bases = [segment.base_offset for segment in segments]
+        self._segments = segments  # Replaced, never changed: other threads read it.
 
     @property
     def start(self) -> int:
@@ -98,26 +97,45 @@ class Log:
         while start < stop:
             segment = self._segment_of(start)
             scan = segment.scan(start, previous_crc32c)
-            for group in scan:
-                if group.header.offset >= stop:
-                    return
+            # Behind ``stop`` a group may just be being written, so nothing there is looked at.
+            while scan.offset < stop and (group := next(scan, None)):
                 yield group
-            if scan.reason or (scan.offset < stop and scan.offset == start):
+            if scan.offset < stop and (scan.reason or scan.offset == start):
                 raise DamagedData(segment.path, segment.position(scan.offset), scan.reason or "the log ends early")
             start, previous_crc32c = scan.offset, scan.crc32c
 
     def delete_below(self, offset: int) -> int:
         """Remove whole segments that end at or below ``offset``, never the last one: the bytes freed."""
-        freed = 0
+        return self.remove(self.detach_below(offset))
+
+    def detach_below(self, offset: int) -> list[Segment]:
+        """Take out of the log what `delete_below` would remove, for `remove` on another thread; no reads of it follow."""
+        detached: list[Segment] = []
         while len(self._segments) > 1 and self._segments[1].base_offset <= offset:
-            segment = self._segments.pop(0)
+            detached.append(self._segments.pop(0))
             self._bases.pop(0)
+        return detached
+
+    def remove(self, detached: Sequence[Segment]) -> int:
+        """Close and remove detached segments, durably: the bytes freed."""
+        freed = 0
+        for segment in detached:
             freed += segment.file.size()
             segment.close()
             self.disk.remove(segment.path)
-        if freed:
+        if detached:
             self.disk.sync_folder(self.place.folder)
         return freed
+
+    def older_than(self, appended_ms: int) -> int:
+        """The highest offset that is the end of a segment all of whose groups were appended before ``appended_ms``."""
+        end = self.start
+        for following in self._segments[1:]:
+            # A segment is created after the last append to the one before it.
+            if following.header.created_at_ms >= appended_ms:
+                break
+            end = following.base_offset
+        return end
 
     def close(self) -> None:
         """Close every file; what was appended must have been flushed."""
@@ -125,19 +143,21 @@ class Log:
             segment.close()
 
     def _segment_of(self, offset: int) -> Segment:
-        index = bisect.bisect_right(self._bases, offset) - 1
+        segments = self._segments
+        index = bisect_right(segments, offset, key=_base_offset) - 1
         if index < 0:
             path = f"{self.place.folder}/{segment_name(offset)}"
             raise DamagedData(path, 0, f"the log begins at offset {self.start}, {offset} is not kept any more")
-        return self._segments[index]
+        return segments[index]
 
     def _roll(self, last: Segment, now_ms: int) -> None:
-        if last.durable < last.end:
-            last.flush()
+        last.flush()
         header = FileHeader(self.place.kind, self.place.log_id, last.end, 0, now_ms, last.crc32c)
-        segment = _create(self.disk, self.place, header)
-        self._segments.append(segment)
-        self._bases.append(segment.base_offset)
+        self._segments = [*self._segments, _create(self.disk, self.place, header)]
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset
 
 
 def segment_name(base_offset: int) -> str:
@@ -160,53 +180,74 @@ def open_log(disk: Disk, place: LogPlace, now_ms: int, start: int = 0, previous_
     """
     disk.make_folder(place.folder)
     segments = list_segments(disk, place, write=True)
-    if not segments:
-        if start:
-            path = f"{place.folder}/{segment_name(0)}"
-            raise DamagedData(path, 0, f"the log is gone, its checkpoint is at offset {start}")
-        segments.append(_create(disk, place, FileHeader(place.kind, place.log_id, 0, 0, now_ms, 0)))
-    if segments[0].base_offset > start:
-        raise DamagedData(segments[0].path, 0, f"the segments before offset {segments[0].base_offset} are gone")
-    recovered: list[Recovered] = []
-    for index, segment in enumerate(segments):
-        last = index == len(segments) - 1
-        following = None if last else segments[index + 1]
-        if following is not None and following.base_offset <= start:
-            segment.end = segment.durable = following.base_offset
-            segment.crc32c = following.header.previous_crc32c
-            continue
-        begin = max(start, segment.base_offset)
-        crc = previous_crc32c if begin == start else segment.header.previous_crc32c
-        found = segment.recover(begin, crc, begin, last)
-        if begin == start and segment.end == begin and previous_crc32c is not None:
-            segment.crc32c = previous_crc32c
-        if found.cut_bytes or found.rewritten_bytes:
-            recovered.append(found)
-        if following is not None and segment.end != following.base_offset:
-            what = f"it ends at offset {segment.end}, the next segment begins at {following.base_offset}"
-            raise DamagedData(segment.path, segment.position(segment.end), what)
-    return Log(disk, place, segments, recovered)
+    try:
+        if not segments:
+            if start:
+                path = f"{place.folder}/{segment_name(0)}"
+                raise DamagedData(path, 0, f"the log is gone, its checkpoint is at offset {start}")
+            segments.append(_create(disk, place, FileHeader(place.kind, place.log_id, 0, 0, now_ms, 0)))
+        if segments[0].base_offset > start:
+            raise DamagedData(segments[0].path, 0, f"the segments before offset {segments[0].base_offset} are gone")
+        recovered = [
+            _recover(segment, following, start, previous_crc32c)
+            for segment, following in zip(segments, [*segments[1:], None], strict=True)
+        ]
+    except BaseException:
+        _close_all(segments)
+        raise
+    return Log(disk, place, segments, [found for found in recovered if found.cut_bytes or found.rewritten_bytes])
 
 
 def list_segments(disk: Disk, place: LogPlace, *, write: bool, log_id: int | None = None) -> list[Segment]:
     """Open all segments of a folder in order; with ``write`` a last one whose creation did not finish is removed."""
     names = [name for name in disk.list_folder(place.folder) if name.endswith(".log")]
     segments: list[Segment] = []
-    for index, name in enumerate(names):
-        path = f"{place.folder}/{name}"
-        try:
-            segment = open_segment(disk, path, place.kind, place.log_id if log_id is None else log_id, write=write)
-        except UnfinishedFile:
-            if index != len(names) - 1:
-                raise DamagedData(path, 0, "the file header is missing, and later segments exist") from None
-            if write:
-                disk.remove(path)
-                disk.sync_folder(place.folder)
-            break
-        if name != segment_name(segment.base_offset):
-            raise DamagedData(path, 0, f"its header says that it begins at offset {segment.base_offset}")
-        segments.append(segment)
+    try:
+        for name in names:
+            path = f"{place.folder}/{name}"
+            try:
+                segment = open_segment(disk, path, place.kind, place.log_id if log_id is None else log_id, write=write)
+            except UnfinishedFile:
+                if name != names[-1]:
+                    raise DamagedData(path, 0, "the file header is missing, and later segments exist") from None
+                if write:
+                    disk.remove(path)
+                    disk.sync_folder(place.folder)
+                break
+            segments.append(segment)
+            if name != segment_name(segment.base_offset):
+                raise DamagedData(path, 0, f"its header says that it begins at offset {segment.base_offset}")
+    except BaseException:
+        _close_all(segments)
+        raise
     return segments
+
+
+def _recover(segment: Segment, following: Segment | None, start: int, previous_crc32c: int | None) -> Recovered:
+    """Recover one segment; what lies before ``start`` is durable, and what the checkpoint knows is not read again."""
+    base, known_crc32c = segment.base_offset, segment.header.previous_crc32c
+    if following is not None and following.base_offset <= start:
+        segment.end = segment.durable = following.base_offset
+        segment.crc32c = following.header.previous_crc32c
+        size = segment.file.size()
+        if size != segment.position(segment.end):
+            raise DamagedData(segment.path, size, f"it ends there, but the next segment begins at {segment.end}")
+        return Recovered(segment.path, 0, "", 0)
+    begin = base
+    if start > base and previous_crc32c is not None:
+        begin, known_crc32c = start, previous_crc32c
+    if following is None:
+        return segment.recover(begin, known_crc32c, max(start, base), last=True)
+    # A roll flushes a segment before it creates the next one.
+    found = segment.recover(begin, known_crc32c, following.base_offset, last=False)
+    if (segment.end, segment.crc32c) != (following.base_offset, following.header.previous_crc32c):
+        raise DamagedData(following.path, 0, f"it does not follow {segment.path}, which ends at {segment.end}")
+    return found
+
+
+def _close_all(segments: Sequence[Segment]) -> None:
+    for segment in segments:
+        segment.close()
 
 
 def _create(disk: Disk, place: LogPlace, header: FileHeader) -> Segment:
