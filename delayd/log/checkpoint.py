@@ -1,10 +1,10 @@
 """Checkpoint file: what a server publishes for readers in other processes (docs/formats/checkpoint.md, version 1).
 
-Two slots are written in turn, so that one valid slot is there at every instant.
+Two slots are written in turn, so that from the second publication on a durable one is there at every instant.
 """
 
 import struct
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgpack
 from crc32c import crc32c
@@ -17,6 +17,7 @@ MAGIC = b"delaydcp"
 VERSION = 1
 HEADER = struct.Struct("<8sHHIQQq16xII")
 SLOT_BYTES = 4 << 20  # The hour table of all 17,568 hours needs 562 KB.
+PAYLOAD_BYTES_MAX = SLOT_BYTES - HEADER.size
 NAME = "checkpoint"
 
 Value = int | str | bytes | list["Value"] | None
@@ -24,31 +25,37 @@ Payload = dict[str, Value]
 
 
 class CheckpointFile:
-    """The writer of one directory's checkpoint file."""
+    """The writer of one directory's checkpoint file; opening it makes the newest slot durable (rule L1)."""
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
-        self._disk = disk
-        self._folder = folder
         self._log_id = log_id
         path = f"{folder}/{NAME}"
-        created = not disk.exists(path)
-        self._file = disk.open(path, write=True, create=created)
-        if created:
+        self._file = disk.open(path, write=True, create=not disk.exists(path))
+        try:
+            found = _newest(path, self._file, log_id)
+            if found:
+                # A writer that died may have left it unsynced, and the next publication goes over the other slot.
+                self._file.pwritev([self._file.pread(found.size_bytes, found.position)], found.position)
+            self._file.sync()
             disk.sync_folder(folder)
-        found = _newest(path, self._file, log_id)
-        self._generation = found[0] if found else 0
+        except BaseException:
+            self._file.close()
+            raise
+        self._generation = found.generation if found else 0
 
     def publish(self, payload: Payload, now_ms: int) -> None:
-        """Write the older slot and fsync it."""
+        """Write the older slot and fsync it; after a DiskFull or OSError the newest slot is still the same one."""
         data = cast(bytes, msgpack.packb(payload))
-        if len(data) > SLOT_BYTES - HEADER.size:
+        if len(data) > PAYLOAD_BYTES_MAX:
             raise AssertionError(f"a checkpoint of {len(data)} bytes does not fit its slot")
-        self._generation += 1
-        fields = (VERSION, FileKind.CHECKPOINT, len(data), self._log_id, self._generation, now_ms, crc32c(data))
+        generation = self._generation + 1
+        fields = (VERSION, FileKind.CHECKPOINT, len(data), self._log_id, generation, now_ms, crc32c(data))
         checked = HEADER.pack(MAGIC, *fields, 0)[:-4]
         slot = checked + crc32c(checked).to_bytes(4, "little") + data
-        self._file.pwritev([slot], self._generation % 2 * SLOT_BYTES)
+        # The first generation goes to the first slot, so a file that reaches the second one has a valid slot.
+        self._file.pwritev([slot], SLOT_BYTES * ((generation - 1) % 2))
         self._file.sync()
+        self._generation = generation
 
     def close(self) -> None:
         """Close the file."""
@@ -70,18 +77,25 @@ def read_checkpoint(disk: Disk, folder: str, log_id: int | None = None) -> Paylo
         found = _newest(path, file, log_id)
     finally:
         file.close()
-    return found[1] if found else None
+    return found.payload if found else None
 
 
-def _newest(path: str, file: File, log_id: int | None) -> tuple[int, Payload] | None:
+class _Slot(NamedTuple):
+    generation: int
+    position: int
+    size_bytes: int
+    payload: Payload
+
+
+def _newest(path: str, file: File, log_id: int | None) -> _Slot | None:
     slots = [_read_slot(path, file, position, log_id) for position in (0, SLOT_BYTES)]
     valid = [slot for slot in slots if slot is not None]
-    if not valid and file.size() > SLOT_BYTES + HEADER.size:
+    if not valid and file.size() > SLOT_BYTES:
         raise DamagedData(path, 0, "neither of its two slots checks")
-    return max(valid, key=lambda slot: slot[0], default=None)
+    return max(valid, key=lambda slot: slot.generation, default=None)
 
 
-def _read_slot(path: str, file: File, position: int, log_id: int | None) -> tuple[int, Payload] | None:
+def _read_slot(path: str, file: File, position: int, log_id: int | None) -> _Slot | None:
     header = file.pread(HEADER.size, position)
     if len(header) < HEADER.size:
         return None
@@ -92,9 +106,9 @@ def _read_slot(path: str, file: File, position: int, log_id: int | None) -> tupl
         raise NewerFormat(path, version, VERSION)
     if log_id is not None and found != log_id:
         raise DamagedData(path, position, f"it belongs to the directory with log_id {found:016x}")
-    data = file.pread(payload_bytes, position + HEADER.size)
+    data = file.pread(min(payload_bytes, PAYLOAD_BYTES_MAX), position + HEADER.size)
     if len(data) != payload_bytes or crc32c(data) != payload_crc32c:
         return None
     payload = cast(Payload, msgpack.unpackb(data))
     payload["log_id"] = found
-    return generation, payload
+    return _Slot(generation, position, HEADER.size + payload_bytes, payload)

@@ -98,6 +98,9 @@ def encode_header(
         content_crc32c = crc32c(batch, content_crc32c)
     table = struct.pack(f"<{len(sizes)}I", *sizes)
     total_bytes = content_position(len(sizes)) + sum(sizes)
+    # What no reader would take must not be written: recovery would cut it off as a torn tail.
+    if total_bytes > BYTES_MAX or total_bytes & 7 or len(sizes) > BATCHES_MAX:
+        raise AssertionError(f"a group of {len(sizes)} batches in {total_bytes} bytes is not possible")
     checked = HEADER.pack(
         *(MAGIC, VERSION, new.kind, 0, 0, total_bytes, len(sizes), log_id, offset, new.epoch, new.base_sequence),
         *(new.appended_at_ms, durable_offset, previous_crc32c, new.row_count, content_crc32c, 0),
@@ -110,7 +113,7 @@ def parse_header(buffer: Buffer, position: int, log_id: int, offset: int) -> Gro
     """Read the header and table at ``position``, which must be those of ``offset`` in the log.
 
     Raises:
-        BadGroup: they are not; `IncompleteGroup` when only bytes are missing.
+        BadGroup: they are not; `IncompleteGroup` when only bytes are missing, `NewerGroup` when this code is too old.
     """
     available = len(buffer) - position
     if available < HEADER.size:
@@ -119,8 +122,6 @@ def parse_header(buffer: Buffer, position: int, log_id: int, offset: int) -> Gro
     magic, version, _, _, _, total_bytes, batch_count = fields[:7]
     if magic != MAGIC:
         raise BadGroup(f"magic {magic:#x} is not that of a group")
-    if version != VERSION:
-        raise BadGroup(f"version {version} is not known; this is version {VERSION}")
     content = content_position(batch_count)
     if batch_count > BATCHES_MAX or not content <= total_bytes <= BYTES_MAX or total_bytes & 7:
         raise BadGroup(f"{batch_count} batches in {total_bytes} bytes are not possible")
@@ -130,6 +131,9 @@ def parse_header(buffer: Buffer, position: int, log_id: int, offset: int) -> Gro
     table = view[position + HEADER.size : position + HEADER.size + 4 * batch_count]
     if crc32c(table, crc32c(view[position : position + HEADER_CHECKED])) != fields[-1]:
         raise BadGroup("the checksum of the header differs")
+    # Only behind a checksum that fits: torn bytes can look like any version.
+    if version != VERSION:
+        raise NewerGroup(version)
     header = GroupHeader._make((fields[2], *fields[5:]))
     if header.log_id != log_id:
         raise BadGroup(f"it belongs to the log {header.log_id:016x}")
@@ -154,6 +158,14 @@ def verify_group(buffer: memoryview, header: GroupHeader, previous_crc32c: int |
     sizes = struct.unpack_from(f"<{header.batch_count}I", buffer, HEADER.size)
     if content + sum(sizes) != header.total_bytes:
         raise BadGroup("the lengths of the batches do not add up")
+
+
+class NewerGroup(BadGroup):
+    """An intact group of a version that this code does not read."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"version {version} is not known; this is version {VERSION}")
+        self.version = version
 
 
 class IncompleteGroup(BadGroup):

@@ -13,13 +13,16 @@ from crc32c import crc32c
 
 from delayd.batch import Buffer
 from delayd.disk import Disk, File
-from delayd.errors import DamagedData, NewerFormat, ServerStopped
+from delayd.errors import DamagedData, DataError, NewerFormat, ServerStopped, SyncFailed
 from delayd.log.group import (
+    BATCHES_MAX,
     HEADER,
     MAGIC_BYTES,
+    VERSION,
     BadGroup,
     Group,
     IncompleteGroup,
+    NewerGroup,
     NewGroup,
     encode_header,
     parse_header,
@@ -31,6 +34,8 @@ FILE_VERSION = 1
 FILE_HEADER = struct.Struct("<8sHHIQQQqIIII")
 FILE_HEADER_BYTES = FILE_HEADER.size
 READ_BYTES = 4 << 20  # One read of a scan; large enough that its calls do not count.
+GROUP_PLACE = struct.Struct("<QQ")  # log_id and offset in a group's header: what names its place.
+GROUP_PLACE_AT = 16
 
 
 class FileKind(IntEnum):
@@ -87,14 +92,16 @@ class Segment:
         self.base_offset = header.base_offset
         self.end = self.durable = header.base_offset
         self.crc32c = header.previous_crc32c
+        self._broken = False
 
     def append(self, groups: Sequence[NewGroup]) -> list[int]:
         """Write groups at the end, not durable yet: their offsets.
 
         Raises:
-            DiskFull, OSError: nothing was appended; what was written of it is cut off.
+            DiskFull, OSError: nothing was appended; what was written of it is cut off, durably.
             ServerStopped: it could not be cut off.
         """
+        self._check_usable()
         end, crc, offsets = self.end, self.crc32c, []
         buffers: list[Buffer] = []
         for group in groups:
@@ -106,7 +113,7 @@ class Segment:
             end += len(header) + sum(sizes)
         try:
             self.file.pwritev(buffers, self.position(self.end))
-        except OSError as error:
+        except (OSError, DataError) as error:
             self._cut_back(error)
             raise
         self.end, self.crc32c = end, crc
@@ -114,8 +121,14 @@ class Segment:
 
     def flush(self) -> None:
         """Fsync what was appended; SyncFailed when the disk refuses, after which the server must stop."""
+        self._check_usable()
         end = self.end
-        self.file.sync()
+        try:
+            self.file.sync()
+        except SyncFailed:
+            # The kernel has dropped the dirty pages: a second sync would succeed and mean nothing.
+            self._broken = True
+            raise
         self.durable = end
 
     def position(self, offset: int) -> int:
@@ -133,10 +146,20 @@ class Segment:
         """Iterate over the verified groups from ``offset`` on; None: do not check the first one's chain."""
         return GroupScan(self, offset, previous_crc32c)
 
-    def cut(self, offset: int) -> None:
-        """Truncate to ``offset`` and fsync."""
-        self.file.truncate(self.position(offset))
-        self.file.sync()
+    def cut(self, offset: int, crc32c: int) -> None:
+        """Truncate to ``offset`` and fsync; appending goes on there, behind the group that has ``crc32c``.
+
+        Raises:
+            DamagedData: the file is shorter.
+        """
+        size = self.file.size()
+        if size < self.position(offset):
+            raise DamagedData(self.path, size, f"the file ends {self.position(offset) - size} bytes early")
+        if size > self.position(offset):
+            self.file.truncate(self.position(offset))
+            self.file.sync()
+        self.end = self.durable = offset
+        self.crc32c = crc32c
 
     def close(self) -> None:
         """Close the file; what was appended must have been flushed (rule L4)."""
@@ -148,7 +171,7 @@ class Segment:
         Args:
             offset: where to begin; what lies before is known to be durable and intact.
             previous_crc32c: header_crc32c of the group before ``offset``; None when it is not known.
-            known_durable: an offset below which the caller knows that everything was fsynced.
+            known_durable: an offset below which the caller knows that everything was fsynced, at least ``offset``.
             last: whether no later segment exists; only the last one may have a torn tail.
 
         Raises:
@@ -159,23 +182,32 @@ class Segment:
         for group in scan:
             durable = max(durable, group.header.durable_offset)
         end, size = scan.offset, self.base_offset + self.file.size() - FILE_HEADER_BYTES
-        if scan.reason and (not last or end < max(durable, self._durable_named_behind(end))):
+        if size < end:
+            raise DamagedData(self.path, self.position(size), f"the file ends {end - size} bytes early")
+        if scan.reason and (not last or end < self.durable_named_behind(end)):
             raise DamagedData(self.path, self.position(end), scan.reason)
         if end < known_durable:
-            raise DamagedData(self.path, self.position(end), f"the file ends {known_durable - end} bytes early")
+            what = scan.reason or f"the file ends {known_durable - end} bytes early"
+            raise DamagedData(self.path, self.position(end), what)
         if size > end:
             self.file.truncate(self.position(end))
-        rewritten = end - min(durable, end)
-        if rewritten:
-            self.file.pwritev([self.read(end - rewritten, rewritten)], self.position(end - rewritten))
-        if rewritten or size > end:
+        self._write_back(durable, end)
+        if size > end or durable < end or end == self.base_offset:
             self.file.sync()
             self.disk.sync_folder(self.path.rpartition("/")[0])
         self.end = self.durable = end
         self.crc32c = self.header.previous_crc32c if scan.crc32c is None else scan.crc32c
-        return Recovered(self.path, size - end, scan.reason, rewritten)
+        return Recovered(self.path, size - end, scan.reason, max(0, end - durable))
 
-    def _durable_named_behind(self, offset: int) -> int:
+    def _write_back(self, start: int, end: int) -> None:
+        """Write in place what may be in the page cache only: after a failed sync it would never reach the disk."""
+        if end == self.base_offset:
+            # Only a group proves that the file's header and name were synced.
+            self.file.pwritev([self.header.encode()], 0)
+        for at in range(start, end, READ_BYTES):
+            self.file.pwritev([self.read(at, min(READ_BYTES, end - at))], self.position(at))
+
+    def durable_named_behind(self, offset: int) -> int:
         """The highest durable offset that a valid group header behind a bad group names."""
         highest, position = 0, self.position(offset) + 8
         while data := self.file.pread(READ_BYTES, position):
@@ -183,25 +215,37 @@ class Segment:
             while found >= 0:
                 at = position + found
                 if at % 8 == 0:
-                    named = at - FILE_HEADER_BYTES + self.base_offset
-                    try:
-                        header = parse_header(self._header_bytes(at), 0, self.header.log_id, named)
-                        highest = max(highest, header.durable_offset)
-                    except BadGroup:
-                        pass  # Bytes of a message that look like a magic number name nothing.
+                    highest = max(highest, self._durable_named_at(at))
                 found = data.find(MAGIC_BYTES, found + 4)
             position += len(data)
         return highest
 
-    def _header_bytes(self, position: int) -> bytes:
-        return self.file.pread(HEADER.size + 4 * 65_536, position)
+    def _durable_named_at(self, position: int) -> int:
+        named = position - FILE_HEADER_BYTES + self.base_offset
+        place = GROUP_PLACE.pack(self.header.log_id, named)
+        # Bodies may be full of magic numbers: a table is read only behind a header that names this place.
+        if self.file.pread(GROUP_PLACE.size, position + GROUP_PLACE_AT) != place:
+            return 0
+        data = self.file.pread(HEADER.size + 4 * BATCHES_MAX, position)
+        try:
+            return parse_header(data, 0, self.header.log_id, named).durable_offset
+        except BadGroup:
+            return 0
 
-    def _cut_back(self, cause: OSError) -> None:
+    def _check_usable(self) -> None:
+        if self._broken:
+            raise ServerStopped(f"an earlier write to {self.path} failed; check the disk, then start the server again")
+
+    def _cut_back(self, cause: Exception) -> None:
         try:
             self.file.truncate(self.position(self.end))
             if self.file.size() != self.position(self.end):
                 raise OSError(f"{self.path} has the wrong size after a cut")
-        except OSError as error:
+            # Whole groups of the failed write must not come back after a crash: their senders were told "refused".
+            self.file.sync()
+            self.durable = self.end
+        except (OSError, DataError, SyncFailed) as error:
+            self._broken = True
             raise ServerStopped(
                 f"a failed write to {self.path} ({cause}) could not be cut back ({error}); "
                 "check the disk, then start the server again"
@@ -234,6 +278,8 @@ class GroupScan(Iterator[Group]):
                 break
             except IncompleteGroup as error:
                 needed, self.reason = error.size_bytes, str(error)
+            except NewerGroup as error:
+                raise NewerFormat(self._segment.path, error.version, VERSION) from None
             except BadGroup as error:
                 self.reason = str(error)
                 raise StopIteration from None
@@ -251,11 +297,18 @@ class GroupScan(Iterator[Group]):
 
 
 def create_segment(disk: Disk, path: str, header: FileHeader) -> Segment:
-    """Create a file with its header, both durable (rule L4)."""
+    """Create a file with its header, both durable (rule L4); nothing is left of it when the disk is full."""
+    folder = path.rpartition("/")[0]
     file = disk.open(path, write=True, create=True)
-    file.pwritev([header.encode()], 0)
+    try:
+        file.pwritev([header.encode()], 0)
+    except (OSError, DataError):
+        file.close()
+        disk.remove(path)
+        disk.sync_folder(folder)
+        raise
     file.sync()
-    disk.sync_folder(path.rpartition("/")[0])
+    disk.sync_folder(folder)
     return Segment(disk, path, file, header)
 
 
@@ -268,9 +321,10 @@ def open_segment(disk: Disk, path: str, kind: FileKind, log_id: int | None, *, w
     """
     file = disk.open(path, write=write)
     try:
-        if file.size() <= FILE_HEADER_BYTES and not _header_checks(file.pread(FILE_HEADER_BYTES, 0)):
+        data = file.pread(FILE_HEADER_BYTES, 0)
+        if file.size() <= FILE_HEADER_BYTES and not _header_checks(data):
             raise UnfinishedFile(path)
-        return Segment(disk, path, file, _read_header(path, file.pread(FILE_HEADER_BYTES, 0), kind, log_id))
+        return Segment(disk, path, file, _read_header(path, data, kind, log_id))
     except BaseException:
         file.close()
         raise

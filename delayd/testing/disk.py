@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
 
@@ -62,6 +63,13 @@ class MemoryDisk:
         disk = MemoryDisk(capacity_bytes=self.capacity_bytes, reports_sync_errors=self._reports_sync_errors)
         disk._root = self._root.after_power_loss(way, Random(seed))
         disk.used_bytes = _size_of(disk._root)
+        return disk
+
+    def after_kill(self) -> MemoryDisk:
+        """The disk that the next process finds after a SIGKILL: all is there, and no more of it is durable."""
+        disk = MemoryDisk(capacity_bytes=self.capacity_bytes, reports_sync_errors=self._reports_sync_errors)
+        disk._root = deepcopy(self._root)
+        disk.used_bytes = self.used_bytes
         return disk
 
     @property
