@@ -109,12 +109,11 @@ class Log:
         return self.remove(self.detach_below(offset))
 
     def detach_below(self, offset: int) -> list[Segment]:
-        """Take out of the log what `delete_below` would remove, for `remove` on another thread; no reads of it follow."""
-        detached: list[Segment] = []
-        while len(self._segments) > 1 and self._segments[1].base_offset <= offset:
-            detached.append(self._segments.pop(0))
-            self._bases.pop(0)
-        return detached
+        """Take what `delete_below` would remove out of the log, on the thread that appends, for `remove` on another."""
+        segments = self._segments
+        count = bisect_right(segments, offset, 1, key=_base_offset) - 1
+        self._segments = segments[count:]
+        return segments[:count]
 
     def remove(self, detached: Sequence[Segment]) -> int:
         """Close and remove detached segments, durably: the bytes freed."""
@@ -123,7 +122,7 @@ class Log:
             freed += segment.file.size()
             segment.close()
             self.disk.remove(segment.path)
-        if detached:
+            # One by one: two removals that become durable in the other order would leave a gap.
             self.disk.sync_folder(self.place.folder)
         return freed
 
