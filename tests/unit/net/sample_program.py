@@ -1,0 +1,63 @@
+"""A server program with a service that behaves as its argument says; run by test_program as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from delayd.errors import BadSetting, DamagedData, DirectoryInUse, SyncFailed
+from delayd.net.program import Fail, run_program
+from delayd.net.server import Server
+
+from .loopback import HOST, Echo
+
+SERVING_ERRORS = {
+    "sync_fails": SyncFailed("/data", "input/output error"),
+    "damage": DamagedData("/data/x.log", 64, "the checksum differs"),
+    "bug": ZeroDivisionError("a bug"),
+}
+STARTING_ERRORS = {
+    "bad_setting": BadSetting("port must be at most 65535"),
+    "in_use": DirectoryInUse("/data", "pid 7, delay"),
+    "damaged_start": DamagedData("/data/x.log", 64, "the checksum differs"),
+}
+
+
+def hang() -> None:
+    """Hold the loop for longer than any test lasts."""
+    time.sleep(3600)
+
+
+class Service:
+    """Serves echoes until it is told to stop."""
+
+    def __init__(self, behaviour: str, fail: Fail) -> None:
+        self._behaviour = behaviour
+        self._fail = fail
+        self._server = Server(Echo())
+
+    async def start(self) -> tuple[str, int]:
+        if self._behaviour in STARTING_ERRORS:
+            raise STARTING_ERRORS[self._behaviour]
+        loop = asyncio.get_running_loop()
+        port = await self._server.listen(HOST, 0)
+        if self._behaviour in SERVING_ERRORS:
+            loop.call_later(0.01, self._fail, SERVING_ERRORS[self._behaviour])
+        if self._behaviour == "bug_in_callback":
+            loop.call_later(0.01, lambda: 1 // 0)
+        return HOST, port
+
+    async def stop(self) -> None:
+        print("stopping", flush=True)
+        if self._behaviour == "hangs_in_await":
+            await asyncio.Event().wait()
+        if self._behaviour == "hangs_in_loop":
+            hang()
+        await self._server.close()
+        print("stop called", flush=True)
+
+
+if __name__ == "__main__":
+    behaviour, *options = sys.argv[1:]
+    sys.exit(run_program("sample", lambda fail: Service(behaviour, fail), exit_with_stdin="stdin" in options))

@@ -1,0 +1,81 @@
+"""The collector: nothing starts by itself, and cycles go away even if it is never quiet."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from delayd.net import collector
+from delayd.net.collector import QuietCollector
+
+from .loopback import until
+
+
+class Cycle:
+    """An object that only the collector frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def make_cycles(count: int) -> weakref.ref[Cycle]:
+    cycles = [Cycle() for _ in range(count)]
+    return weakref.ref(cycles[0])
+
+
+def run_collector(quiet: Callable[[], bool], cycles: int) -> bool:
+    """Whether a cycle was freed after some ticks."""
+
+    async def scenario() -> bool:
+        keeper = QuietCollector(asyncio.get_running_loop(), quiet)
+        try:
+            assert not gc.isenabled()
+            cycle = make_cycles(cycles)
+            if cycles < collector.YOUNG_OBJECTS_MAX and not quiet():
+                await asyncio.sleep(5 * collector.TICK_S)
+                return cycle() is None
+            await until(lambda: cycle() is None, "the cycle's end")
+            return True
+        finally:
+            keeper.close()
+
+    return uvloop.run(scenario())
+
+
+@pytest.fixture(autouse=True)
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "TICK_S", 0.005)
+
+
+def test_cycles_are_freed_at_a_quiet_moment() -> None:
+    assert run_collector(lambda: True, cycles=collector.YOUNG_OBJECTS_MIN * 2)
+    assert gc.isenabled()
+
+
+def test_cycles_wait_while_it_is_not_quiet() -> None:
+    assert not run_collector(lambda: False, cycles=collector.YOUNG_OBJECTS_MIN * 2)
+
+
+def test_too_many_of_them_are_freed_even_if_it_is_never_quiet() -> None:
+    assert run_collector(lambda: False, cycles=collector.YOUNG_OBJECTS_MAX + 1)
+
+
+def test_old_cycles_are_freed_in_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "OLD_TICKS_MIN", 3)
+
+    async def scenario() -> None:
+        keeper = QuietCollector(asyncio.get_running_loop())
+        cycle = Cycle()
+        gc.collect(0)
+        gc.collect(1)
+        gone = weakref.ref(cycle)
+        del cycle
+        await until(lambda: gone() is None, "the old cycle's end")
+        keeper.close()
+
+    uvloop.run(scenario())

@@ -1,0 +1,131 @@
+"""The timer: never early, once for each time that it is set, and idle when it was cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import time
+from collections.abc import Coroutine
+
+import pytest
+import uvloop
+
+from delayd.net.timer import Timer
+
+from .loopback import until
+
+LOOP_CLOCK_MS = 1.0  # The loop's own timers count whole milliseconds, so one may fire that much early or late.
+
+
+class Firings:
+    """A timer that notes when it fired."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.timer = Timer(asyncio.get_running_loop(), lambda: self.times.append(time.monotonic()))
+
+    async def count(self, wanted: int) -> None:
+        await until(lambda: len(self.times) >= wanted, f"{wanted} firings")
+
+
+@pytest.fixture(params=["timerfd", "loop"])
+def early_ms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Each test runs with a timerfd and without one; what is early by more than this is wrong."""
+    if request.param == "timerfd":
+        return 0.0
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: object())
+    return LOOP_CLOCK_MS
+
+
+def on_loop(scenario: Coroutine[object, object, None]) -> None:
+    uvloop.run(scenario)
+
+
+def test_it_fires_once_for_each_time_and_never_early(early_ms: float) -> None:
+    async def scenario() -> None:
+        firings = Firings()
+        for number, delay_ms in enumerate((0.2, 1.5, 7.25, 20.0, 0.7), start=1):
+            due = time.monotonic() + delay_ms / 1000
+            firings.timer.set_after_ms(delay_ms)
+            await firings.count(number)
+            assert (firings.times[-1] - due) * 1000 >= -early_ms
+        firings.timer.set_after_ms(30)
+        await firings.count(6)
+        assert len(firings.times) == 6
+        firings.timer.close()
+
+    on_loop(scenario())
+
+
+def test_setting_it_again_replaces_the_time(early_ms: float) -> None:
+    async def scenario() -> None:
+        firings = Firings()
+        firings.timer.set_after_ms(5)
+        due = time.monotonic() + 0.04
+        firings.timer.set_after_ms(40)
+        await firings.count(1)
+        assert (firings.times[0] - due) * 1000 >= -early_ms
+        firings.timer.set_after_ms(60_000)
+        firings.timer.set_after_ms(1)
+        await firings.count(2)
+        firings.timer.close()
+
+    on_loop(scenario())
+
+
+def test_a_time_that_has_passed_fires_at_once_but_not_inside_the_call(early_ms: float) -> None:
+    async def scenario() -> None:
+        firings = Firings()
+        for number, delay_ms in enumerate((0.0, -5_000.0), start=1):
+            firings.timer.set_after_ms(delay_ms)
+            assert len(firings.times) == number - 1
+            await firings.count(number)
+        firings.timer.close()
+
+    on_loop(scenario())
+
+
+def test_a_cancelled_timer_does_not_fire_and_can_be_set_again(early_ms: float) -> None:
+    async def scenario() -> None:
+        firings, witness = Firings(), Firings()
+        firings.timer.set_after_ms(2)
+        firings.timer.cancel()
+        witness.timer.set_after_ms(20)
+        await witness.count(1)
+        assert firings.times == []
+        firings.timer.set_after_ms(1)
+        await firings.count(1)
+        firings.timer.close()
+        witness.timer.close()
+
+    on_loop(scenario())
+
+
+def test_an_expiry_that_the_loop_has_not_seen_yet_is_taken_back_by_a_later_time() -> None:
+    async def scenario() -> None:
+        firings, witness = Firings(), Firings()
+        firings.timer.set_after_ms(0.1)
+        hold_the_loop_until = time.monotonic() + 0.01
+        while time.monotonic() < hold_the_loop_until:
+            pass
+        firings.timer.set_after_ms(60_000)
+        witness.timer.set_after_ms(10)
+        await witness.count(1)
+        assert firings.times == []
+        firings.timer.close()
+        witness.timer.close()
+
+    on_loop(scenario())
+
+
+def test_close_gives_the_descriptor_back() -> None:
+    async def scenario() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        timers = [Firings().timer for _ in range(10)]
+        assert len(os.listdir("/proc/self/fd")) == before + 10
+        for timer in timers:
+            timer.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    on_loop(scenario())
