@@ -1,0 +1,139 @@
+"""What heads say about servers and routes, on both sides of a connection to meta (docs/protocol.md, Meta).
+
+Invariant: every answer fits one head, whatever was asked within these limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from delayd.errors import BadRequest
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import (
+    U64_MAX,
+    need_bool,
+    need_int,
+    need_list,
+    need_map,
+    need_maps,
+    need_str,
+    need_strs,
+    need_u64,
+)
+
+SUBJECTS_MAX = 2_000  # Of one request or answer: 550 KB of a head if all names are as long as they may be.
+SERVERS_MAX = 1_000  # That meta knows: 400 KB of a head.
+HOST_BYTES_MAX = 253  # Of a name in DNS.
+PORT_MAX = 65_535
+ROLES = ("delay", "realtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What a server says of itself."""
+
+    role: str
+    log_id: int
+    host: str
+    port: int
+    epoch: int
+    pid: int
+
+    def to_head(self) -> Head:
+        """As the head of REGISTER."""
+        return {
+            "role": self.role,
+            "log_id": self.log_id,
+            "host": self.host,
+            "port": self.port,
+            "epoch": self.epoch,
+            "pid": self.pid,
+        }
+
+
+class ServerInfo(NamedTuple):
+    """A server as meta sees it."""
+
+    server: Registered
+    alive: bool
+    seen_ms_ago: int
+
+    def to_head(self) -> Head:
+        """As one item of `servers`."""
+        return {**self.server.to_head(), "alive": self.alive, "seen_ms_ago": self.seen_ms_ago}
+
+
+class Routes(NamedTuple):
+    """The answer of ROUTES: the realtime server of each subject, those servers, and subjects that have none."""
+
+    routes: Mapping[str, int]
+    servers: Sequence[ServerInfo]
+    unrouted: Sequence[str]
+
+    def to_head(self) -> Head:
+        """As the head of the answer."""
+        return {"routes": dict(self.routes), "servers": servers_head(self.servers), "unrouted": list(self.unrouted)}
+
+
+class SubjectPage(NamedTuple):
+    """The answer of SUBJECTS: names and log_ids, in order of name."""
+
+    subjects: Sequence[tuple[str, int]]
+    more: bool
+
+    def to_head(self) -> Head:
+        """As the head of the answer."""
+        return {"subjects": [[name, log_id] for name, log_id in self.subjects], "more": self.more}
+
+
+def servers_head(servers: Iterable[ServerInfo]) -> list[HeadValue]:
+    """The field `servers` of an answer."""
+    return [server.to_head() for server in servers]
+
+
+def read_registered(head: Head) -> Registered:
+    """What a server says of itself; BadRequest names a field that can't be."""
+    role = need_str(head, "role")
+    if role not in ROLES:
+        raise BadRequest(f"role is {role!r} and must be one of {', '.join(ROLES)}", field="role")
+    host = need_str(head, "host", HOST_BYTES_MAX)
+    if not host:
+        raise BadRequest("host is empty; nobody could reach this server", field="host")
+    return Registered(
+        role,
+        need_u64(head, "log_id"),
+        host,
+        need_int(head, "port", 1, PORT_MAX),
+        need_int(head, "epoch", 1),
+        need_int(head, "pid"),
+    )
+
+
+def read_servers(head: Head) -> list[ServerInfo]:
+    """The field `servers` of an answer."""
+    return [
+        ServerInfo(read_registered(each), need_bool(each, "alive"), need_int(each, "seen_ms_ago"))
+        for each in need_maps(head, "servers")
+    ]
+
+
+def read_routes(head: Head) -> Routes:
+    """The answer of ROUTES."""
+    routes = need_map(head, "routes")
+    return Routes(
+        {subject: need_u64(routes, subject) for subject in routes}, read_servers(head), need_strs(head, "unrouted")
+    )
+
+
+def read_subject_page(head: Head) -> SubjectPage:
+    """The answer of SUBJECTS."""
+    subjects: list[tuple[str, int]] = []
+    for item in need_list(head, "subjects"):
+        match item:
+            case [str(name), int(log_id)] if 0 <= log_id <= U64_MAX:
+                subjects.append((name, log_id))
+            case _:
+                raise BadRequest("subjects has an item that is no pair of a name and a log_id", field="subjects")
+    return SubjectPage(subjects, need_bool(head, "more"))

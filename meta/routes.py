@@ -1,0 +1,84 @@
+"""Which realtime server has which subject.
+
+Invariant: what is given out is durable, and a route that was given out never changes by itself. A route that is decided
+and not durable yet counts as taken, so that nobody else decides it again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from delayd.wire.meta import SubjectPage
+
+
+class RouteTable:
+    """Routes by subject, in memory; about 200 B each."""
+
+    def __init__(self, stored: Iterable[tuple[str, int]]) -> None:
+        self._durable = dict(stored)
+        self._decided: dict[str, int] = {}
+        self._counts = Counter(self._durable.values())
+        self._names = sorted(self._durable)
+        self._names_sorted = True
+
+    def __len__(self) -> int:
+        return len(self._durable)
+
+    def get(self, subject: str) -> int | None:
+        """The log_id that serves a subject, if that is durable."""
+        return self._durable.get(subject)
+
+    def has_unsettled(self, subjects: Iterable[str]) -> bool:
+        """Whether a route of these is decided and not durable yet."""
+        return bool(self._decided) and any(subject in self._decided for subject in subjects)
+
+    def has_routes(self, log_id: int) -> bool:
+        """Whether a subject is routed to a server."""
+        return self._counts[log_id] > 0
+
+    def decide(self, subjects: Iterable[str], live: Sequence[int]) -> dict[str, int]:
+        """Choose for each subject without a route the live server with the fewest subjects, the lowest of them first.
+
+        They are given out after `settle`. None are decided without a live server.
+        """
+        servers = [(self._counts[log_id], log_id) for log_id in live]
+        heapq.heapify(servers)
+        decided: dict[str, int] = {}
+        for subject in subjects if servers else ():
+            if subject not in self._durable and subject not in self._decided:
+                count, log_id = servers[0]
+                heapq.heapreplace(servers, (count + 1, log_id))
+                self._decided[subject] = decided[subject] = log_id
+                self._counts[log_id] += 1
+        return decided
+
+    def settle(self, decided: Mapping[str, int], *, durable: bool) -> None:
+        """Decided routes are durable from now on; or they are taken back, for nothing of them was stored."""
+        for subject, log_id in decided.items():
+            del self._decided[subject]
+            if durable:
+                self._durable[subject] = log_id
+            else:
+                self._counts[log_id] -= 1
+        if durable:
+            self._names.extend(decided)
+            self._names_sorted = self._names_sorted and not decided
+
+    def page(self, prefix: str, after: str, limit: int) -> SubjectPage:
+        """At most `limit` subjects that begin with `prefix` and come behind `after`, in order of name."""
+        if not self._names_sorted:
+            # Cheap when most of it is in order; only listings need it, so no registration pays.
+            self._names.sort()
+            self._names_sorted = True
+        names = self._names
+        begin = max(bisect_left(names, prefix), bisect_right(names, after))
+        page: list[tuple[str, int]] = []
+        while begin < len(names) and names[begin].startswith(prefix):
+            if len(page) == limit:
+                return SubjectPage(page, more=True)
+            page.append((names[begin], self._durable[names[begin]]))
+            begin += 1
+        return SubjectPage(page, more=False)

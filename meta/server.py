@@ -1,0 +1,193 @@
+"""The meta server on its socket: requests in, answers out, around the core (docs/protocol.md, Meta).
+
+Invariant: no request waits for the disk on the loop, and after `stop` all that was answered is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+
+from delayd.clock import SystemClock
+from delayd.config import MetaConfig, describe
+from delayd.disk import Lock, RealDisk
+from delayd.errors import DelaydError, RetryLater, Stopping, UnknownRequest
+from delayd.executor import ThreadExecutor
+from delayd.identity import open_identity
+from delayd.net.connection import Connection
+from delayd.net.server import Server
+from delayd.state import LmdbState
+from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
+from delayd.wire.meta import Routes, read_registered, servers_head
+from delayd.wire.requests import (
+    RequestType,
+    need_bool,
+    need_int,
+    need_str,
+    need_strs,
+    optional_str,
+    request_type,
+)
+
+from .core import Meta
+
+LOCK_FILE = "LOCK"
+STATE_FOLDER = "state.lmdb"
+RESTART_MS = 1_000  # When a client of a stopping server may look for it again.
+
+log = logging.getLogger(__name__)
+
+
+class MetaService:
+    """One directory, its core and its socket; runs inside delayd.net.program."""
+
+    def __init__(self, config: MetaConfig, fail: Callable[[BaseException], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._config = config
+        self._fail = fail
+        self._clock = SystemClock()
+        self._started_at_ms = self._clock.now_ms()
+        self._executor = ThreadExecutor("meta-state", loop.call_soon_threadsafe)
+        self._disk = RealDisk()
+        # No request of meta has a body; one that was meant for a delay server is refused by name all the same.
+        self._server = Server(self, body_bytes_max=SEND_BODY_BYTES_MAX)
+        self._lock: Lock | None = None
+        self._state: LmdbState | None = None
+        self._stopping = False
+        self._idle: asyncio.Event = asyncio.Event()
+        self._requests = 0
+
+    async def start(self) -> tuple[str, int]:
+        """Lock the directory, begin its next epoch, read what is known, and listen."""
+        config = self._config
+        log.info("config %s", describe(config))
+        try:
+            self._disk.make_folder(config.folder)
+            self._lock = self._disk.lock(os.path.join(config.folder, LOCK_FILE), config.role)
+            path = os.path.join(config.folder, STATE_FOLDER)
+            self._state = LmdbState(path)
+            self._identity = open_identity(self._state, path, _draw_u64)
+            self._core = Meta(self._state, path, self._executor, self._clock, config.lease_ms, self._fail_core)
+            port = await self._server.listen(config.host, config.port)
+        except DelaydError:
+            self._close()
+            raise
+        log.info(
+            "opened log_id=%d epoch=%d servers=%d routes=%d",
+            *self._identity,
+            self._core.server_count,
+            self._core.route_count,
+        )
+        return config.host, port
+
+    async def stop(self) -> None:
+        """See delayd.net.program.Service."""
+        self._stopping = True
+        self._server.stop_accepting()
+        while not self._core.idle:
+            self._idle.clear()
+            await self._idle.wait()
+        await self._server.close()
+        self._close()
+
+    # What connections call.
+
+    def connected(self, connection: Connection) -> None:
+        """Whoever connects may ask at once."""
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        """Answer, or refuse by raising."""
+        self._requests += 1
+        answer = partial(connection.answer, frame.request_id)
+        kind = request_type(frame.type)
+        if kind is RequestType.PING:
+            answer(self._timed({}))
+        elif kind is RequestType.STATUS:
+            answer(self._status())
+        elif self._stopping:
+            raise Stopping("this meta server is stopping; go on with what is known", retry_after_ms=RESTART_MS)
+        elif kind is RequestType.REGISTER:
+            self._register(connection, frame)
+        elif kind is RequestType.SERVERS:
+            servers = self._core.servers(optional_str(frame.head, "role"))
+            answer(self._timed({"servers": servers_head(servers)}))
+        elif kind is RequestType.ROUTES:
+            self._routes(connection, frame)
+        elif kind is RequestType.META_SUBJECTS:
+            answer(self._subjects(frame.head))
+        else:
+            raise UnknownRequest(f"a meta server does not serve {kind.name}; ask a server that does")
+
+    def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
+        """Nothing is kept for a connection."""
+
+    def crashed(self, error: Exception) -> None:
+        """A bug of ours."""
+        self._fail(error)
+
+    def _fail_core(self, error: BaseException) -> None:
+        self._fail(error)
+        # Those who waited for the disk are not answered any more, and a stop that waits for them must go on.
+        self._idle.set()
+
+    def _register(self, connection: Connection, frame: Frame) -> None:
+        def on_stored(refused: RetryLater | None) -> None:
+            if refused is not None:
+                connection.answer_error(frame.request_id, refused)
+            else:
+                head: Head = {"lease_ms": self._config.lease_ms, "heartbeat_ms": self._config.heartbeat_ms}
+                connection.answer(frame.request_id, self._timed(head))
+            self._idle.set()
+
+        self._core.register(read_registered(frame.head), on_stored)
+
+    def _routes(self, connection: Connection, frame: Frame) -> None:
+        def on_routes(answer: Routes | RetryLater) -> None:
+            if isinstance(answer, RetryLater):
+                connection.answer_error(frame.request_id, answer)
+            else:
+                connection.answer(frame.request_id, self._timed(answer.to_head()))
+            self._idle.set()
+
+        self._core.routes(need_strs(frame.head, "subjects"), need_bool(frame.head, "assign"), on_routes)
+
+    def _subjects(self, head: Head) -> Head:
+        page = self._core.subjects(need_str(head, "prefix"), need_str(head, "after"), need_int(head, "limit", 1))
+        return self._timed(page.to_head())
+
+    def _status(self) -> Head:
+        counters: dict[str, HeadValue] = {
+            "requests": self._requests,
+            "connections": len(self._server.connections),
+            "servers": self._core.server_count,
+            "routes": self._core.route_count,
+            "transactions": self._core.transactions,
+        }
+        return self._timed(
+            {
+                "role": self._config.role,
+                "log_id": self._identity.log_id,
+                "epoch": self._identity.epoch,
+                "pid": os.getpid(),
+                "started_at_ms": self._started_at_ms,
+                "counters": counters,
+            }
+        )
+
+    def _timed(self, head: Head) -> Head:
+        return {**head, "now_ms": self._clock.now_ms()}
+
+    def _close(self) -> None:
+        self._executor.close()
+        if self._state is not None:
+            self._state.close()
+        if self._lock is not None:
+            self._lock.release()
+        self._disk.close()
+
+
+def _draw_u64() -> int:
+    return int.from_bytes(os.urandom(8), "little")
