@@ -1,31 +1,126 @@
 """The command ``delayd``: one click group, whose commands receive what the launcher injects as ``click`` object.
 
-Invariant: an error that a user can act on is one sentence on stderr and a documented exit code, never a traceback.
+Invariant: an error that a user can act on is one sentence on stderr and a documented exit code, never a traceback. A
+command's module is imported when it is run, so ``delayd send`` pays for no supervisor and ``--help`` for nothing.
 """
 
+import os
+import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
 
 import click
 
 import delayd
+from delayd.errors import DelaydError
 
+from .exits import INTERRUPTED, NOBODY_READS, OK, exit_code_of
 from .programs import Programs
+
+
+class Place(NamedTuple):
+    """Where a command is defined, and the line that the overview shows."""
+
+    module: str
+    name: str
+    summary: str
+
+
+PLACES = {
+    "up": Place("up", "up", "Run all servers on this machine."),
+    "meta": Place("serve", "meta", "Run the meta server: who is alive, who serves what."),
+    "delay": Place("serve", "delay", "Run a delay server: it holds messages until they are due."),
+    "realtime": Place("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
+    "send": Place("send", "send", "Send messages that become due later."),
+    "consume": Place("consume", "consume", "Take due messages and acknowledge them."),
+    "servers": Place("servers", "servers", "List the servers that meta knows."),
+    "subjects": Place("subjects", "subjects", "List subjects and the servers that serve them."),
+    "groups": Place("groups", "groups", "List consumer groups and their progress."),
+    "schedule": Place("schedule", "schedule", "Look at what is scheduled, from files."),
+    "dispatch": Place("dispatch", "dispatch", "Look at what became of messages, from files."),
+    "log": Place("log", "log", "Verify or dump log files."),
+    "audit": Place("audit", "audit", "Check that each message left once, on time, from files."),
+    "spark-audit": Place("audit", "spark_audit", "The same check with Spark."),
+}
+
+
+class Commands(click.Group):
+    """The commands by name; each is imported when it is wanted."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, in the order of the overview."""
+        return list(PLACES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        place = PLACES.get(cmd_name)
+        if place is None:
+            return None
+        command: click.Command = getattr(import_module(f".{place.module}", __package__), place.name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; a reader that went away, such as ``head``, is no error."""
+        try:
+            result: object = super().invoke(ctx)
+            # What is still buffered would otherwise fail at the interpreter's end, where nobody can catch it.
+            sys.stdout.flush()
+        except BrokenPipeError:
+            return _quietly()
+        return result
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the overview without importing a command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place.summary) for name, place in PLACES.items()])
 
 
 def main(programs: Programs, arguments: Sequence[str] | None = None) -> int:
     """Run one command; ``arguments`` are those of the process unless given. Returns the exit code."""
     try:
         result: object = commands.main(arguments, prog_name="delayd", obj=programs, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as help_instead:
+        help_instead.show()
+        return help_instead.exit_code
     except click.ClickException as error:
-        error.show()
+        click.echo(f"delayd: {_sentence(error)}", err=True)
         return error.exit_code
+    except DelaydError as error:
+        click.echo(f"delayd: {error.message}", err=True)
+        return exit_code_of(error)
     except click.Abort:
         click.echo("delayd: stopped", err=True)
-        return 130  # What a shell reports for a program that Ctrl-C ended.
-    return result if isinstance(result, int) else 0
+        return INTERRUPTED
+    return result if isinstance(result, int) else OK
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.version_option(delayd.__version__, prog_name="delayd")
 def commands() -> None:
-    """Holds messages until they are due and delivers each of them once, on time."""
+    """Holds messages until they are due and delivers each of them once, on time.
+
+    Example, in three terminals:
+
+    \b
+        delayd up
+        delayd send orders.cancel "order 42" --in 10s
+        delayd consume orders.cancel --group billing
+
+    Exit codes: 0 done, 1 a bug of delayd, 2 an argument or setting, 3 damage or books that do not balance,
+    4 try later, 130 interrupted.
+    """
+
+
+def _sentence(error: click.ClickException) -> str:
+    message = error.format_message().rstrip(".").replace("\n", " ")
+    message = message[:1].lower() + message[1:]
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"{message}; see {error.ctx.command_path} --help"
+    return message
+
+
+def _quietly() -> int:
+    # The interpreter flushes stdout once more at its end, into a pipe that nobody reads.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return NOBODY_READS

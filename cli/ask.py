@@ -1,0 +1,91 @@
+"""Asks a server one thing, or a few, and waits for the answers.
+
+Invariant: every wait has a limit, and a server that is not there is named with its address.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import NamedTuple, TypeVar
+
+from delayd.config import parse_address
+from delayd.errors import ServerUnavailable
+from delayd.net.connection import Connection, connect
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import RequestType, need_bool, need_int, need_maps, need_str, need_u64
+
+CONNECT_MS = 3_000  # On any network that people wait on.
+ANSWER_MS = 10_000  # A server that replays after a crash answers later than usual.
+
+R = TypeVar("R")
+
+
+class Known(NamedTuple):
+    """A server that meta knows."""
+
+    role: str
+    log_id: int
+    host: str
+    port: int
+    epoch: int
+    pid: int
+    alive: bool
+    seen_ms_ago: int
+
+
+def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
+    """Run a coroutine that asks, and return what it found."""
+    return asyncio.run(main())
+
+
+@asynccontextmanager
+async def connected(host: str, port: int, what: str = "server") -> AsyncIterator[Connection]:
+    """Connect for the length of the block; ServerUnavailable says which server is not there."""
+    try:
+        connection = await connect(host, port, timeout_ms=CONNECT_MS)
+    except ServerUnavailable as error:
+        raise ServerUnavailable(
+            f"no {what} answers at {host}:{port}; start it with `delayd up`, or give its address with --meta"
+            if what == "meta server"
+            else f"the {what} at {host}:{port} can't be reached; see `delayd servers`",
+            retry_after_ms=error.retry_after_ms,
+        ) from error
+    try:
+        yield connection
+    finally:
+        connection.close()
+        await connection.closed
+
+
+async def ask(connection: Connection, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
+    """The head of the answer."""
+    frame = await connection.request(request, head, timeout_ms=ANSWER_MS)
+    return frame.head
+
+
+@asynccontextmanager
+async def meta(address: str) -> AsyncIterator[Connection]:
+    """Connect to the meta server at ``host:port``."""
+    host, port = parse_address(address)
+    async with connected(host, port, "meta server") as connection:
+        yield connection
+
+
+async def known_servers(connection: Connection, role: str | None = None) -> list[Known]:
+    """Ask meta for its servers, by role and log_id."""
+    answer = await ask(connection, RequestType.SERVERS, {"role": role})
+    return sorted(read_server(head) for head in need_maps(answer, "servers"))
+
+
+def read_server(head: Head) -> Known:
+    """One server of an answer."""
+    return Known(
+        need_str(head, "role"),
+        need_u64(head, "log_id"),
+        need_str(head, "host"),
+        need_int(head, "port"),
+        need_u64(head, "epoch"),
+        need_int(head, "pid"),
+        need_bool(head, "alive"),
+        need_int(head, "seen_ms_ago"),
+    )

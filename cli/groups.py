@@ -1,0 +1,50 @@
+"""``delayd groups``: how far the consumers of each group are, asked of the realtime servers."""
+
+import click
+
+from delayd.wire.requests import RequestType, need_int, need_maps, need_str
+
+from . import ask
+from .listing import Cell, Column, Kind, show
+from .options import format_option, meta_option
+
+COLUMNS = (
+    Column("subject"),
+    Column("group"),
+    Column("waiting", Kind.NUMBER),
+    Column("outstanding", Kind.NUMBER),
+    Column("redelivering", Kind.NUMBER),
+    Column("next", Kind.NUMBER),
+    Column("end", Kind.NUMBER),
+)
+
+
+@click.command()
+@meta_option
+@click.option("--subject", metavar="NAME", help="Groups of this subject only.")
+@format_option
+def groups(meta: str, subject: str | None, form: str) -> None:
+    """List consumer groups and their progress.
+
+    Waiting messages are due and were not pulled yet; outstanding ones were pulled and not acknowledged; redelivering
+    ones came back and are offered again.
+
+    Example: delayd groups --subject orders.cancel
+    """
+    show(COLUMNS, ask.run(lambda: _rows(meta, subject)), form)
+
+
+async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:
+    async with ask.meta(address) as connection:
+        servers = await ask.known_servers(connection, "realtime")
+    rows: list[tuple[Cell, ...]] = []
+    for server in servers:
+        if not server.alive:
+            continue
+        async with ask.connected(server.host, server.port, "realtime server") as connection:
+            answer = await ask.ask(connection, RequestType.GROUPS, {"subject": subject})
+        for head in need_maps(answer, "groups"):
+            after, end = need_int(head, "next"), need_int(head, "end")
+            counts = (need_int(head, "outstanding"), need_int(head, "redelivering"))
+            rows.append((need_str(head, "subject"), need_str(head, "group"), end - after, *counts, after, end))
+    return sorted(rows, key=lambda row: (str(row[0]), str(row[1])))

@@ -1,0 +1,145 @@
+"""One renderer for every listing: a table for people, JSON and CSV for programs.
+
+Invariant: JSON and CSV hold the exact values, with their units in the names of the columns; only a table rounds them or
+writes an instant as a date. JSON is one array with one object a line, written as the rows come.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from itertools import islice
+from typing import NamedTuple, TextIO
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .times import duration_text, instant_text
+
+LIMIT_DEFAULT = 100  # Fills a screen or two; a listing of millions is asked for on purpose.
+PIPE_COLUMNS = 10_000  # Where no terminal bounds a line, none is folded.
+
+Cell = str | int | float | bool | None
+
+
+class Kind(Enum):
+    """What a column holds, which says how a table writes it."""
+
+    TEXT = "text"
+    NUMBER = "number"
+    INSTANT = "instant"  # Milliseconds since the epoch.
+    DURATION = "duration"  # Milliseconds.
+    SIZE = "size"  # Bytes.
+
+
+class Column(NamedTuple):
+    """A column: its name in JSON and CSV, and what it holds."""
+
+    name: str
+    kind: Kind = Kind.TEXT
+
+    @property
+    def heading(self) -> str:
+        """What stands above it in a table, where a value shows its unit itself."""
+        name = self.name
+        if self.kind in (Kind.INSTANT, Kind.DURATION):
+            name = name.removesuffix("_ms")
+        if self.kind is Kind.SIZE:
+            name = name.removesuffix("_bytes")
+        return name.replace("_", " ")
+
+
+def show(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], form: str, limit: int = 0) -> int:
+    """Write rows to stdout as ``form`` says, at most ``limit`` of them unless it is 0; returns how many.
+
+    When more were there a sentence on stderr says so.
+    """
+    source = iter(rows)
+    counted = _Counted(islice(source, limit) if limit else source)
+    writers = {"table": _write_table, "json": _write_json, "csv": _write_csv}
+    writers[form](columns, counted, sys.stdout)
+    if limit and counted.count == limit and next(source, None) is not None:
+        sys.stdout.flush()
+        click.echo(f"delayd: stopped after {limit} rows; --limit 0 shows all, --limit N more", err=True)
+    return counted.count
+
+
+def size_text(size: float) -> str:
+    """Bytes with the unit that suits them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def printable(data: bytes, length_max: int = 80) -> str:
+    """Bytes as one line that no terminal obeys, cut with an ellipsis when they are long."""
+    text = data[: 4 * length_max].decode("utf-8", "backslashreplace")
+    safe = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return safe if len(safe) <= length_max and len(data) <= 4 * length_max else f"{safe[: length_max - 1]}…"
+
+
+class _Counted(Iterator[Sequence[Cell]]):
+    def __init__(self, rows: Iterator[Sequence[Cell]]) -> None:
+        self.count = 0
+        self._rows = rows
+
+    def __next__(self) -> Sequence[Cell]:
+        row = next(self._rows)
+        self.count += 1
+        return row
+
+
+def _write_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out: TextIO) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        numeric = column.kind not in (Kind.TEXT, Kind.INSTANT)
+        table.add_column(Text(column.heading), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell_text(column, cell)) for column, cell in zip(columns, row, strict=True)))
+    Console(file=out, width=None if out.isatty() else PIPE_COLUMNS).print(table)
+
+
+def _write_json(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out: TextIO) -> None:
+    names = [column.name for column in columns]
+    before = "[\n"
+    for row in rows:
+        item = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False)
+        out.write(f"{before}{item}")
+        before = ",\n"
+    out.write("[]\n" if before == "[\n" else "\n]\n")
+
+
+def _write_csv(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out: TextIO) -> None:
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([column.name for column in columns])
+    writer.writerows([_csv_cell(cell) for cell in row] for row in rows)
+
+
+def _csv_cell(cell: Cell) -> Cell:
+    return ("true" if cell else "false") if isinstance(cell, bool) else cell
+
+
+def _cell_text(column: Column, cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, str):
+        return cell
+    match column.kind:
+        case Kind.INSTANT:
+            return instant_text(int(cell))
+        case Kind.DURATION:
+            return duration_text(cell)
+        case Kind.SIZE:
+            return size_text(cell)
+        case Kind.NUMBER:
+            return f"{cell:,}"
+        case Kind.TEXT:
+            return str(cell)

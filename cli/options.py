@@ -1,0 +1,49 @@
+"""Options that several commands share, so that they are called and explained the same everywhere."""
+
+import click
+
+from delayd.config import DATA_DEFAULT, META_LOCAL
+
+from .listing import LIMIT_DEFAULT
+from .times import instant
+
+META_VARIABLE = "DELAYD_META"
+
+meta_option = click.option(
+    "--meta",
+    envvar=META_VARIABLE,
+    default=META_LOCAL,
+    show_default=True,
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="Address of the meta server.",
+)
+data_option = click.option(
+    "--data",
+    default=DATA_DEFAULT,
+    show_default=True,
+    metavar="DIR",
+    help="Data directory, as given to `delayd up`; of a running server, a stopped one, or a copy.",
+)
+format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json", "csv"]),
+    default="table",
+    show_default=True,
+    help="A table for people; JSON or CSV with exact values for programs.",
+)
+limit_option = click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=LIMIT_DEFAULT,
+    show_default=True,
+    metavar="N",
+    help="Rows at the most; 0 shows all.",
+)
+from_option = click.option(
+    "--from", "from_ms", type=instant, metavar="INSTANT", help="Due at or after this, such as now, -2h or ISO 8601."
+)
+to_option = click.option(
+    "--to", "to_ms", type=instant, metavar="INSTANT", help="Due before this, such as now, +30m or ISO 8601."
+)

@@ -1,0 +1,49 @@
+"""``delayd servers``: what meta knows of the servers."""
+
+import click
+
+from . import ask
+from .listing import Cell, Column, Kind, show
+from .options import format_option, meta_option
+
+COLUMNS = (
+    Column("role"),
+    Column("log_id"),
+    Column("address"),
+    Column("alive"),
+    Column("seen_ago_ms", Kind.DURATION),
+    Column("epoch", Kind.NUMBER),
+    Column("pid"),
+)
+
+
+@click.command()
+@meta_option
+@click.option("--role", type=click.Choice(["delay", "realtime"]), help="Servers of this role only.")
+@format_option
+def servers(meta: str, role: str | None, form: str) -> None:
+    """List the servers that meta knows.
+
+    One that has not been heard of for its lease is not alive: it keeps its subjects and gets no new ones.
+
+    Example: delayd servers --format json
+    """
+    show(COLUMNS, [_row(server) for server in ask.run(lambda: _servers(meta, role))], form)
+
+
+async def _servers(address: str, role: str | None) -> list[ask.Known]:
+    async with ask.meta(address) as connection:
+        return await ask.known_servers(connection, role)
+
+
+def _row(server: ask.Known) -> tuple[Cell, ...]:
+    address = f"{server.host}:{server.port}"
+    return (
+        server.role,
+        f"{server.log_id:016x}",
+        address,
+        server.alive,
+        server.seen_ms_ago,
+        server.epoch,
+        str(server.pid),
+    )

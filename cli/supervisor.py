@@ -1,0 +1,143 @@
+"""All servers of one machine as children of this process: what ``delayd up`` runs.
+
+Invariant: no child outlives the supervisor: told to stop, it ends them within STOP_S, or at once at a second signal;
+and if it is killed itself, their stdin closes and they stop by themselves.
+
+     meta starts ──ready──▶ delay and realtime start ──ready──▶ all serve ──SIGTERM, SIGINT──▶ stopping ──▶ exit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .child import Child
+from .exits import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE
+
+STOP_S = 5.5  # A server is gone five seconds after its SIGTERM, whatever it does; half a second for the news of it.
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ROLES = ("meta", "delay", "realtime")
+FIRST = "meta"  # The others are told its address.
+
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # Where a server that listens everywhere is reached from here.
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the servers are started with; ``ports`` has those that were asked for, by role."""
+
+    command: Sequence[str]
+    options: Sequence[str]
+    ports: dict[str, int]
+
+
+class Supervisor:
+    """Runs the three servers."""
+
+    def __init__(self, plan: Plan, echo: Callable[[str], None], say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._echo = echo
+        self._say = say
+        self._children: dict[str, Child] = {}
+        self._tasks: dict[str, asyncio.Task[int]] = {}
+        self._all_ready = False
+        self._down: dict[str, int] = {}
+        self._stop = asyncio.Event()
+        self._at_once = False
+
+    async def run(self) -> int:
+        """Start all, keep them running until a signal comes, stop them; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        self._start(FIRST)
+        await self._stop.wait()
+        return await self._end()
+
+    def _start(self, role: str) -> None:
+        child = Child(
+            role,
+            lambda port: self._command(role, port),
+            say=self._say,
+            on_line=self._echo,
+            on_ready=self._on_ready,
+            on_down=self._on_down,
+        )
+        self._children[role] = child
+        task = asyncio.create_task(child.keep())
+        task.add_done_callback(self._on_bug)
+        self._tasks[role] = task
+
+    def _command(self, role: str, port: int | None) -> list[str]:
+        command = [*self._plan.command, role, *self._plan.options, "--exit-with-stdin"]
+        wanted = self._plan.ports.get(role) if port is None else port
+        if wanted is not None:
+            command += ["--port", str(wanted)]
+        meta = self._children[FIRST].ready
+        if role != FIRST and meta is not None:
+            command += ["--meta", f"{_ANYWHERE.get(meta.host, meta.host)}:{meta.port}"]
+        return command
+
+    def _on_ready(self, child: Child) -> None:
+        if child.role == FIRST and len(self._children) == 1:
+            for role in ROLES:
+                if role != FIRST:
+                    self._start(role)
+        ready = [child for child in self._children.values() if child.ready is not None]
+        if len(ready) == len(ROLES) and not self._all_ready:
+            self._all_ready = True
+            self._echo("ready")
+
+    def _on_down(self, child: Child, code: int) -> None:
+        self._down[child.role] = code
+        others = [role for role in self._children if role not in self._down]
+        if code != NOT_BALANCED:
+            self._say(f"the {child.role} server can't start, its reason is above; all servers stop")
+            self._stop.set()
+        elif others:
+            self._say(
+                f"the {child.role} server stopped itself on damaged data or a failed fsync and is not started again; "
+                f"the {' and '.join(others)} server{'s' * (len(others) > 1)} go{'es' * (len(others) == 1)} on; "
+                "look at the disk and the file that its log names, then stop and start `delayd up`"
+            )
+        else:
+            self._say(
+                f"the {child.role} server stopped itself on damaged data or a failed fsync, and no other runs; "
+                "look at the disk and the file that its log names, then start `delayd up` again"
+            )
+            self._stop.set()
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._at_once = True
+            for child in self._children.values():
+                child.kill()
+        self._stop.set()
+
+    def _on_bug(self, task: asyncio.Task[int]) -> None:
+        # A child that nobody watches any more must not stay.
+        if not task.cancelled() and task.exception() is not None:
+            self._stop.set()
+
+    async def _end(self) -> int:
+        for child in self._children.values():
+            child.stop()
+        _, late = await asyncio.wait(self._tasks.values(), timeout=STOP_S)
+        for role, task in self._tasks.items():
+            if task in late:
+                self._say(f"the {role} server did not stop within {STOP_S:g} s and is killed")
+                self._children[role].kill()
+        for task in self._tasks.values():
+            await task  # A bug in its watching is raised here.
+        return self._exit_code(stopped_itself=not late)
+
+    def _exit_code(self, *, stopped_itself: bool) -> int:
+        if NOT_BALANCED in self._down.values():
+            return NOT_BALANCED
+        if self._down:
+            return USAGE if USAGE in self._down.values() else BUG
+        if self._at_once:
+            return INTERRUPTED
+        return OK if stopped_itself else BUG

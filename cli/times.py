@@ -1,0 +1,81 @@
+"""Instants and durations as people write and read them.
+
+Invariant: an instant that is read names exactly one moment: it carries its offset from UTC, or counts from now.
+"""
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+
+import click
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_DURATION = re.compile(rf"(?:{_PART.pattern})+")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+def duration(text: str) -> timedelta:
+    """Read a length of time of an option, such as ``30m``, ``1h30m`` or ``250ms``."""
+    length = parse_duration(text)
+    if length is None:
+        raise click.BadParameter(f"{text!r} is no duration; write one such as 250ms, 30s, 30m, 1h30m, 2d or 1w")
+    return length
+
+
+def instant(text: str) -> int:
+    """Read a moment of an option, in ms since the epoch: ISO 8601 with an offset, ``now``, ``+30m`` or ``-2h``."""
+    if text == "now":
+        return _now_ms()
+    distance = parse_duration(text[1:]) if text[:1] in ("+", "-") else None
+    if distance is not None:
+        return _now_ms() + (distance if text[0] == "+" else -distance) // _MS
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        examples = "2027-01-01T09:00:00+01:00, now, +30m or -2h"
+        raise click.BadParameter(f"{text!r} is no instant; write one such as {examples}") from error
+    if moment.tzinfo is None:
+        raise click.BadParameter(f"{text!r} does not say its offset from UTC; end it with Z or with one such as +01:00")
+    return (moment - _EPOCH) // _MS
+
+
+def parse_duration(text: str) -> timedelta | None:
+    """The length that a text such as ``1h30m`` names, in whole milliseconds; None when it names none."""
+    if _DURATION.fullmatch(text) is None:
+        return None
+    total_ms = sum(float(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text))
+    try:
+        return timedelta(milliseconds=round(total_ms))
+    except OverflowError:
+        return None
+
+
+def instant_text(ms: int) -> str:
+    """An instant in UTC to the millisecond; its number when no calendar reaches it."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms"
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+
+
+def duration_text(ms: float) -> str:
+    """A length of time with the unit that suits it: ``3 ms``, ``1.250 s``, ``2 min 05 s``, ``3 h 20 min``."""
+    if ms < 0:
+        return f"-{duration_text(-ms)}"
+    if ms < 1_000:
+        return f"{ms:.3g} ms" if ms != int(ms) else f"{int(ms)} ms"
+    if ms < 60_000:
+        return f"{ms / 1_000:.3f} s"
+    seconds = int(ms // 1_000)
+    if seconds < 3_600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    if seconds < 86_400:
+        return f"{seconds // 3_600} h {seconds % 3_600 // 60:02d} min"
+    return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

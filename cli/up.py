@@ -1,0 +1,53 @@
+"""``delayd up``: everything on this machine, in one command."""
+
+import asyncio
+import os
+import sys
+
+import click
+
+from delayd.config import PORT_MAX
+
+from .programs import Programs
+from .supervisor import ROLES, Plan, Supervisor
+
+
+@click.command()
+@click.option("--data", metavar="DIR", help="Directory of all servers; made if it is missing.  [default: delayd-data]")
+@click.option(
+    "--port",
+    type=click.IntRange(0, PORT_MAX - len(ROLES) + 1),
+    metavar="PORT",
+    help="Port of meta; delay takes the next, realtime the one after; 0 takes free ones.  [default: 7400]",
+)
+@click.option("--host", metavar="HOST", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--config", metavar="FILE", help="TOML file with settings below [meta], [delay] and [realtime].")
+@click.pass_obj
+def up(programs: Programs, data: str | None, port: int | None, host: str | None, config: str | None) -> int:
+    """Run all servers on this machine.
+
+    Each server prints its ready line, then `ready` says that all serve. A server that dies is started again; one that
+    stopped itself on damaged data or a failed fsync is not, and the others go on. Ctrl-C or SIGTERM stops all within
+    five seconds, a second one at once; what was acknowledged is safe either way.
+
+    Example: delayd up --data /var/lib/delayd
+
+    Exit codes: 0 stopped, 1 a server can't start or had to be killed, 2 a setting or the directory is wrong,
+    3 a server stopped itself on damage or a failed fsync, 130 stopped at once by a second signal.
+    """
+    given = (("--data", data), ("--host", host), ("--config", config))
+    options = [word for name, value in given if value is not None for word in (name, value)]
+    ports = {} if port is None else {role: port + index if port else 0 for index, role in enumerate(ROLES)}
+    return asyncio.run(_run(Plan(programs.command, options, ports)))
+
+
+async def _run(plan: Plan) -> int:
+    return await Supervisor(plan, _echo, lambda sentence: click.echo(f"delayd: {sentence}", err=True)).run()
+
+
+def _echo(line: str) -> None:
+    # Servers go on when nobody reads their ready lines any more.
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
