@@ -1,0 +1,200 @@
+"""A server's line to meta: it registers, again with every heartbeat, and asks what it needs to know.
+
+Invariant: nothing here ends or holds up a server: while meta is away it is looked for again, with back-off and jitter,
+and whoever asks hears ServerUnavailable at once. The log has one line for each change of state, however long it lasts.
+
+     AWAY ──connect──▶ register ──answer──▶ REGISTERED ──after heartbeat_ms──▶ register …
+      ▲                  │    └──error by name──▶ REFUSED ──after back-off──▶ register …
+      └──lost, no answer─┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from enum import Enum
+
+from delayd.config import parse_address
+from delayd.errors import DelaydError, RequestFailed, ServerUnavailable
+from delayd.net.connection import Connection, connect
+from delayd.wire.frame import Frame, HeadValue
+from delayd.wire.meta import SUBJECTS_MAX, Registered, Routes, ServerInfo, read_routes, read_servers
+from delayd.wire.requests import RequestType, need_int
+
+BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
+BACK_OFF_MS_MAX = 2_000  # Below a lease, so that a server that was away is alive again soon after meta is back.
+BACK_OFF_DOUBLINGS_MAX = 10  # BACK_OFF_MS_MAX is reached before.
+REQUEST_MS_MAX = 2_000  # Meta answers after one sync; without an answer the connection is taken for dead.
+HEARTBEAT_MS_MIN = 10  # A bound for what meta says.
+HEARTBEAT_MS_MAX = 3_600_000
+
+log = logging.getLogger(__name__)
+
+
+class RegistrationState(Enum):
+    """What this server knows of its place at meta."""
+
+    AWAY = "away"  # Not reached since the last change.
+    REGISTERED = "registered"
+    REFUSED = "refused"  # Meta is there and refused by name, such as a newer life of this directory.
+
+
+class Registration:
+    """One connection to meta, kept for the life of a server; all methods belong to the loop's thread.
+
+    `describe` is called for each registration. `on_now_ms` hears meta's clock, such as `JudgedClock.reference`
+    (rule T1); `on_refused` hears why meta refused, once for each reason.
+    """
+
+    def __init__(
+        self,
+        meta: str,
+        describe: Callable[[], Registered],
+        *,
+        on_now_ms: Callable[[int], None] | None = None,
+        on_refused: Callable[[DelaydError], None] | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.state = RegistrationState.AWAY
+        self._meta = meta
+        self._host, self._port = parse_address(meta)
+        self._describe = describe
+        self._on_now_ms = on_now_ms
+        self._on_refused = on_refused
+        self._jitter = jitter
+        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._registered = asyncio.Event()
+        self._refusal = ""  # The code of the last one, so that the same reason is told once; "-" while meta is away.
+        self._questions: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin to look for meta; call it when this server answers requests."""
+        assert self._task is None, "a registration is started once"
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="registration")
+        self._task.add_done_callback(_surface)
+
+    async def registered(self) -> None:
+        """Wait until meta has taken a registration of this server; for ever if it never does."""
+        await self._registered.wait()
+
+    async def close(self) -> None:
+        """End the connection; meta takes this server for alive until its lease ends."""
+        tasks = self._questions if self._task is None else {self._task, *self._questions}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._connection is not None:
+            self._connection.close()
+            await self._connection.closed
+
+    async def routes(self, subjects: Iterable[str], *, assign: bool = True) -> Routes:
+        """The realtime server of each subject; with `assign` a subject without one gets one, if one is alive.
+
+        Asked in parts if there are many. Raises ServerUnavailable while meta is away, ConnectionLost or RequestTimedOut
+        if it goes away meanwhile, BadSubject for a name that can't be, DiskReserve if meta can store no more.
+        """
+        names = list(subjects)
+        routes: dict[str, int] = {}
+        servers: dict[int, ServerInfo] = {}
+        unrouted: list[str] = []
+        for begin in range(0, len(names), SUBJECTS_MAX):
+            part: list[HeadValue] = [*names[begin : begin + SUBJECTS_MAX]]
+            answer = await self._ask(RequestType.ROUTES, {"subjects": part, "assign": assign})
+            found = read_routes(answer.head)
+            routes.update(found.routes)
+            servers.update((info.server.log_id, info) for info in found.servers)
+            unrouted.extend(found.unrouted)
+        return Routes(routes, list(servers.values()), unrouted)
+
+    def ask_routes(
+        self, subjects: Iterable[str], done: Callable[[Routes | DelaydError], None], *, assign: bool = True
+    ) -> None:
+        """As `routes`, without a coroutine: `done` hears the answer, or why there is none; not after `close`."""
+
+        async def ask() -> None:
+            answer: Routes | DelaydError
+            try:
+                answer = await self.routes(subjects, assign=assign)
+            except DelaydError as error:
+                answer = error
+            done(answer)
+
+        self._questions.add(question := asyncio.get_running_loop().create_task(ask()))
+        question.add_done_callback(self._questions.discard)
+        question.add_done_callback(_surface)
+
+    async def servers(self, role: str | None = None) -> list[ServerInfo]:
+        """The servers of a role that meta knows, alive or not. Raises as `routes`."""
+        return read_servers((await self._ask(RequestType.SERVERS, {"role": role})).head)
+
+    async def _ask(self, kind: RequestType, head: dict[str, HeadValue]) -> Frame:
+        if self._connection is None or not self._connection.is_open:
+            raise ServerUnavailable(f"meta at {self._meta} can't be reached; it is looked for again by itself")
+        return await self._connection.request(kind, head, (), REQUEST_MS_MAX)
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                wait_ms = float(await self._register(await self._connect()))
+                failures = 0
+            except DelaydError as error:
+                wait_ms = self._back_off_ms(failures)
+                failures += 1
+                self._failed(error)
+            await self._pause(wait_ms)
+
+    async def _connect(self) -> Connection:
+        if self._connection is None or not self._connection.is_open:
+            self._connection = None
+            self._connection = await connect(self._host, self._port, timeout_ms=REQUEST_MS_MAX)
+        return self._connection
+
+    async def _register(self, connection: Connection) -> int:
+        answer = await connection.request(RequestType.REGISTER, self._describe().to_head(), (), REQUEST_MS_MAX)
+        heartbeat_ms = need_int(answer.head, "heartbeat_ms", HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX)
+        now_ms = need_int(answer.head, "now_ms")
+        if self._on_now_ms is not None:
+            self._on_now_ms(now_ms)
+        if self.state is not RegistrationState.REGISTERED:
+            log.info("registered meta=%s", self._meta)
+        self.state = RegistrationState.REGISTERED
+        self._registered.set()
+        return heartbeat_ms
+
+    def _failed(self, error: DelaydError) -> None:
+        last = (self.state, self._refusal)
+        if isinstance(error, RequestFailed | ServerUnavailable):
+            # A connection that gives no answer in time is of no use to anybody else either.
+            if self._connection is not None:
+                self._connection.abort()
+            self.state, self._refusal = RegistrationState.AWAY, "-"
+        else:
+            self.state, self._refusal = RegistrationState.REFUSED, error.code
+        if last == (self.state, self._refusal):
+            return
+        log.warning("%s meta=%s code=%s message=%r", self.state.value, self._meta, error.code, error.message)
+        if self.state is RegistrationState.REFUSED and self._on_refused is not None:
+            self._on_refused(error)
+
+    async def _pause(self, wait_ms: float) -> None:
+        # A connection that ends is replaced at once: meta was restarted, and clients ask it for live servers.
+        if self._connection is not None and self._connection.is_open:
+            await asyncio.wait({self._connection.closed}, timeout=wait_ms / 1000)
+        else:
+            await asyncio.sleep(wait_ms / 1000)
+
+    def _back_off_ms(self, failures: int) -> float:
+        limit_ms = BACK_OFF_MS_MIN << min(failures, BACK_OFF_DOUBLINGS_MAX)
+        # Servers that lost meta at one moment must not come back at one moment.
+        return min(limit_ms, BACK_OFF_MS_MAX) * (0.5 + 0.5 * self._jitter())
+
+
+def _surface(task: asyncio.Task[None]) -> None:
+    # An exception in a task is seen by nobody until the task is collected; a bug must end the server now.
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": "a bug in the registration", "exception": error})
