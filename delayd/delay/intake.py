@@ -1,7 +1,7 @@
 """Intake: what producers send becomes durable in the message log, in group commits.
 
 Nothing is answered, indexed or dispatched before the fsync of its group has returned (rules L1, L2). One commit is
-under way at a time; what arrives meanwhile is the next group. A failed fsync is raised out of the core: the server stops.
+under way at a time; what arrives meanwhile is the next group. A failed fsync is raised out of the core, which stops.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,14 @@ from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.producers import Producers, Waiter
 from delayd.delay.table import Stored
-from delayd.errors import BatchMalformed, DelaydError, DiskFull, DiskReserve, HourFull, NotReady, PastHorizon, SlowDown
+from delayd.errors import BatchMalformed, DelaydError, DiskFull, DiskReserve, HourFull, PastHorizon, SlowDown, Stopping
 from delayd.executor import Done, Executor
 from delayd.hours import hours_of
 from delayd.log.group import GroupKind, NewGroup, content_position
 from delayd.log.log import Log
-from delayd.validate import check_batch
+from delayd.validate import check_batch, rows_detail
 
 DAY_MS = 86_400_000
-ROWS_NAMED_MAX = 1_000  # Of the rows at fault; a client that has more of them mends the first thousand first.
 
 
 class Committed(NamedTuple):
@@ -34,6 +33,20 @@ class Committed(NamedTuple):
     stored: list[Stored]
     appended_at_ms: int
     end: int
+
+
+class Mark(NamedTuple):
+    """A durable end of the message log: its offset, and header_crc32c of the group that ends there."""
+
+    offset: int
+    crc32c: int
+
+
+class Written(NamedTuple):
+    """What one commit did."""
+
+    offsets: list[int]
+    mark: Mark
 
 
 class Control(NamedTuple):
@@ -64,6 +77,7 @@ class Intake:
         config: DelayConfig,
         producers: Producers,
         epoch: int,
+        durable: Mark,
         next_sequence: int,
         appended_at_ms: int,
         on_committed: Callable[[Committed], None],
@@ -71,6 +85,7 @@ class Intake:
         self.reserve = Reserve()
         self.next_sequence = next_sequence
         self.appended_at_ms = appended_at_ms  # Of the last group that is durable; never decreases (rule P5).
+        self.durable = durable
         self.queued_bytes = 0
         self._log = log
         self._executor = executor
@@ -120,7 +135,7 @@ class Intake:
 
     def _check(self, batch: Batch) -> None:
         if self._closed:
-            raise NotReady("this server is stopping; send to another one, or again when it is back")
+            raise Stopping("this server is stopping; send to another one, or again when it is back")
         if self.reserve.closed:
             raise DiskReserve("this server's disk is at its reserve; free space there, or send again later")
         if self.reserve.behind or self.queued_bytes > self._config.intake_queue_bytes_max:
@@ -184,11 +199,11 @@ class Intake:
         return batches
 
     def _committed(
-        self, stored: list[Stored], controls: list[Control], appended_at_ms: int, done: Done[list[int]]
+        self, stored: list[Stored], controls: list[Control], appended_at_ms: int, done: Done[Written]
     ) -> None:
         self._committing = False
         try:
-            offsets = done.result()
+            offsets, self.durable = done.result()
         except DiskFull:
             # Nothing was appended: its sequences stay unused, and control records are tried again.
             self._controls = controls + self._controls
@@ -198,36 +213,36 @@ class Intake:
                 self._producers.refuse(entry.batch, DiskReserve("this server's disk is full; free space there"))
             return
         self.appended_at_ms = appended_at_ms
-        if stored:
-            self._answer(stored, offsets[-1], appended_at_ms)
+        # A checkpoint may begin at any of these calls, so what the group says is known before its rows are.
         for control in controls:
             control.on_durable()
+        if stored:
+            self._accept(stored, offsets[-1], appended_at_ms)
         self._commit()
 
-    def _answer(self, stored: list[Stored], group_offset: int, appended_at_ms: int) -> None:
+    def _accept(self, stored: list[Stored], group_offset: int, appended_at_ms: int) -> None:
         offset = group_offset + content_position(len(stored))
         placed: list[Stored] = []
         for entry in stored:
             placed.append(Stored(offset, entry.base_sequence, entry.batch))
             offset += entry.batch.total_bytes
             self.queued_bytes -= entry.batch.total_bytes
-        self._on_committed(Committed(placed, appended_at_ms, offset))
         for entry in placed:
             self._producers.accept(entry.batch, entry.base_sequence, appended_at_ms)
+        self._on_committed(Committed(placed, appended_at_ms, offset))
 
     def resume(self) -> None:
         """Try again what a full disk had left, once there is space."""
         self._commit()
 
 
-def _write(log: Log, groups: list[NewGroup], now_ms: int) -> list[int]:
+def _write(log: Log, groups: list[NewGroup], now_ms: int) -> Written:
     offsets = log.append(groups, now_ms)
     log.flush()
-    return offsets
+    return Written(offsets, Mark(log.durable, log.crc32c))
 
 
 def _at_rows(kind: type[DelaydError], what: str, at_fault: NDArray[np.bool_]) -> DelaydError:
-    rows = np.flatnonzero(at_fault)[:ROWS_NAMED_MAX].tolist()
-    error = kind(f"{len(rows)} messages are {what}, the first is row {rows[0]}; send them with another time")
-    error.rows = rows
-    return error
+    rows = np.flatnonzero(at_fault)
+    sentence = f"{len(rows)} messages are {what}, the first is row {rows[0]}; send them with another time"
+    return kind(sentence, rows=rows_detail(rows))

@@ -80,4 +80,4 @@ def without(rows: Rows, decided: NDArray[np.uint64]) -> Rows:
     sequences = rows["sequence"]
     found = np.searchsorted(decided, sequences)
     found[found == len(decided)] = 0
-    return rows.compress(decided.take(found) != sequences)
+    return rows.take(np.flatnonzero(decided.take(found) != sequences))

@@ -3,6 +3,7 @@
 An outcome counts only when it is durable: W passes a batch (rule H1) and a session begins (rule H4) on that word alone.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,9 @@ from delayd.executor import Done, Executor
 from delayd.log.dispatch import NewPart, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path
-from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
+
+log = logging.getLogger(__name__)
 
 RETRY_MS = 1_000  # After a full disk.
 
@@ -143,16 +146,35 @@ class OutcomeLog:
             path = dispatch_path(self._folder, hour)
             self._disk.make_folder(path.rpartition("/")[0])
             if self._disk.exists(path):
-                # Every file with outcomes is open since recovery: this one's creation met a full disk.
-                self._disk.remove(path)
-            header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
-            segment = self._segments[hour] = create_segment(self._disk, path, header)
+                segment = reopen_dispatch_log(self._disk, path, self._log_id)
+            if segment is None:
+                header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
+                segment = create_segment(self._disk, path, header)
+            self._segments[hour] = segment
         return segment
 
     def _close(self, hour: int) -> None:
         segment = self._segments.pop(hour, None)
         if segment is not None:
             segment.close()
+
+
+def reopen_dispatch_log(disk: Disk, path: str, log_id: int) -> Segment | None:
+    """Open a dispatch log at its end, recovered; None when its creation had not finished: then it is removed.
+
+    Raises:
+        DamagedData: a group that was durable does not check.
+    """
+    try:
+        segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=True)
+    except UnfinishedFile:
+        disk.remove(path)
+        disk.sync_folder(path.rpartition("/")[0])
+        return None
+    tail = segment.recover(0, 0, 0, last=True)
+    if tail.cut_bytes:
+        log.info("tail_recovered path=%s cut_bytes=%d reason=%r", path, tail.cut_bytes, tail.cut_reason)
+    return segment
 
 
 def _groups(hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> list[NewGroup]:

@@ -5,7 +5,7 @@ They are what the next checkpoint writes to the schedule logs, and, until it has
 
 import numpy as np
 
-from delayd.delay.rows import ROW, Rows
+from delayd.delay.rows import ROW, Rows, copy_rows
 
 ROWS_MIN = 65_536  # A first capacity that costs 2 MB.
 
@@ -25,9 +25,9 @@ class PendingColumns:
         needed = self._count + len(rows)
         if needed > len(self._rows):
             grown = np.empty(max(needed, 2 * len(self._rows)), ROW)
-            grown[: self._count] = self._rows[: self._count]
+            copy_rows(grown, 0, self.view())
             self._rows = grown
-        self._rows[self._count : needed] = rows
+        copy_rows(self._rows, self._count, rows)
         self._count = needed
 
     def view(self) -> Rows:
@@ -37,11 +37,11 @@ class PendingColumns:
     def of_hour(self, hour: int) -> Rows:
         """Copy the rows of one filing hour."""
         rows = self.view()
-        return rows.compress(rows["hour"] == np.uint32(hour))
+        return rows.take(np.flatnonzero(rows["hour"] == np.uint32(hour)))
 
     def drop(self, count: int) -> None:
         """Forget the first ``count`` rows, which a published checkpoint covers."""
-        kept = self._rows[count : self._count].copy()
+        kept = self._rows[count : self._count]
         self._rows = np.empty(max(ROWS_MIN, 2 * len(kept)), ROW)
-        self._rows[: len(kept)] = kept
+        copy_rows(self._rows, 0, kept)
         self._count = len(kept)

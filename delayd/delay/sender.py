@@ -202,9 +202,8 @@ class Sender:
         if isinstance(answer, Frame):
             self.frames_in_flight -= 1
             appended_at_ms = need_int(answer.head, "appended_at_ms")
-            offsets = dict(need_rows(answer.head, "batches", 2))
-            for batch in sent:
-                self.acknowledge(batch, offsets[batch.batch_id], appended_at_ms)
+            for batch, (_, offset) in zip(sent, need_rows(answer.head, "batches", 2), strict=True):
+                self.acknowledge(batch, offset, appended_at_ms)
         elif isinstance(answer, RetryLater):
             self.frames_in_flight -= 1
             self._paused_until_ms = self._clock.monotonic_ms() + (answer.retry_after_ms or REFUSED_RETRY_MS)

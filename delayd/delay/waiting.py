@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from delayd.delay.loader import without
 from delayd.delay.ready import NO_ROWS
-from delayd.delay.rows import Rows, message_log_offset
+from delayd.delay.rows import Rows, join_rows, message_log_offset
 
 
 class WaitingRows:
@@ -48,7 +48,7 @@ class WaitingRows:
             bytes_max -= int(taken[-1]["length"].sum())
         if not taken:
             return NO_ROWS
-        rows = taken[0] if len(taken) == 1 else np.concatenate(taken)
+        rows = taken[0] if len(taken) == 1 else join_rows(taken)
         self._count -= len(rows)
         return rows
 

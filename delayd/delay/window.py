@@ -1,4 +1,4 @@
-"""Window: the batches handed to one target that are not decided yet, and W, which tells the target what is (rule H1)."""
+"""Window: the batches handed to one target that are not decided yet, and W, which tells it what is (rule H1)."""
 
 from dataclasses import dataclass
 

@@ -1,0 +1,180 @@
+"""Checkpoint: the message log's rows are filed, counted and published (rule P2).
+
+One replay offset for all hours, fixed before the first row is gathered. What it counts is durable before the LMDB
+transaction, and the transaction before the checkpoint file.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import msgpack
+
+from delayd.clock import Clock, ClockEvidence
+from delayd.config import DelayConfig
+from delayd.delay.hour_table import HourFile, HourTable, hour_put
+from delayd.delay.intake import Mark
+from delayd.delay.pending import PendingColumns
+from delayd.delay.producers import Producers
+from delayd.delay.recovery import TARGET_PREFIX, Identity
+from delayd.delay.rows import Rows
+from delayd.delay.schedule_writer import ScheduleWriter
+from delayd.delay.subjects import Subjects
+from delayd.disk import Disk
+from delayd.errors import DiskFull
+from delayd.executor import Done, Executor
+from delayd.log.checkpoint import CheckpointFile
+from delayd.log.log import Log
+from delayd.state import State
+
+log = logging.getLogger(__name__)
+
+RETRY_MS = 1_000  # After a full disk.
+
+Evidence = Callable[[], ClockEvidence]
+
+
+class Facts(NamedTuple):
+    """What a checkpoint says besides its hours; taken on the loop before the worker begins."""
+
+    stop: Mark
+    next_sequence: int
+    appended_at_ms: int
+    puts: list[tuple[bytes, bytes]]
+    removes: list[bytes]
+
+
+class Checkpointer:
+    """Writes checkpoints on the worker thread, one at a time."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        state: State,
+        clock: Clock,
+        config: DelayConfig,
+        executor: Executor,
+        identity: Identity,
+        message_log: Log,
+        hours: HourTable,
+        pending: PendingColumns,
+        producers: Producers,
+        subjects: Subjects,
+        replay: Mark,
+        evidence: Evidence,
+        rest: Callable[[], None],
+    ) -> None:
+        self.replay = replay  # Of the last published checkpoint.
+        self.appended_at_ms = 0  # Of the last group that a checkpoint of this life covers.
+        self._disk = disk
+        self._state = state
+        self._clock = clock
+        self._config = config
+        self._executor = executor
+        self._identity = identity
+        self._log = message_log
+        self._hours = hours
+        self._pending = pending
+        self._producers = producers
+        self._subjects = subjects
+        self._evidence = evidence
+        self._rest = rest
+        self._file = CheckpointFile(disk, config.folder, identity.log_id)
+        self._waiters: list[tuple[int, Callable[[], None]]] = []
+        self._owed: tuple[list[tuple[bytes, bytes]], list[bytes]] = ([], [])
+        self._running = False
+        self._due_ms = clock.monotonic_ms() + config.checkpoint_every_ms
+
+    @property
+    def running(self) -> bool:
+        """Whether one is under way; no hour may be loaded then (rule P7)."""
+        return self._running
+
+    def next_wake_ms(self) -> int | None:
+        """When the next one is due, in monotonic ms."""
+        return None if self._running else self._due_ms
+
+    def is_due(self, durable: int) -> bool:
+        """Whether time or bytes ask for one."""
+        if self._running:
+            return False
+        lag = durable - self.replay.offset
+        overdue = self._clock.monotonic_ms() >= self._due_ms
+        return bool(self._waiters) or lag >= self._config.checkpoint_bytes or overdue
+
+    def when_covers(self, offset: int, callback: Callable[[], None]) -> None:
+        """Call back when a published checkpoint covers the message log up to ``offset``; asks for one."""
+        if self.replay.offset >= offset:
+            callback()
+        else:
+            self._waiters.append((offset, callback))
+
+    def begin(self, stop: Mark, next_sequence: int, appended_at_ms: int, notes: list[tuple[bytes, int]]) -> None:
+        """File everything up to ``stop``, which is durable and indexed."""
+        self._running = True
+        self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
+        puts, removes = self._producers.changes(self._clock.now_ms() - self._config.producer_keep_ms)
+        puts.extend((TARGET_PREFIX + subject, msgpack.packb(target)) for subject, target in notes)
+        owed_puts, owed_removes = self._owed
+        self._owed = ([], [])
+        facts = Facts(stop, next_sequence, appended_at_ms, owed_puts + puts, owed_removes + removes)
+        rows = self._pending.view()
+        self._executor.submit(
+            partial(self._write, facts, rows, self._clock.now_ms(), self._evidence()),
+            partial(self._written, facts, len(rows)),
+        )
+
+    def close(self) -> None:
+        """Close the checkpoint file."""
+        self._file.close()
+
+    def _write(self, facts: Facts, rows: Rows, now_ms: int, evidence: ClockEvidence) -> dict[int, HourFile]:
+        """File, count, publish: on the worker thread. Reads the hour table, which changes on the loop only after."""
+        writer = ScheduleWriter(
+            self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms, self._rest
+        )
+        names = list(self._subjects.names)
+        writer.write(self.replay.offset, facts.stop.offset, self.replay.crc32c, rows, names)
+        checkpoint = {
+            "replay_offset": facts.stop.offset,
+            "replay_crc32c": facts.stop.crc32c,
+            "next_sequence": facts.next_sequence,
+            "appended_at_ms": facts.appended_at_ms,
+        }
+        puts = [hour_put(hour, file) for hour, file in writer.written.items()]
+        self._state.commit([*puts, *facts.puts, (b"checkpoint", msgpack.packb(checkpoint))], facts.removes)
+        self._publish(facts, HourTable({**self._hours.files, **writer.written}), now_ms, evidence)
+        return writer.written
+
+    def _publish(self, facts: Facts, hours: HourTable, now_ms: int, evidence: ClockEvidence) -> None:
+        self._file.publish(
+            {
+                "replay_offset": facts.stop.offset,
+                "replay_crc32c": facts.stop.crc32c,
+                "next_sequence": facts.next_sequence,
+                "epoch": self._identity.epoch,
+                "hours": hours.encode(),
+                "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],
+            },
+            now_ms,
+        )
+
+    def _written(self, facts: Facts, rows: int, done: Done[dict[int, HourFile]]) -> None:
+        self._running = False
+        try:
+            written = done.result()
+        except DiskFull as error:
+            # Nothing counts what was written. What only this one would have said, the next one says.
+            self._owed = (facts.puts, facts.removes)
+            self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+            log.warning("checkpoint_put_off reason=%r", str(error))
+            return
+        self._hours.files.update(written)
+        self._pending.drop(rows)
+        self.replay, self.appended_at_ms = facts.stop, facts.appended_at_ms
+        log.info("checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, rows, len(written))
+        ready = [callback for offset, callback in self._waiters if offset <= facts.stop.offset]
+        self._waiters = [waiter for waiter in self._waiters if waiter[0] > facts.stop.offset]
+        for callback in ready:
+            callback()

@@ -1,0 +1,385 @@
+"""The delay server's core: its parts, wired; synchronous, with clock, disk, chance and network as arguments.
+
+All of it runs on one loop; only pure functions run on the executors. An error that it raises ends the server: what is
+in memory is not trusted after it, and the next start recovers from the disk.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch
+from delayd.clock import Clock
+from delayd.config import DelayConfig
+from delayd.delay.checkpoint import Checkpointer, Evidence
+from delayd.delay.dispatcher import AskRoutes, Dispatcher
+from delayd.delay.intake import Committed, Intake, Mark
+from delayd.delay.link import Dial, Link
+from delayd.delay.loader import NO_SEQUENCES, LoadedHour, load_hour
+from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.producers import Accepted, Waiter
+from delayd.delay.recovery import Identity, attach_hour, begin_epoch, recover
+from delayd.delay.retention import Retention
+from delayd.delay.rows import Rows
+from delayd.delay.sender import Origin, Sender
+from delayd.delay.sources import Sources
+from delayd.delay.table import message_rows
+from delayd.disk import Disk
+from delayd.executor import Done, Executor
+from delayd.hours import hour_name, hour_of_ms, hour_start_ms
+from delayd.state import State
+
+log = logging.getLogger(__name__)
+
+TICK_MS = 1_000  # How often an idle server looks at hours that ended, hours to load and its clock.
+SEGMENTS_KEPT_MS = 300_000  # Readers in other processes hold a checkpoint for so long before they read on from it (P3).
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """The three executors: each keeps the order of its own jobs."""
+
+    commit: Executor  # The message log.
+    outcomes: Executor  # The dispatch logs.
+    worker: Executor  # Checkpoints, loads, seals.
+
+
+class DelayCore:
+    """One delay server over one directory."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        state: State,
+        clock: Clock,
+        config: DelayConfig,
+        threads: Threads,
+        dial: Dial,
+        ask_routes: AskRoutes,
+        random_id: Callable[[], int],
+        evidence: Evidence,
+        rest: Callable[[], None],
+    ) -> None:
+        self.identity: Identity = begin_epoch(state, random_id, config.folder)
+        self._origin = Origin(self.identity.log_id, self.identity.epoch, random_id())
+        found = recover(disk, state, clock, config, self.identity)
+        for damage in found.damage:
+            log.critical("hour_damaged reason=%r", str(damage))
+        self._disk = disk
+        self._clock = clock
+        self._config = config
+        self._threads = threads
+        self._dial = dial
+        self._log = found.log
+        self._hours = found.hours
+        self._subjects = found.subjects
+        self._pending = found.pending
+        self._wheel = found.wheel
+        self._decided = found.decided
+        self._target_ends = found.target_ends
+        self._loaded_until = found.loaded_until
+        self._loading = False
+        self._stopped: Callable[[], None] | None = None
+        self._tick_due_ms = clock.monotonic_ms()
+        self._covered: list[tuple[int, int]] = []  # Monotonic instants and replay offsets of published checkpoints.
+        self.producers = found.producers
+        durable = Mark(found.log.durable, found.log.crc32c)
+        self.intake = Intake(
+            found.log,
+            threads.commit,
+            clock,
+            config,
+            found.producers,
+            self.identity.epoch,
+            durable,
+            found.next_sequence,
+            found.appended_at_ms,
+            self._index,
+        )
+        self._outcomes = OutcomeLog(
+            disk,
+            config.folder,
+            self.identity.log_id,
+            self.identity.epoch,
+            threads.outcomes,
+            clock,
+            config.outcomes_flush_ms,
+            found.dispatch_logs,
+        )
+        self._sources = Sources(disk, config.folder, found.log, config.tail_bytes, config.source_cache_bytes)
+        self.dispatcher = Dispatcher(
+            found.wheel, found.subjects, clock, self._new_link, self.intake.control, ask_routes, found.targets
+        )
+        self._checkpointer = Checkpointer(
+            disk,
+            state,
+            clock,
+            config,
+            threads.worker,
+            self.identity,
+            found.log,
+            found.hours,
+            found.pending,
+            found.producers,
+            found.subjects,
+            found.replay,
+            evidence,
+            rest,
+        )
+        self._retention = Retention(
+            disk,
+            state,
+            config.folder,
+            self.identity.log_id,
+            threads.worker,
+            found.hours,
+            self._outcomes,
+            self._sources,
+            found.wheel,
+            config.retention_hours,
+        )
+        log.info(
+            "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
+            *(self.identity.log_id, self.identity.epoch, len(found.pending), len(found.wheel), len(found.hours.files)),
+        )
+
+    # Requests.
+
+    def send(self, batch: Batch, waiter: Waiter) -> None:
+        """Take a PRODUCER batch; ``waiter`` hears what became of it, once that is durable."""
+        self.intake.send(batch, waiter)
+
+    def outcome(self, producer_id: int, number: int) -> Accepted | None:
+        """What became of a batch (rule I3); None when nothing durable is known of it."""
+        return self.producers.find(producer_id, number)
+
+    def checkpoint(self, done: Callable[[int], None]) -> None:
+        """Call back with the replay offset when a checkpoint covers what is durable now."""
+        self._checkpointer.when_covers(self.intake.durable.offset, lambda: done(self._checkpointer.replay.offset))
+        self.wake()
+
+    def counters(self) -> dict[str, int]:
+        """Figures for STATUS."""
+        links = self.dispatcher.links.values()
+        return {
+            "next_sequence": self.intake.next_sequence,
+            "message_log_end": self.intake.durable.offset,
+            "replay_offset": self._checkpointer.replay.offset,
+            "pending_rows": len(self._pending),
+            "loaded_rows": len(self._wheel),
+            "scheduled_rows": sum(file.rows for file in self._hours.files.values()),
+            "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
+            "undecided_batches": sum(len(link.sender.window) for link in links),
+            "quarantined_rows": sum(link.sender.quarantined_rows for link in links),
+            "dead_rows": sum(link.sender.dead_rows for link in links),
+            "producers": len(self.producers),
+        }
+
+    # Time.
+
+    def wake(self) -> None:
+        """Do whatever is due."""
+        now = self._clock.monotonic_ms()
+        if now >= self._tick_due_ms:
+            self._tick_due_ms = now + TICK_MS
+            self._tick()
+        self.dispatcher.step()
+        self._outcomes.wake()
+        self._begin_checkpoint()
+
+    def next_due_ms(self) -> int | None:
+        """Instant by the judged clock at which a message is due next."""
+        return self.dispatcher.next_due_ms()
+
+    def next_wake_ms(self) -> int:
+        """Latest instant, monotonic, at which to call `wake` though nothing is due."""
+        times = (self.dispatcher.next_wake_ms(), self._outcomes.next_wake_ms(), self._checkpointer.next_wake_ms())
+        return min((time for time in times if time is not None), default=self._tick_due_ms)
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Refuse sends, make everything durable, write a last checkpoint, and call back."""
+        self.intake.close()
+        for link in self.dispatcher.links.values():
+            link.close()
+        self._outcomes.flush()
+        self._stopped = done
+        self._finish()
+
+    def close(self) -> None:
+        """Close the files, after `stop` has called back and the executors have ended."""
+        self._sources.close()
+        self._checkpointer.close()
+        self._log.close()
+
+    # Housekeeping, asked for by the shell (rule T3).
+
+    def reserve(self, free_bytes: int) -> None:
+        """Take a reading of free space (rule L8)."""
+        reserve = self.intake.reserve
+        reserve.closed = free_bytes < self._config.free_bytes_all
+        reserve.far_from_ms = None
+        if free_bytes < self._config.free_bytes_far:
+            reserve.far_from_ms = hour_start_ms(self._loaded_until + 1)
+        if not reserve.closed:
+            self.intake.resume()
+
+    def sweep(self) -> None:
+        """Seal closed hours and delete what is past its retention, if the clock is confirmed (rule T1)."""
+        if self._clock.confirmed:
+            self._retention.sweep(self._checkpointer.appended_at_ms, self._clock.now_ms())
+        self._full_hours()
+        self._release_segments()
+
+    # What the parts tell each other.
+
+    def _index(self, committed: Committed) -> None:
+        """Index a durable group: rows of loaded hours enter the wheel at once, all of them the pending columns."""
+        rows = message_rows(committed.stored, self._subjects, committed.appended_at_ms)
+        self._sources.remember(committed.stored)
+        self._pending.append(rows)
+        near = rows["hour"] <= np.uint32(self._loaded_until)
+        if near.all():
+            self._wheel.insert(rows)
+        elif near.any():
+            self._wheel.insert(rows.take(np.flatnonzero(near)))
+        lag = self.intake.durable.offset - self._checkpointer.replay.offset
+        self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
+        self.dispatcher.step()
+        self._begin_checkpoint()
+
+    def _new_link(self, target: int) -> Link:
+        sender = Sender(
+            target,
+            self._origin,
+            self._clock,
+            self._config,
+            self._sources,
+            self._subjects.names,
+            self._outcomes,
+            self._put_back,
+        )
+        end = self._target_ends.get(target, 0)
+        return Link(target, self._origin, self._dial, self._clock, self._outcomes, sender, self, end)
+
+    def without_outcome(self, hour: int, sequences: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which rows have no outcome; none of an hour that is sealed or deleted (rule H4)."""
+        if hour not in self._decided and self._hours.get(hour).sealed:
+            return np.zeros(len(sequences), np.bool_)
+        return ~np.isin(sequences, self._decided.get(hour, NO_SEQUENCES))
+
+    def decided(self, hour: int, sequences: NDArray[np.uint64]) -> None:
+        """Rows of an earlier epoch that a target holds: they have an outcome now."""
+        self._decided[hour] = np.union1d(self._decided.get(hour, NO_SEQUENCES), sequences)
+        self.dispatcher.settle(sequences)
+
+    def _put_back(self, rows: Rows) -> None:
+        for hour in np.unique(rows["hour"]).tolist():
+            if not self._wheel.has_hour(hour):
+                self._wheel.add_hour(hour)
+        self._wheel.insert(rows)
+
+    # Ticks, loads and checkpoints.
+
+    def _tick(self) -> None:
+        now_ms = self._clock.now_ms()
+        this_hour = hour_of_ms(now_ms)
+        last_hour = hour_of_ms(self.intake.appended_at_ms)
+        if last_hour < this_hour and self.intake.idle and self._clock.confirmed:
+            self.intake.tick()
+        for hour in self._wheel.hours():
+            if hour < last_hour and not self._wheel.len_of(hour):
+                self._wheel.drop_hour(hour)
+        if hour_of_ms(now_ms + self._config.load_ahead_ms) > self._loaded_until:
+            self._load_next()
+
+    def _load_next(self) -> None:
+        """Load the coming hour: first a checkpoint, so that little of it is in the message log alone (rule P7)."""
+        if self._loading or self._checkpointer.running or self._stopped is not None:
+            return
+        hour = self._loaded_until + 1
+        self._loading = True
+        file = self._hours.get(hour)
+        decided = self._decided.get(hour, NO_SEQUENCES)
+        work = partial(load_hour, self._disk, self._config.folder, self.identity.log_id, hour, file, decided)
+        self._threads.worker.submit(work, self._loaded)
+
+    def _loaded(self, done: Done[LoadedHour]) -> None:
+        loaded = done.result()
+        self._loading = False
+        decided = self._decided.get(loaded.hour, NO_SEQUENCES)
+        attach_hour(loaded, decided, self._wheel, self._subjects, self._pending)
+        self._loaded_until = loaded.hour
+        if loaded.damage is not None:
+            log.critical("hour_damaged hour=%s reason=%r", hour_name(loaded.hour), str(loaded.damage))
+        log.info("hour_loaded hour=%s rows=%d", hour_name(loaded.hour), self._wheel.len_of(loaded.hour))
+        self._tick()
+        self.dispatcher.step()
+        self._finish()
+
+    def _begin_checkpoint(self) -> None:
+        if self._loading or not self._checkpointer.is_due(self.intake.durable.offset):
+            return
+        changed, self.dispatcher.changed = self.dispatcher.changed, set()
+        notes = [(subject, self.dispatcher.targets[subject]) for subject in sorted(changed)]
+        mark = self.intake.durable
+        self._checkpointer.when_covers(mark.offset, self._checkpointed)
+        self._checkpointer.begin(mark, self.intake.next_sequence, self.intake.appended_at_ms, notes)
+
+    def _checkpointed(self) -> None:
+        now = self._clock.monotonic_ms()
+        self._covered.append((now, self._checkpointer.replay.offset))
+        lag = self.intake.durable.offset - self._checkpointer.replay.offset
+        self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
+        self._finish()
+
+    def _full_hours(self) -> None:
+        rows_max = self._config.hour_rows_max
+        pending = self._pending.view()["hour"]
+        hours, counts = np.unique(pending, return_counts=True)
+        rows = dict(zip(hours.tolist(), counts.tolist(), strict=True))
+        for hour, file in self._hours.files.items():
+            rows[hour] = rows.get(hour, 0) + file.rows
+        self.intake.reserve.full_hours = {hour for hour, count in rows.items() if count >= rows_max}
+
+    def _release_segments(self) -> None:
+        """Remove message log segments that no checkpoint, reader or row needs any more (rule P6)."""
+        until = self._clock.monotonic_ms() - SEGMENTS_KEPT_MS
+        old = [offset for instant, offset in self._covered if instant <= until]
+        self._covered = [covered for covered in self._covered if covered[0] > until]
+        if not old:
+            return
+        limits = [old[-1], self._wheel.lowest_message_log_offset(), self.dispatcher.lowest_message_log_offset()]
+        detached = self._log.detach_below(min(limit for limit in limits if limit is not None))
+        if detached:
+            self._threads.worker.submit(partial(self._log.remove, detached), _removed)
+
+    def _finish(self) -> None:
+        """While stopping: once all is durable, a last checkpoint; once that covers everything, the end."""
+        if self._stopped is None or self._loading or self._checkpointer.running:
+            return
+        if not (self.intake.idle and self._outcomes.idle):
+            self._outcomes.flush()
+            self._outcomes.when_durable(self._finish_soon)
+            return
+        if self._checkpointer.replay.offset < self.intake.durable.offset:
+            self._checkpointer.when_covers(self.intake.durable.offset, self._finish)
+            self._begin_checkpoint()
+            return
+        stopped, self._stopped = self._stopped, None
+        stopped()
+
+    def _finish_soon(self) -> None:
+        # The message log's commit has no callback of its own; its thread is the one that reports back last.
+        self._threads.commit.submit(_removed_nothing, lambda done: self._finish())
+
+
+def _removed(done: Done[int]) -> None:
+    log.info("segments_removed bytes=%d", done.result())
+
+
+def _removed_nothing() -> None:
+    """A job that only marks a place in the order of its thread."""

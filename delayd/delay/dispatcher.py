@@ -1,0 +1,189 @@
+"""Dispatcher: what is due leaves the wheel for the link of its subject's target (rules H5, P7).
+
+A subject's first row waits until its target is noted durably in the message log. Every target has its own queue, so one
+that is away delays nobody else.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import BatchKind, ColumnId, encode, lay_out
+from delayd.clock import Clock
+from delayd.delay.link import Link
+from delayd.delay.loader import NO_SEQUENCES, without
+from delayd.delay.rows import Rows
+from delayd.delay.subjects import Subjects
+from delayd.delay.waiting import lowest_offset
+from delayd.delay.wheel import Wheel
+
+log = logging.getLogger(__name__)
+
+ROWS_A_STEP = 65_536  # Taken from the wheel at a time; only a herd has more, and then links are pumped in between.
+ASK_AGAIN_MS = 1_000  # After an answer without a route, while no realtime server is alive.
+NO_TARGET = -1
+
+LogControl = Callable[[bytes, Callable[[], None]], None]
+AskRoutes = Callable[[list[bytes]], None]
+
+
+class Dispatcher:
+    """The routes of subjects, and what is due."""
+
+    def __init__(
+        self,
+        wheel: Wheel,
+        subjects: Subjects,
+        clock: Clock,
+        new_link: Callable[[int], Link],
+        log_control: LogControl,
+        ask_routes: AskRoutes,
+        noted: dict[bytes, int],
+    ) -> None:
+        self.links: dict[int, Link] = {}
+        self.targets = dict(noted)  # Subject to log_id, durable in the message log (rule H5).
+        self.changed: set[bytes] = set()  # Notes that no checkpoint holds yet.
+        self._wheel = wheel
+        self._subjects = subjects
+        self._clock = clock
+        self._new_link = new_link
+        self._log_control = log_control
+        self._ask_routes = ask_routes
+        self._numbers: list[int] = []  # By subject number: index of its link, or NO_TARGET.
+        self._order: list[Link] = []
+        self._unrouted: defaultdict[int, list[Rows]] = defaultdict(list)
+        self._asked: set[bytes] = set()
+        self._ask_again_ms: int | None = None
+        self._decided = NO_SEQUENCES
+        self._trusted = False
+        for target in sorted(set(noted.values())):
+            self._link(target)
+
+    @property
+    def unrouted_rows(self) -> int:
+        """Due rows whose subject has no target yet."""
+        return sum(len(rows) for parts in self._unrouted.values() for rows in parts)
+
+    def step(self) -> None:
+        """Hand due rows to their links, and let the links send."""
+        self._route_new_subjects()
+        # After a restart of the machine nothing rests on a clock that nobody has confirmed: early can't be undone.
+        self._trusted = self._trusted or self._clock.confirmed
+        if self._trusted:
+            now_ms = self._clock.now_ms()
+            while len(rows := self._wheel.take_due(now_ms, ROWS_A_STEP)):
+                self._hand_out(without(rows, self._decided))
+                if len(rows) < ROWS_A_STEP:
+                    break
+        for link in self._order:
+            link.pump()
+
+    def next_due_ms(self) -> int | None:
+        """The instant at which something is due next, by the judged clock."""
+        if not self._trusted:
+            return None
+        return self._wheel.next_due_ms(self._clock.now_ms())
+
+    def next_wake_ms(self) -> int | None:
+        """When something that was put off is to be tried again, in monotonic ms."""
+        times = [time for link in self._order if (time := link.next_wake_ms()) is not None]
+        if self._ask_again_ms is not None:
+            times.append(self._ask_again_ms)
+        return min(times, default=None)
+
+    def routed(self, routes: dict[bytes, int], unrouted: list[bytes]) -> None:
+        """Take meta's answer: note each new target, and use it when that is durable."""
+        for subject in unrouted:
+            self._asked.discard(subject)
+        if unrouted:
+            self._ask_again_ms = self._clock.monotonic_ms() + ASK_AGAIN_MS
+        for subject, target in routes.items():
+            if subject in self.targets or subject not in self._asked:
+                continue
+            note = encode_note(subject, target)
+            self._log_control(note, partial(self.noted, subject, target))
+
+    def noted(self, subject: bytes, target: int) -> None:
+        """A durable note: rows of the subject may be at the target from now on."""
+        self._asked.discard(subject)
+        self.targets[subject] = target
+        self.changed.add(subject)
+        number = self._subjects.number(subject)
+        self._route_new_subjects()
+        link = self._link(target)
+        self._numbers[number] = self._order.index(link)
+        for rows in self._unrouted.pop(number, []):
+            link.offer(without(rows, self._decided))
+        link.pump()
+
+    def place(self, target: int, host: str, port: int) -> None:
+        """Tell where a target listens."""
+        link = self.links.get(target)
+        if link is not None:
+            link.address = (host, port)
+            link.pump()
+
+    def settle(self, sequences: NDArray[np.uint64]) -> None:
+        """These rows have an outcome: drop them where they wait, and wherever they come from later."""
+        self._decided = np.union1d(self._decided, sequences)
+        for link in self._order:
+            link.sender.waiting.remove(self._decided)
+
+    def lowest_message_log_offset(self) -> int | None:
+        """Lowest message log offset that a due row refers to (rule P6)."""
+        offsets = [link.sender.lowest_message_log_offset() for link in self._order]
+        offsets.append(lowest_offset([rows for parts in self._unrouted.values() for rows in parts]))
+        return min((offset for offset in offsets if offset is not None), default=None)
+
+    def _hand_out(self, rows: Rows) -> None:
+        if not len(rows):
+            return
+        numbers = np.asarray(self._numbers, np.int32)
+        targets = numbers.take(rows["subject"])
+        first = int(targets[0])
+        if first != NO_TARGET and bool((targets == first).all()):
+            self._order[first].offer(rows)
+            return
+        for index in np.unique(targets).tolist():
+            part = rows.take(np.flatnonzero(targets == index))
+            if index == NO_TARGET:
+                for number in np.unique(part["subject"]).tolist():
+                    self._unrouted[number].append(part.take(np.flatnonzero(part["subject"] == number)))
+            else:
+                self._order[index].offer(part)
+
+    def _route_new_subjects(self) -> None:
+        """Give subjects that appeared since the last look a link, or ask meta for their targets."""
+        ask: list[bytes] = []
+        if self._ask_again_ms is not None and self._clock.monotonic_ms() >= self._ask_again_ms:
+            self._ask_again_ms = None
+            known = self._subjects.names[: len(self._numbers)]
+            ask = [name for name in known if name not in self.targets and name not in self._asked]
+        while len(self._numbers) < len(self._subjects):
+            name = self._subjects.names[len(self._numbers)]
+            target = self.targets.get(name)
+            self._numbers.append(NO_TARGET if target is None else self._order.index(self._link(target)))
+            if target is None and name not in self._asked:
+                ask.append(name)
+        if ask:
+            self._asked.update(ask)
+            self._ask_routes(ask)
+
+    def _link(self, target: int) -> Link:
+        link = self.links.get(target)
+        if link is None:
+            link = self.links[target] = self._new_link(target)
+            self._order.append(link)
+        return link
+
+
+def encode_note(subject: bytes, target: int) -> bytes:
+    """The control batch of a note (docs/formats/batch.md, Control records)."""
+    record = msgpack.packb({"type": "target", "subject": subject, "log_id": target})
+    ends, heap = lay_out([record], 0)
+    return encode(BatchKind.CONTROL, None, 1, [(ColumnId.BODY_END, ends)], [heap])

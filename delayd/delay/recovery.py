@@ -1,0 +1,222 @@
+"""Recovery: from a directory to everything that a delay server holds in memory (rules L1, P4, P5, P7).
+
+The order is the rule: epoch, dispatch logs, message log, then the hours; nothing is served before all of it is done.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.clock import Clock
+from delayd.config import DelayConfig
+from delayd.delay.hour_table import PREFIX as HOUR_PREFIX
+from delayd.delay.hour_table import HourTable, load_hours
+from delayd.delay.intake import Mark
+from delayd.delay.loader import NO_SEQUENCES, LoadedHour, load_hour, without
+from delayd.delay.outcomes import reopen_dispatch_log
+from delayd.delay.pending import PendingColumns
+from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
+from delayd.delay.producers import Producers
+from delayd.delay.subjects import Subjects
+from delayd.delay.table import Stored, message_rows
+from delayd.delay.wheel import Wheel
+from delayd.disk import Disk
+from delayd.errors import DamagedData, NewerFormat
+from delayd.hours import hour_from_name, hour_of_ms
+from delayd.log.dispatch import PART, OutcomeRows, decode_outcomes
+from delayd.log.group import Group, GroupKind
+from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.segment import FileKind, Segment
+from delayd.state import State
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+TARGET_PREFIX = b"target/"
+NO_OUTCOMES = OutcomeRows(NO_SEQUENCES, np.empty(0, np.int64), np.empty(0, PART), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this directory is, and in which life."""
+
+    log_id: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Everything that a start finds."""
+
+    identity: Identity
+    log: Log
+    hours: HourTable
+    producers: Producers
+    subjects: Subjects
+    pending: PendingColumns
+    wheel: Wheel
+    targets: dict[bytes, int]
+    dispatch_logs: dict[int, Segment]
+    decided: dict[int, NDArray[np.uint64]]  # By hour: sequences with an outcome, sorted.
+    target_ends: dict[int, int]  # By target: highest offset that a dispatch log names (rule H7).
+    replay: Mark
+    next_sequence: int
+    appended_at_ms: int
+    loaded_until: int  # The last loaded hour.
+    damage: list[DamagedData]
+
+
+def begin_epoch(state: State, random_id: Callable[[], int], path: str) -> Identity:
+    """Make this start's epoch durable, before anything else; a new directory gets its log_id."""
+    known = state.get(b"format")
+    if known is not None and msgpack.unpackb(known) > FORMAT:
+        raise NewerFormat(path, msgpack.unpackb(known), FORMAT)
+    found, epoch = state.get(b"log_id"), state.get(b"epoch")
+    log_id = random_id() if found is None else cast(int, msgpack.unpackb(found))
+    identity = Identity(log_id, 1 + (0 if epoch is None else cast(int, msgpack.unpackb(epoch))))
+    state.commit(
+        [
+            (b"log_id", msgpack.packb(identity.log_id)),
+            (b"epoch", msgpack.packb(identity.epoch)),
+            (b"format", msgpack.packb(FORMAT)),
+        ]
+    )
+    return identity
+
+
+def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identity: Identity) -> Recovered:
+    """Open every log of the directory and rebuild the server's memory.
+
+    Raises:
+        DamagedData, NewerFormat: with the path and what to do.
+    """
+    folder = config.folder
+    checkpoint = msgpack.unpackb(state.get(b"checkpoint") or msgpack.packb({}))
+    replay = Mark(checkpoint.get("replay_offset", 0), checkpoint.get("replay_crc32c", 0))
+    hours = load_hours(state.scan(HOUR_PREFIX))
+    producers = Producers()
+    producers.load(state.scan(PRODUCER_PREFIX))
+    targets = {key[len(TARGET_PREFIX) :]: msgpack.unpackb(value) for key, value in state.scan(TARGET_PREFIX)}
+    dispatch_logs, decided, target_ends = _recover_outcomes(disk, folder, identity.log_id, hours)
+    place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
+    message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c)
+    for tail in message_log.recovered:
+        log.info("tail_recovered path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
+    found = Recovered(
+        identity=identity,
+        log=message_log,
+        hours=hours,
+        producers=producers,
+        subjects=Subjects(),
+        pending=PendingColumns(),
+        wheel=Wheel(),
+        targets=targets,
+        dispatch_logs=dispatch_logs,
+        decided=decided,
+        target_ends=target_ends,
+        replay=replay,
+        next_sequence=checkpoint.get("next_sequence", 1),
+        appended_at_ms=checkpoint.get("appended_at_ms", 0),
+        loaded_until=0,
+        damage=[],
+    )
+    for group in message_log.scan(replay.offset, message_log.durable, replay.crc32c):
+        _replay(group, found)
+    _load(disk, clock, config, found)
+    return found
+
+
+def stored_batches(group: Group) -> list[Stored]:
+    """The batches of a data group, with their places and first sequences."""
+    stored: list[Stored] = []
+    sequence = group.header.base_sequence
+    for offset, batch in group.batches():
+        stored.append(Stored(offset, sequence, batch))
+        sequence += batch.count
+    return stored
+
+
+def _replay(group: Group, found: Recovered) -> None:
+    header = group.header
+    found.next_sequence = max(found.next_sequence, header.base_sequence + header.row_count)
+    found.appended_at_ms = max(found.appended_at_ms, header.appended_at_ms)
+    if header.kind == GroupKind.DATA:
+        stored = stored_batches(group)
+        found.pending.append(message_rows(stored, found.subjects, header.appended_at_ms))
+        for entry in stored:
+            found.producers.accept(entry.batch, entry.base_sequence, header.appended_at_ms)
+    elif header.kind == GroupKind.CONTROL:
+        for _, batch in group.batches():
+            record = msgpack.unpackb(bytes(batch.heap[: int(batch.uint32s(9)[0])]))
+            if record["type"] == "target":
+                found.targets[record["subject"]] = record["log_id"]
+
+
+def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:
+    """Load every hour that is not sealed, up to the one that the loader would have reached by now (rule P5)."""
+    now_ms = max(clock.now_ms(), found.appended_at_ms)
+    found.loaded_until = hour_of_ms(now_ms + config.load_ahead_ms)
+    pending = set(np.unique(found.pending.view()["hour"]).tolist())
+    live = set(range(hour_of_ms(now_ms), found.loaded_until + 1))
+    filed = set(found.hours.unsealed(found.loaded_until))
+    for hour in sorted(filed | live | {hour for hour in pending if hour <= found.loaded_until}):
+        decided = found.decided.get(hour, NO_SEQUENCES)
+        loaded = load_hour(disk, config.folder, found.identity.log_id, hour, found.hours.get(hour), decided)
+        attach_hour(loaded, decided, found.wheel, found.subjects, found.pending)
+        if loaded.damage is not None:
+            found.damage.append(loaded.damage)
+
+
+def attach_hour(
+    loaded: LoadedHour, decided: NDArray[np.uint64], wheel: Wheel, subjects: Subjects, pending: PendingColumns
+) -> None:
+    """Put an hour into the wheel: what its schedule log has, and what only the message log has yet (rule P7)."""
+    rows = loaded.prepared.rows
+    if len(rows):
+        rows["subject"] = subjects.numbers(loaded.names).take(rows["subject"])
+    wheel.add_hour(loaded.hour, loaded.prepared)
+    wheel.insert(without(pending.of_hour(loaded.hour), decided))
+
+
+def _recover_outcomes(
+    disk: Disk, folder: str, log_id: int, hours: HourTable
+) -> tuple[dict[int, Segment], dict[int, NDArray[np.uint64]], dict[int, int]]:
+    segments: dict[int, Segment] = {}
+    decided: dict[int, NDArray[np.uint64]] = {}
+    target_ends: dict[int, int] = {}
+    for hour, path in list_dispatch_logs(disk, folder):
+        if hours.get(hour).sealed:
+            continue
+        segment = reopen_dispatch_log(disk, path, log_id)
+        if segment is None:
+            continue
+        segments[hour] = segment
+        outcomes = read_outcomes(segment)
+        decided[hour] = np.unique(outcomes.sequences)
+        for target in np.unique(outcomes.parts["target_log_id"]).tolist():
+            offsets = outcomes.parts["target_offset"][outcomes.parts["target_log_id"] == target]
+            target_ends[target] = max(target_ends.get(target, 0), int(offsets.max()))
+    return segments, decided, target_ends
+
+
+def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:
+    """Hours that have a dispatch log, rising, with its path."""
+    found: list[tuple[int, str]] = []
+    for day in disk.list_folder(f"{folder}/dispatch"):
+        for name in disk.list_folder(f"{folder}/dispatch/{day}"):
+            found.append((hour_from_name(name.removesuffix(".log")), f"{folder}/dispatch/{day}/{name}"))
+    return found
+
+
+def read_outcomes(segment: Segment) -> OutcomeRows:
+    """Decode every durable outcome of an hour; DamagedData when a group does not check."""
+    scan = segment.scan(0, 0)
+    batches = [batch for group in scan for _, batch in group.batches()]
+    if scan.reason:
+        raise DamagedData(segment.path, segment.position(scan.offset), scan.reason)
+    return decode_outcomes(batches)
