@@ -1,0 +1,144 @@
+"""What callers of a producer say, checked and turned into what is queued.
+
+Invariant: nothing is queued before all of a call's arguments were checked, and every fault of theirs is a CallerError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import numpy as np
+
+from delayd.batch import Int64s
+from delayd.client.instants import HORIZON_MS, DeliverAtMs, wish, wish_column
+from delayd.client.limits import (
+    MESSAGE_BYTES_MAX,
+    NO_HEADERS,
+    Headers,
+    check_bodies,
+    check_body,
+    check_subject,
+    pack_headers,
+)
+from delayd.errors import BadArgument, BadSetting, MessageTooLarge
+
+LINGER_MS = 2.0  # Enough for company at 5,000 sends a second, and small beside the fsync that every batch waits for.
+LINGER_MS_MAX = 1_000.0
+QUEUE_BYTES_MAX = 64 << 20  # What single sends may hold in memory before senders wait.
+TIMEOUT_MS = 30_000.0  # Longer than a server takes to restart and replay.
+CHECKED_MAX = 4_096  # Subjects remembered as checked.
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """How a producer behaves; BadSetting when a value is out of range."""
+
+    linger_ms: float = LINGER_MS
+    queue_bytes_max: int = QUEUE_BYTES_MAX
+    timeout_ms: float = TIMEOUT_MS
+    horizon: timedelta = timedelta(milliseconds=HORIZON_MS)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.linger_ms <= LINGER_MS_MAX:
+            raise BadSetting(f"linger_ms is {self.linger_ms} and must lie within 0 and {LINGER_MS_MAX:g}")
+        if self.queue_bytes_max < MESSAGE_BYTES_MAX:
+            raise BadSetting(f"queue_bytes_max is {self.queue_bytes_max}; one message may need {MESSAGE_BYTES_MAX}")
+        if self.timeout_ms <= 0:
+            raise BadSetting(f"timeout_ms is {self.timeout_ms} and must be above 0")
+        if not timedelta(0) < self.horizon <= timedelta(milliseconds=HORIZON_MS):
+            raise BadSetting(f"horizon is {self.horizon} and must lie within 0 and {HORIZON_MS // 86_400_000} days")
+
+
+class Single(NamedTuple):
+    """One send, checked."""
+
+    subject: str
+    body: bytes
+    when: int  # ms since the epoch, or monotonic us if `relative`.
+    relative: bool
+    headers: bytes
+
+
+class Columns(NamedTuple):
+    """One `send_batch`, checked."""
+
+    subject: bytes
+    bodies: Sequence[bytes]
+    sizes: Int64s
+    deliver: Int64s
+    relative: bool
+    headers: Sequence[bytes] | None
+
+
+class Arguments:
+    """Checks the calls of one producer; remembers the subjects that passed."""
+
+    __slots__ = ("_checked", "_horizon_ms")
+
+    def __init__(self, horizon: timedelta) -> None:
+        self._horizon_ms = horizon // timedelta(milliseconds=1)
+        self._checked: set[str] = set()
+
+    def single(
+        self,
+        subject: str,
+        body: bytes,
+        delay: timedelta | None,
+        deliver_at: datetime | None,
+        deliver_at_ms: int | None,
+        headers: Headers | None,
+    ) -> Single:
+        """Check one send."""
+        if type(subject) is not str or subject not in self._checked:
+            self._check_subject(subject)
+        packed = NO_HEADERS if headers is None else pack_headers(headers)
+        check_body(body, len(packed))
+        when, relative = wish(delay, deliver_at, deliver_at_ms, self._horizon_ms)
+        return Single(subject, body, when, relative, packed)
+
+    def columns(
+        self,
+        subject: str,
+        bodies: Sequence[bytes],
+        deliver_at_ms: DeliverAtMs | None,
+        delay: timedelta | None,
+        deliver_at: datetime | None,
+        headers: Headers | Sequence[Headers | None] | None,
+    ) -> Columns:
+        """Check many sends of one subject; row numbers in errors count from 0."""
+        name = check_subject(subject)
+        bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
+        sizes = check_bodies(bodies)
+        packed = _pack_each(headers, len(bodies))
+        if packed is not None:
+            sizes = sizes + np.fromiter(map(len, packed), np.int64, len(packed))
+        if len(sizes) and sizes.max() > MESSAGE_BYTES_MAX:
+            row = int(sizes.argmax())
+            raise MessageTooLarge(f"row {row} has {sizes[row]} bytes and is over the limit of {MESSAGE_BYTES_MAX}")
+        if deliver_at_ms is not None and delay is None and deliver_at is None:
+            deliver, relative = wish_column(deliver_at_ms, len(bodies), self._horizon_ms), False
+        else:
+            scalar = None if deliver_at_ms is None else int(np.asarray(deliver_at_ms).flat[0])
+            when, relative = wish(delay, deliver_at, scalar, self._horizon_ms)
+            deliver = np.full(len(bodies), when, np.int64)
+        return Columns(name, bodies, sizes, deliver, relative, packed)
+
+    def _check_subject(self, subject: str) -> None:
+        check_subject(subject)
+        if len(self._checked) >= CHECKED_MAX:
+            self._checked.clear()
+        self._checked.add(subject)
+
+
+def _pack_each(headers: Headers | Sequence[Headers | None] | None, count: int) -> list[bytes] | None:
+    if headers is None:
+        return None
+    if isinstance(headers, Mapping):
+        return [pack_headers(headers)] * count
+    packed = [pack_headers(own) for own in headers]
+    if len(packed) != count:
+        raise BadArgument(f"{len(packed)} headers were given for {count} bodies; give one for each, or one for all")
+    return packed if any(packed) else None

@@ -1,0 +1,92 @@
+"""The delay servers that a producer may send to, and which of them gets the next batch.
+
+Invariant: a batch is bound to one server group, and is unbound only while nothing of it may have left (rule I3).
+"""
+
+from __future__ import annotations
+
+from delayd.client.link import Link
+from delayd.client.meta import MetaView, ServerAddress
+from delayd.errors import NoDelayServer, UnknownServer
+
+
+class Group:
+    """One delay server group, named by its log."""
+
+    __slots__ = ("alive", "in_flight", "link", "log_id")
+
+    def __init__(self, server: ServerAddress) -> None:
+        self.log_id = server.log_id
+        self.link = Link(server.host, server.port, server.log_id)
+        self.alive = server.alive
+        self.in_flight = 0
+
+
+class Groups:
+    """All that meta has named so far; batches go to them in turn."""
+
+    def __init__(self, meta: MetaView) -> None:
+        self._meta = meta
+        self._groups: dict[int, Group] = {}
+        self._turn = 0
+        self._heard: dict[int, ServerAddress] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def choose(self) -> Group | None:
+        """A group for a new batch: alive, reachable as far as is known, with the fewest batches under way, in turn.
+
+        None while none is known.
+        """
+        self._take_news()
+        if not self._groups:
+            return None
+        groups = list(self._groups.values())
+        if len(groups) == 1:
+            return groups[0]
+        self._turn = (self._turn + 1) % len(groups)
+        in_turn = groups[self._turn :] + groups[: self._turn]
+        # All of them dead only means that meta has not heard of them, which the servers themselves know better.
+        return min(in_turn, key=lambda group: (group.link.failing, not group.alive, group.in_flight))
+
+    async def find(self) -> Group:
+        """As `choose`, after meta was asked.
+
+        Raises:
+            NoDelayServer: meta knows none.
+            DelaydError: meta can't be reached or refuses.
+        """
+        self._meta.keep_fresh()
+        await self._meta.find_delay_servers()
+        group = self.choose()
+        if group is None:
+            raise NoDelayServer("meta knows no delay server; start one, it is found by itself")
+        return group
+
+    async def named(self, log_id: int) -> Group:
+        """The group that holds a log; UnknownServer when meta does not know it either."""
+        self._take_news()
+        if log_id not in self._groups:
+            await self._meta.find_delay_servers()
+            self._take_news()
+        if log_id not in self._groups:
+            raise UnknownServer(f"no delay server with the log {log_id:016x} is known to meta")
+        return self._groups[log_id]
+
+    async def close(self) -> None:
+        """End all connections."""
+        for group in self._groups.values():
+            await group.link.close()
+
+    def _take_news(self) -> None:
+        if self._meta.delay_servers is self._heard:
+            return
+        self._heard = self._meta.delay_servers
+        for server in self._meta.delay_servers.values():
+            group = self._groups.get(server.log_id)
+            if group is None:
+                self._groups[server.log_id] = Group(server)
+            else:
+                group.alive = server.alive
+                group.link.move(server.host, server.port)

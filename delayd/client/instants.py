@@ -1,0 +1,185 @@
+"""When a message is due, as the caller says it, and the clock of the server that will hold it to that.
+
+Invariant: a message sent with `delay=` is never due earlier, by the server's clock, than that long after the call: the
+offset between the clocks is known to within half a round trip, and that half is added (rule T2).
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s
+from delayd.errors import BadArgument, NaiveDatetime, PastHorizon
+
+HORIZON_MS = 2 * 366 * 86_400_000  # Two leap years: 17,568 hours, each a file at the most.
+SKEW_MS_MAX = 1_000  # Users notice a second; below it the offset is corrected silently.
+DRIFT = 1e-4  # Of two ordinary quartz clocks, with room: an old sample grows worse by 0.1 ms a second.
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+_US = timedelta(microseconds=1)
+
+DeliverAtMs = int | Sequence[int] | NDArray[np.integer]
+
+log = logging.getLogger(__name__)
+
+
+def monotonic_us() -> int:
+    """What `delay=` counts from: no step of this machine's wall clock moves it."""
+    return time.monotonic_ns() // 1000
+
+
+class Wish(NamedTuple):
+    """When one message, or each of several, is to be delivered.
+
+    Absolute in ms since the epoch, or, `relative`, in us on this machine's monotonic clock.
+    """
+
+    when: int
+    relative: bool
+
+
+def wish(
+    delay: timedelta | None,
+    deliver_at: datetime | None,
+    deliver_at_ms: int | None,
+    horizon_ms: int = HORIZON_MS,
+) -> Wish:
+    """Read the one of the three that was given.
+
+    Raises:
+        BadArgument: none or several were given, of a wrong type, or negative.
+        NaiveDatetime: a datetime without a time zone.
+        PastHorizon: due later than the horizon from now.
+    """
+    if deliver_at_ms is not None and delay is None and deliver_at is None:
+        return Wish(_within_horizon(_integer(deliver_at_ms), horizon_ms), False)
+    if delay is not None and deliver_at is None and deliver_at_ms is None:
+        return Wish(monotonic_us() + _delay_us(delay, horizon_ms), True)
+    if deliver_at is not None and delay is None and deliver_at_ms is None:
+        return Wish(_within_horizon(_instant_ms(deliver_at), horizon_ms), False)
+    raise BadArgument("say once when the message is due: one of delay=, deliver_at= and deliver_at_ms=")
+
+
+def wish_column(deliver_at_ms: DeliverAtMs, count: int, horizon_ms: int = HORIZON_MS) -> Int64s:
+    """The instants of ``count`` messages, as int64[count]: one for all of them, or one for each.
+
+    Raises:
+        BadArgument: not whole numbers, negative ones, or another number of them.
+        PastHorizon: one is due later than the horizon from now.
+    """
+    column = np.asarray(deliver_at_ms)
+    if column.dtype.kind not in "iu" or column.ndim > 1:
+        raise BadArgument(f"deliver_at_ms must be whole milliseconds since the epoch, not {column.dtype}")
+    if column.ndim == 1 and len(column) != count:
+        raise BadArgument(f"{len(column)} instants were given for {count} bodies; give one for each, or one for all")
+    if column.size:
+        # Compared before the cast, which would turn an unsigned number above the limit into a negative one.
+        _within_horizon(int(column.max()), horizon_ms)
+        _within_horizon(int(column.min()), horizon_ms)
+    return np.broadcast_to(column.astype(np.int64), (count,))
+
+
+class ServerClock:
+    """One server's clock, from the `now_ms` of its answers: its lead over this machine's monotonic clock.
+
+    The sample with the shortest round trip is kept, for its error is at most half of that; it loses to a worse one with
+    age, as clocks drift, and at once to one that contradicts it, as the server's clock was set.
+    """
+
+    __slots__ = ("_error_us", "_name", "_offset_us", "_sampled_us", "_warned")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._offset_us = 0
+        self._error_us = -1  # No sample yet.
+        self._sampled_us = 0
+        self._warned = False
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a sample."""
+        return self._error_us >= 0
+
+    def sample(self, asked_us: int, answered_us: int, now_ms: int, wall_us: int | None = None) -> None:
+        """Take the `now_ms` of an answer that came at ``answered_us`` to a request of ``asked_us``, both monotonic."""
+        # The server reads whole milliseconds, so its clock stood half of one later on average, at most half off.
+        offset_us = now_ms * 1000 + 500 - (asked_us + answered_us) // 2
+        error_us = (answered_us - asked_us) // 2 + 500
+        if self.known:
+            aged_us = self._error_us + int((answered_us - self._sampled_us) * DRIFT)
+            if error_us > aged_us and abs(offset_us - self._offset_us) <= error_us + aged_us:
+                return
+        self._offset_us, self._error_us, self._sampled_us = offset_us, error_us, answered_us
+        self._warn_of_skew(now_ms * 1000 - (time.time_ns() // 1000 if wall_us is None else wall_us))
+
+    def latest_ms(self, instant_us: int) -> int:
+        """The server's time at a monotonic instant, rounded up by all that may be wrong with it."""
+        return (instant_us + self.shift_us + 999) // 1000
+
+    def latest_ms_column(self, instants_us: Int64s) -> Int64s:
+        """`latest_ms` of each."""
+        return (instants_us + (self.shift_us + 999)) // 1000
+
+    def likely_ms(self, instant_us: int) -> int:
+        """The server's time at a monotonic instant, as good as it is known."""
+        return (instant_us + self._offset_us) // 1000
+
+    @property
+    def shift_us(self) -> int:
+        """What turns a monotonic instant into the latest time that the server's clock may show then."""
+        return self._offset_us + self._error_us
+
+    def _warn_of_skew(self, ahead_us: int) -> None:
+        # The wall clock takes no part in anything; users who compute `deliver_at` themselves want to know.
+        skewed = abs(ahead_us) > SKEW_MS_MAX * 1000
+        if skewed and not self._warned:
+            log.warning("clock_skew server=%s ahead_ms=%d", self._name, ahead_us // 1000)
+        self._warned = skewed
+
+
+def _integer(value: int) -> int:
+    if isinstance(value, bool):
+        raise BadArgument("deliver_at_ms must be whole milliseconds since the epoch, not a bool")
+    try:
+        return operator.index(value)
+    except TypeError:
+        kind = type(value).__name__
+        raise BadArgument(f"deliver_at_ms must be whole milliseconds since the epoch, not a {kind}") from None
+
+
+def _instant_ms(value: datetime) -> int:
+    if not isinstance(value, datetime):
+        raise BadArgument(f"deliver_at must be a datetime, not a {type(value).__name__}")
+    if value.utcoffset() is None:
+        raise NaiveDatetime(f"deliver_at {value.isoformat()} has no time zone; give it one, such as tzinfo=UTC")
+    # Rounded up, or a message could be delivered up to a millisecond early.
+    return -((_EPOCH - value) // _MS)
+
+
+def _delay_us(value: timedelta, horizon_ms: int) -> int:
+    if not isinstance(value, timedelta):
+        raise BadArgument(f"delay must be a timedelta, not a {type(value).__name__}")
+    delay_us = value // _US
+    if delay_us < 0:
+        raise BadArgument(f"a delay of {value} is negative")
+    if delay_us > horizon_ms * 1000:
+        raise PastHorizon(f"a delay of {value} is past the horizon of {horizon_ms // 86_400_000} days")
+    return delay_us
+
+
+def _within_horizon(instant_ms: int, horizon_ms: int) -> int:
+    if instant_ms < 0:
+        raise BadArgument(f"deliver_at_ms {instant_ms} is before the epoch")
+    # The server judges by its own clock; this only spares the way to it.
+    if instant_ms > time.time_ns() // 1_000_000 + horizon_ms:
+        raise PastHorizon(f"deliver_at_ms {instant_ms} is past the horizon of {horizon_ms // 86_400_000} days from now")
+    return instant_ms

@@ -1,0 +1,87 @@
+"""What a message may be, checked before anything is queued; the servers hold the same limits (docs/formats/batch.md).
+
+Invariant: what passes here is refused by no server because of its subject, its size or its headers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgpack
+import numpy as np
+
+from delayd.batch import Int64s
+from delayd.errors import BadArgument, BadSubject, MessageTooLarge
+
+MESSAGE_BYTES_MAX = 4 << 20  # Headers and body: four of the largest still share a batch.
+HEADERS_BYTES_MAX = 32 << 10  # They are read by routers and consoles, which should not need megabytes.
+SUBJECT_BYTES_MAX = 255
+
+Headers = Mapping[str, str | bytes]
+
+NO_HEADERS = b""  # A row without headers has no map either.
+
+_SUBJECT = re.compile(r"[A-Za-z0-9._%/-]{1,255}")
+
+
+def check_subject(subject: str) -> bytes:
+    """The subject as bytes; BadSubject when a server would not take it."""
+    if not isinstance(subject, str):
+        raise BadSubject(f"a subject is text, not a {type(subject).__name__}")
+    if _SUBJECT.fullmatch(subject) is None:
+        raise BadSubject(f"subject {subject[:300]!r} is not 1 to {SUBJECT_BYTES_MAX} characters of [A-Za-z0-9._%/-]")
+    return subject.encode("ascii")
+
+
+def check_body(body: bytes, headers_bytes: int = 0) -> None:
+    """BadArgument or MessageTooLarge for a body that can't be sent."""
+    if not isinstance(body, bytes):
+        raise BadArgument(f"a body is bytes, not a {type(body).__name__}; encode it first")
+    if len(body) + headers_bytes > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(
+            f"a message of {len(body) + headers_bytes} bytes, headers and body, is over the limit of"
+            f" {MESSAGE_BYTES_MAX}; send a reference to it instead"
+        )
+
+
+def check_bodies(bodies: Sequence[bytes]) -> Int64s:
+    """Their lengths; the first one at fault is named by its row."""
+    if set(map(type, bodies)) - {bytes}:
+        row, body = next((row, body) for row, body in enumerate(bodies) if type(body) is not bytes)
+        raise BadArgument(f"the body of row {row} is a {type(body).__name__}, not bytes; encode it first")
+    return np.fromiter(map(len, bodies), np.int64, len(bodies))
+
+
+def pack_headers(headers: Headers | None) -> bytes:
+    """Headers as they travel, one msgpack map; empty when there are none."""
+    if headers is None:
+        return NO_HEADERS
+    if not isinstance(headers, Mapping):
+        raise BadArgument(f"headers are a mapping, not a {type(headers).__name__}")
+    for name, value in headers.items():
+        if not _is_header(name, value):
+            kinds = f"{type(name).__name__} to {type(value).__name__}"
+            raise BadArgument(f"headers map text to text or bytes, not {kinds} ({name!r})")
+    try:
+        packed: bytes = msgpack.packb(dict(headers)) if headers else NO_HEADERS
+    except UnicodeEncodeError as error:
+        raise BadArgument(f"headers hold text that is no Unicode: {error}") from error
+    if len(packed) > HEADERS_BYTES_MAX:
+        raise MessageTooLarge(f"headers of {len(packed)} bytes are over the limit of {HEADERS_BYTES_MAX}")
+    return packed
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, or of ``[host]:port`` for IPv6."""
+    if not isinstance(address, str):
+        raise BadArgument(f"an address is text such as 127.0.0.1:7400, not a {type(address).__name__}")
+    host, colon, port = address.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise BadArgument(f"{address!r} is no address; give host:port, such as 127.0.0.1:7400")
+    return host, int(port)
+
+
+def _is_header(name: object, value: object) -> bool:
+    return isinstance(name, str) and isinstance(value, str | bytes)

@@ -1,0 +1,148 @@
+"""The way to one server: a connection that is made when it is needed, and made again after it ended.
+
+Invariant: a connection is handed out only after the server behind it has said which log it holds, so a batch that went
+to one log is never repeated to another at the same address (rule I3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from delayd.client.instants import ServerClock, monotonic_us
+from delayd.client.retry import Backoff
+from delayd.errors import DelaydError, ServerUnavailable
+from delayd.net.connection import Connection, connect
+from delayd.wire.frame import Head
+from delayd.wire.requests import RequestType, need_int, need_u64
+
+GREETING_MS_MAX = 5_000.0  # A server that takes connections and answers nothing is as good as away.
+ALIVE_EVERY_MS = 5_000.0  # Also keeps the sample of the server's clock fresh.
+ALIVE_MS_MAX = 10_000.0  # Longer than any server's loop may stall; then the connection is dead.
+
+log = logging.getLogger(__name__)
+
+
+class Link:
+    """One server; belongs to a loop, and any number of tasks may ask for its connection at once."""
+
+    def __init__(self, host: str, port: int, log_id: int | None = None) -> None:
+        self.log_id = log_id
+        self.clock = ServerClock(f"{host}:{port}")
+        self.failing = False  # The last try to connect failed.
+        self._address = (host, port)
+        self._connection: Connection | None = None
+        self._attempt: asyncio.Task[Connection] | None = None
+        self._alive: asyncio.Task[None] | None = None
+        self._backoff = Backoff()
+        self._not_before = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def address(self) -> str:
+        """As users write it."""
+        return f"{self._address[0]}:{self._address[1]}"
+
+    @property
+    def standing(self) -> Connection | None:
+        """The connection, if there is one now."""
+        connection = self._connection
+        return connection if connection is not None and connection.is_open else None
+
+    def move(self, host: str, port: int) -> None:
+        """The server is found elsewhere now; requests under way stay where they are."""
+        if (host, port) != self._address:
+            self._address = (host, port)
+            self._backoff.reset()
+            self._not_before = 0.0
+            if self._connection is not None:
+                self._connection.close()
+
+    async def connection(self) -> Connection:
+        """The connection, made if need be, after the back-off of earlier failures.
+
+        Raises:
+            ServerUnavailable: this try failed; nothing was sent.
+        """
+        standing = self.standing
+        if standing is not None:
+            return standing
+        if self._attempt is None:
+            self._attempt = self._loop.create_task(self._connect())
+            self._attempt.add_done_callback(self._attempted)
+        # One caller that gives up must not end the try of the others.
+        return await asyncio.shield(self._attempt)
+
+    async def close(self) -> None:
+        """Let what was written leave, and end the connection."""
+        for task in (self._alive, self._attempt):
+            if task is not None:
+                task.cancel()
+        if self._connection is not None:
+            self._connection.close()
+            await self._connection.closed
+
+    async def _connect(self) -> Connection:
+        wait_s = self._not_before - self._loop.time()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        try:
+            connection = await connect(*self._address)
+            try:
+                await self._greet(connection)
+            except BaseException:
+                connection.abort()
+                raise
+        except ServerUnavailable:
+            self._failed()
+            raise
+        except DelaydError as error:
+            self._failed()
+            raise ServerUnavailable(f"{self.address} takes no requests: {error.message}") from error
+        self.failing = False
+        self._backoff.reset()
+        self._connection = connection
+        if self._alive is not None:
+            self._alive.cancel()
+        self._alive = self._loop.create_task(self._keep_alive(connection))
+        return connection
+
+    async def _greet(self, connection: Connection) -> None:
+        asked_us = monotonic_us()
+        answer = await connection.request(RequestType.STATUS, {}, timeout_ms=GREETING_MS_MAX)
+        self._hear(asked_us, answer.head)
+        if self.log_id is None:
+            return
+        log_id = need_u64(answer.head, "log_id")
+        if log_id != self.log_id:
+            raise ServerUnavailable(
+                f"{self.address} is another server now: its log is {log_id:016x} instead of {self.log_id:016x}"
+            )
+
+    def _hear(self, asked_us: int, head: Head) -> None:
+        self.clock.sample(asked_us, monotonic_us(), need_int(head, "now_ms"))
+
+    def _failed(self) -> None:
+        if not self.failing:
+            log.warning("server_unavailable address=%s", self.address)
+        self.failing = True
+        self._not_before = self._loop.time() + self._backoff.next_ms() / 1000
+
+    def _attempted(self, attempt: asyncio.Task[Connection]) -> None:
+        self._attempt = None
+        if not attempt.cancelled():
+            # Whoever asked may have given up; an exception that nobody fetches would be logged as a bug.
+            attempt.exception()
+
+    async def _keep_alive(self, connection: Connection) -> None:
+        # A server that hangs, or a network that swallows everything, leaves the connection open.
+        while connection.is_open:
+            await asyncio.sleep(ALIVE_EVERY_MS / 1000)
+            asked_us = monotonic_us()
+            try:
+                answer = await connection.request(RequestType.PING, {}, timeout_ms=ALIVE_MS_MAX)
+                self._hear(asked_us, answer.head)
+            except DelaydError as error:
+                if connection.is_open:
+                    log.warning("server_silent address=%s code=%s", self.address, error.code)
+                    connection.abort()

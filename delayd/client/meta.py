@@ -1,0 +1,122 @@
+"""What this client knows of the servers: meta's last answers.
+
+Invariant: while meta is away the client goes on with what it knew; only what it never knew has to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import NamedTuple
+
+from delayd.client.limits import parse_address
+from delayd.client.link import Link
+from delayd.client.retry import Backoff
+from delayd.errors import BadRequest, DelaydError, NoRealtimeServer
+from delayd.wire.frame import Head
+from delayd.wire.requests import RequestType, as_head, need_bool, need_int, need_map, need_maps, need_str, need_u64
+
+REFRESH_MS = 5_000.0  # A server that joins gets its share of the work after this long.
+ANSWER_MS_MAX = 5_000.0  # Meta answers from memory; a route costs it one commit.
+
+log = logging.getLogger(__name__)
+
+
+class ServerAddress(NamedTuple):
+    """One server as meta knows it."""
+
+    log_id: int
+    host: str
+    port: int
+    alive: bool
+
+
+class MetaView:
+    """Asks meta for servers and routes; keeps the last answer."""
+
+    def __init__(self, address: str) -> None:
+        host, port = parse_address(address)
+        self.link = Link(host, port)
+        self.delay_servers: dict[int, ServerAddress] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_now = asyncio.Event()
+
+    async def find_delay_servers(self) -> dict[int, ServerAddress]:
+        """Ask for the delay servers and keep the answer; an empty one is no news.
+
+        Raises:
+            DelaydError: meta can't be reached or refuses.
+        """
+        connection = await self.link.connection()
+        answer = await connection.request(RequestType.SERVERS, {"role": "delay"}, timeout_ms=ANSWER_MS_MAX)
+        found = [_server(head) for head in need_maps(answer.head, "servers")]
+        self.delay_servers = {server.log_id: server for server in found} or self.delay_servers
+        return self.delay_servers
+
+    async def route(self, subject: str) -> ServerAddress:
+        """The realtime server of a subject, which gets one now if it has none.
+
+        Raises:
+            NoRealtimeServer: none is alive that could get it.
+            DelaydError: meta can't be reached or refuses.
+        """
+        connection = await self.link.connection()
+        head: Head = {"subjects": [subject], "assign": True}
+        answer = await connection.request(RequestType.ROUTES, head, timeout_ms=ANSWER_MS_MAX)
+        routes = need_map(answer.head, "routes")
+        if subject not in routes:
+            raise NoRealtimeServer(f"no live realtime server serves {subject}; start one, it is found by itself")
+        log_id = need_u64(routes, subject)
+        for server in map(_server, need_maps(answer.head, "servers")):
+            if server.log_id == log_id:
+                return server
+        raise BadRequest(f"meta routes {subject} to {log_id:016x}, and says no address of it")
+
+    def keep_fresh(self) -> None:
+        """Ask again every few seconds from now on, until `close`."""
+        if self._refreshing is None:
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
+
+    def refresh_soon(self) -> None:
+        """Something that meta may know of has happened: ask now."""
+        self._refresh_now.set()
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+        await self.link.close()
+
+    async def _refresh(self) -> None:
+        backoff = Backoff()
+        away = False
+        while True:
+            try:
+                await self.find_delay_servers()
+                away = False
+                backoff.reset()
+                wait_ms = REFRESH_MS * random.uniform(0.8, 1.2)
+            except DelaydError as error:
+                if not away:
+                    log.warning("meta_unavailable address=%s code=%s", self.link.address, error.code)
+                away = True
+                wait_ms = backoff.next_ms()
+            # Even when asked for news all the time, meta is asked at the pace of the back-off.
+            await asyncio.sleep(min(wait_ms, 100.0) / 1000)
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    await self._refresh_now.wait()
+            except TimeoutError:
+                pass
+            self._refresh_now.clear()
+
+
+def _server(head: Head) -> ServerAddress:
+    server = as_head(head, "servers")
+    return ServerAddress(
+        need_u64(server, "log_id"),
+        need_str(server, "host"),
+        need_int(server, "port", 1, 65_535),
+        need_bool(server, "alive"),
+    )

@@ -1,0 +1,1 @@
+"""The clients, against small servers that speak the real protocol."""

@@ -1,0 +1,248 @@
+"""Small servers that speak the real protocol in the test's own loop, and that misbehave as a test asks them to.
+
+Invariant: they keep what the protocol promises (deduplication, batches that verify), so a client that passes against
+them depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from delayd.batch import Batch, ColumnId, parse
+from delayd.errors import DelaydError
+from delayd.net.connection import Connection
+from delayd.net.server import Server
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType, need_bool, need_strs, need_u64, optional_str
+
+HOST = "127.0.0.1"
+
+
+class SmallServer:
+    """Listens, and answers PING and STATUS; requests are kept in `seen`."""
+
+    def __init__(self, log_id: int) -> None:
+        self.log_id = log_id
+        self.port = 0
+        self.ahead_ms = 0
+        self.seen: list[Frame] = []
+        self.crashes: list[Exception] = []
+        self.server: Server | None = None
+
+    async def start(self) -> None:
+        self.server = Server(self)
+        self.port = await self.server.listen(HOST, self.port)
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            await self.server.close()
+            self.server = None
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.ahead_ms
+
+    def connected(self, connection: Connection) -> None:
+        """Nothing is kept of it."""
+
+    def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
+        """Nothing was kept of it."""
+
+    def crashed(self, error: Exception) -> None:
+        self.crashes.append(error)
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        if frame.type == RequestType.PING:
+            connection.answer(frame.request_id, {"now_ms": self.now_ms()})
+        elif frame.type == RequestType.STATUS:
+            connection.answer(frame.request_id, {"log_id": self.log_id, "now_ms": self.now_ms()})
+        else:
+            self.seen.append(frame)
+            self.serve(connection, frame)
+
+    def serve(self, connection: Connection, frame: Frame) -> None:
+        raise NotImplementedError
+
+    def drop_connections(self) -> None:
+        """End all connections at once, as a crash does."""
+        assert self.server is not None
+        for connection in list(self.server.connections):
+            connection.abort()
+
+
+class SmallMeta(SmallServer):
+    """Names the servers that it was given; routes every subject to the first realtime server."""
+
+    def __init__(self) -> None:
+        super().__init__(log_id=1)
+        self.delay: list[SmallServer] = []
+        self.realtime: list[SmallServer] = []
+        self.dead: set[int] = set()
+
+    def serve(self, connection: Connection, frame: Frame) -> None:
+        if frame.type == RequestType.SERVERS:
+            assert optional_str(frame.head, "role") == "delay"
+            servers = [self._server(server, "delay") for server in self.delay]
+            connection.answer(frame.request_id, {"servers": servers, "now_ms": self.now_ms()})
+        else:
+            assert frame.type == RequestType.ROUTES and need_bool(frame.head, "assign")
+            subjects = need_strs(frame.head, "subjects")
+            served = self.realtime[:1]
+            routes: Head = {subject: server.log_id for subject in subjects for server in served}
+            head: Head = {
+                "routes": routes,
+                "servers": [self._server(server, "realtime") for server in served],
+                "unrouted": [subject for subject in subjects if subject not in routes],
+            }
+            connection.answer(frame.request_id, head)
+
+    def _server(self, server: SmallServer, role: str) -> Head:
+        alive = server.log_id not in self.dead
+        place: Head = {"role": role, "log_id": server.log_id, "host": HOST, "port": server.port, "alive": alive}
+        return {**place, "epoch": 1, "pid": 1, "seen_ms_ago": 0}
+
+
+@dataclass(slots=True)
+class Kept:
+    """One accepted batch."""
+
+    number: int
+    low_water: int
+    batch: Batch
+    result: Head
+
+
+class SmallDelay(SmallServer):
+    """Accepts batches once; `script` says what to do with the next ones instead."""
+
+    def __init__(self, log_id: int) -> None:
+        super().__init__(log_id)
+        self.kept: list[Kept] = []
+        self.numbers: list[int] = []  # As they came, repeated ones too.
+        self.next_sequence = 1
+        self.script: deque[Callable[[Connection, Frame], bool]] = deque()
+        self.holding = False
+        self.held: list[tuple[Connection, Frame]] = []
+
+    def serve(self, connection: Connection, frame: Frame) -> None:
+        if frame.type == RequestType.OUTCOME:
+            self._outcome(connection, frame)
+            return
+        batch = parse(frame.body)
+        batch.verify()
+        self.numbers.append(batch.producer.producer_batch)
+        if self.script and self.script.popleft()(connection, frame):
+            return
+        if self.holding:
+            self.held.append((connection, frame))
+        else:
+            self.accept(connection, frame)
+
+    def release(self) -> None:
+        """Answer what was held, and hold no more."""
+        self.holding = False
+        held, self.held = self.held, []
+        for connection, frame in held:
+            self.accept(connection, frame)
+
+    def accept(self, connection: Connection, frame: Frame) -> None:
+        self.answer(connection, frame, self.keep(frame))
+
+    def answer(self, connection: Connection, frame: Frame, result: Head) -> None:
+        head: Head = {"log_id": self.log_id, "now_ms": self.now_ms(), "results": [result]}
+        connection.answer(frame.request_id, head)
+
+    def keep(self, frame: Frame) -> Head:
+        batch = parse(bytes(frame.body))
+        part = batch.producer
+        known = self._find(part.producer_id, part.producer_batch)
+        if known is not None:
+            assert known.batch.heap_crc32c == batch.heap_crc32c, "a number was used for another batch"
+            return {**known.result, "duplicate": True}
+        result: Head = {
+            "base_sequence": self.next_sequence,
+            "count": batch.count,
+            "appended_at_ms": self.now_ms(),
+            "duplicate": False,
+        }
+        self.next_sequence += batch.count
+        self.kept.append(Kept(part.producer_batch, part.low_water, batch, result))
+        return result
+
+    @property
+    def rows(self) -> list[tuple[bytes, bytes, int]]:
+        return [row for kept in self.kept for row in rows_of(kept.batch)]
+
+    def _find(self, producer_id: int, number: int) -> Kept | None:
+        for kept in self.kept:
+            if kept.batch.producer.producer_id == producer_id and kept.number == number:
+                return kept
+        return None
+
+    def _outcome(self, connection: Connection, frame: Frame) -> None:
+        known = self._find(need_u64(frame.head, "producer_id"), need_u64(frame.head, "producer_batch"))
+        head: Head = {"log_id": self.log_id, "now_ms": self.now_ms()}
+        head["state"] = "unknown" if known is None else "accepted"
+        head["result"] = None if known is None else known.result
+        connection.answer(frame.request_id, head)
+
+
+def refuse(delay: SmallDelay, error: DelaydError, rows: list[int]) -> Callable[[Connection, Frame], bool]:
+    """A script's step: refuse a batch by name."""
+
+    def step(connection: Connection, frame: Frame) -> bool:
+        result: Head = {
+            "error": error.code,
+            "message": error.message,
+            "retry_after_ms": error.retry_after_ms or None,
+            "rows": rows,
+        }
+        delay.answer(connection, frame, result)
+        return True
+
+    return step
+
+
+def drop_before(connection: Connection, frame: Frame) -> bool:
+    """A script's step: the connection breaks and the batch is not kept."""
+    connection.abort()
+    return True
+
+
+def drop_after(delay: SmallDelay) -> Callable[[Connection, Frame], bool]:
+    """A script's step: the batch is kept and the connection breaks before the answer."""
+
+    def step(connection: Connection, frame: Frame) -> bool:
+        delay.keep(frame)
+        connection.abort()
+        return True
+
+    return step
+
+
+def rows_of(batch: Batch) -> list[tuple[bytes, bytes, int]]:
+    """Subject, body and instant of each row."""
+    subjects = batch.subjects()
+    subject_of = batch.uint32s(ColumnId.SUBJECT).tolist() if ColumnId.SUBJECT in batch else [0] * batch.count
+    starts, ends = batch.region(ColumnId.BODY_END)
+    due = batch.int64s(ColumnId.DELIVER_AT_MS).tolist()
+    heap = batch.heap
+    return [
+        (subjects[subject], bytes(heap[start:end]), at)
+        for subject, start, end, at in zip(subject_of, starts.tolist(), ends.tolist(), due, strict=True)
+    ]
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    """Wait for a condition; AssertionError after the limit."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.001)
