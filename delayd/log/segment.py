@@ -192,7 +192,8 @@ class Segment:
         if size > end:
             self.file.truncate(self.position(end))
         self._write_back(durable, end)
-        if size > end or durable < end or end == self.base_offset:
+        if last:
+            # Also when nothing was written here: a recovery that died may have cut without a sync.
             self.file.sync()
             self.disk.sync_folder(self.path.rpartition("/")[0])
         self.end = self.durable = end

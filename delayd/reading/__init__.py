@@ -1,1 +1,1 @@
-"""Read-only views of a data directory, live, stopped or copied."""
+"""Read-only views of a data directory, live, stopped or copied; `delayd.reading.books` audits one."""

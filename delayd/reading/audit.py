@@ -1,0 +1,287 @@
+"""The audit of one hour: what was scheduled against what became of it, by the dispatch log and by the targets' logs.
+
+Invariant: pure. Arrays in, figures and findings out, so that a command, Spark and tests give the same answer. Each
+scheduled row is counted in exactly one class, and the classes add up to ``scheduled``.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s
+from delayd.log.dispatch import Outcome, OutcomeRows
+from delayd.reading.columns import ScheduleRows, UInt64s
+from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
+from delayd.reading.histogram import count_ms
+from delayd.reading.realtime import TargetRows
+from delayd.reading.summary import HourSummary
+
+Mask = NDArray[np.bool_]
+Numbers = NDArray[np.generic] | int
+
+LATE_MS_LIMIT = 1_000  # Well above the 30 ms that a busy server takes, well below what a user would call late.
+LOST_GRACE_MS = 10_000  # A restart of either side and its recovery; until then a due row may still be in flight.
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTerms:
+    """What the audit judges by; instants are by the delay server's clock.
+
+    ``now_ms``: when the books are read: later rows are pending. ``alive_ms``: up to when the delay server is known to
+    have run: a row that was due by then, and its grace, without an outcome is lost.
+    """
+
+    now_ms: int
+    alive_ms: int
+    late_ms_limit: int = LATE_MS_LIMIT
+    lost_grace_ms: int = LOST_GRACE_MS
+
+
+def audit_hour(
+    origin_log_id: int,
+    hour: int,
+    schedule: ScheduleRows,
+    dispatch: OutcomeRows,
+    realtime: TargetRows,
+    terms: AuditTerms,
+) -> tuple[Findings, HourSummary]:
+    """Compare the three logs of an hour of one delay server.
+
+    Args:
+        origin_log_id: of the delay server.
+        hour: hours since the epoch.
+        schedule: its schedule side, by rising sequence.
+        dispatch: its outcomes, in any order.
+        realtime: the rows of this hour and origin that the targets hold.
+        terms: what to judge by.
+
+    Returns:
+        The findings, by sequence, and the figures.
+    """
+    books = _Books(hour, schedule, dispatch, realtime, terms)
+    books.find()
+    table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
+    table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
+    subjects = (*schedule.subjects, *realtime.subjects, "")
+    return Findings(origin_log_id, table, subjects), books.summary(origin_log_id, table)
+
+
+class _Join:
+    """Rows of another log by the schedule row that they belong to."""
+
+    def __init__(self, scheduled: UInt64s, sequence: UInt64s) -> None:
+        count = len(scheduled)
+        place = np.searchsorted(scheduled, sequence)
+        inside = np.minimum(place, max(count - 1, 0))
+        self.known: Mask = (place < count) & (scheduled[inside] == sequence) if count else np.zeros(len(sequence), bool)
+        self.rows = np.flatnonzero(self.known)  # Rows of the other log that have a schedule row, and which.
+        self.scheduled = place[self.rows]
+        self.times = np.bincount(self.scheduled, minlength=count)
+        # Filled from behind, so that the first row of each sequence is the one that stays.
+        self.first = np.full(count, -1, np.int64)
+        self.first[self.scheduled[::-1]] = self.rows[::-1]
+
+
+class _Books:
+    def __init__(
+        self, hour: int, schedule: ScheduleRows, dispatch: OutcomeRows, realtime: TargetRows, terms: AuditTerms
+    ) -> None:
+        self.found: list[NDArray[np.void]] = []
+        self._hour = hour
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._realtime = realtime
+        self._terms = terms
+        self._due_from_ms = schedule.due_from_ms()
+        self._outcomes = _Join(schedule.sequence, dispatch.sequences)
+        self._stored = _Join(schedule.sequence, realtime.sequence)
+        # The first outcome of each scheduled row and the first stored row, as rows of their tables; 0 where none is.
+        self._has_outcome: Mask = self._outcomes.times > 0
+        self._at_target: Mask = self._stored.times > 0
+        self._part = _rows_or_zeros(dispatch.parts, dispatch.part_of, self._outcomes.first)
+        self._batch = _rows_or_zeros(realtime.batches, realtime.batch_of, self._stored.first)
+        self._outcome = self._part["outcome"]
+        self._dispatched: Mask = self._outcome == Outcome.DISPATCHED
+        target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)
+        self._batch_target = np.where(self._at_target, target_ids[self._batch["target"]], np.uint64(0))
+        self._unproven, self._lost = self._split_missing(target_ids)
+        self._waiting: Mask = ~self._has_outcome & ~self._at_target
+        self._overdue: Mask = self._waiting & (self._due_from_ms + terms.lost_grace_ms < terms.alive_ms)
+
+    def find(self) -> None:
+        self._find_lost()
+        self._find_duplicates()
+        self._find_early()
+        self._find_orphans()
+        self._find_mismatches()
+        late_ms = self._late_ms()
+        self._note(FindingKind.LATE, Reason.LATE, late_ms > self._terms.late_ms_limit, late_ms)
+
+    def summary(self, origin_log_id: int, table: NDArray[np.void]) -> HourSummary:
+        pending = self._waiting & (self._due_from_ms > self._terms.now_ms)
+        undecided = ~self._has_outcome & ~pending & ~self._overdue
+        proved = self._dispatched & ~self._lost
+        counted = np.bincount(self._outcome, minlength=max(Outcome) + 1)
+        rows_of_kind = {kind: len(np.unique(table["sequence"][table["kind"] == kind])) for kind in FindingKind}
+        lateness_ms = (self._appended_ms() - self._due_from_ms)[proved]
+        past_due = (self._schedule.appended_at_ms >= self._schedule.deliver_at_ms)[proved]
+        on_time = np.maximum(lateness_ms[~past_due], 0)
+        return HourSummary(
+            log_id=origin_log_id,
+            hour=self._hour,
+            scheduled=len(self._schedule),
+            dispatched=int(proved.sum()),
+            dead=int(counted[Outcome.DEAD]),
+            cancelled=int(counted[Outcome.CANCELLED]),
+            expired=int(counted[Outcome.EXPIRED]),
+            in_doubt=int(counted[Outcome.IN_DOUBT]),
+            pending=int(pending.sum()),
+            undecided=int(undecided.sum()),
+            missing=int((self._lost | self._overdue).sum()),
+            lost=rows_of_kind[FindingKind.LOST],
+            duplicate=rows_of_kind[FindingKind.DUPLICATE],
+            early=rows_of_kind[FindingKind.EARLY],
+            orphan=rows_of_kind[FindingKind.ORPHAN],
+            mismatch=rows_of_kind[FindingKind.MISMATCH],
+            late=rows_of_kind[FindingKind.LATE],
+            unproven=int(self._unproven.sum()),
+            past_due=int(past_due.sum()),
+            lateness=count_ms(on_time),
+            past_due_lateness=count_ms(lateness_ms[past_due]),
+            late_ms_max=int(on_time.max(initial=0)),
+        )
+
+    def _split_missing(self, target_ids: UInt64s) -> tuple[Mask, Mask]:
+        """Rows called DISPATCHED that no target holds: those that its retention explains, and those that are lost."""
+        missing: Mask = self._dispatched & ~self._at_target
+        starts = np.zeros(len(missing), np.uint64)
+        for target_id, target in zip(target_ids, self._realtime.targets, strict=False):
+            starts[self._part["target_log_id"] == target_id] = target.start
+        unproven: Mask = missing & (self._part["target_offset"] < starts)
+        self._known_target: Mask = np.isin(self._part["target_log_id"], target_ids)
+        return unproven, missing & ~unproven
+
+    def _find_lost(self) -> None:
+        self._note(
+            *(FindingKind.LOST, Reason.NO_OUTCOME, self._overdue),
+            self._terms.now_ms - self._due_from_ms,
+        )
+        target = self._part["target_log_id"]
+        self._note(FindingKind.LOST, Reason.NOT_AT_TARGET, self._lost & self._known_target, target)
+        self._note(FindingKind.LOST, Reason.NO_SUCH_TARGET, self._lost & ~self._known_target, target)
+
+    def _find_duplicates(self) -> None:
+        kind = FindingKind.DUPLICATE
+        self._note(kind, Reason.OUTCOMES, self._outcomes.times > 1, self._outcomes.times)
+        self._note(kind, Reason.TWICE_AT_TARGET, self._stored.times > 1, self._stored.times)
+        sequence = self._schedule.sequence
+        again = np.flatnonzero(sequence[1:] == sequence[:-1]) + 1
+        self._note(kind, Reason.TWICE_SCHEDULED, again, 2)
+
+    def _find_early(self) -> None:
+        """By the dispatch log's word and by the batch itself, so that a lie about the claim hides nothing."""
+        due = self._schedule.deliver_at_ms
+        claimed = np.full(len(due), np.iinfo(np.int64).max)
+        part_of = self._dispatch.part_of[self._outcomes.rows]
+        said = self._dispatch.parts[part_of]
+        handed_over = said["outcome"] == Outcome.DISPATCHED
+        np.minimum.at(claimed, self._outcomes.scheduled[handed_over], said["claimed_at_ms"][handed_over])
+        batch_of = self._realtime.batch_of[self._stored.rows]
+        np.minimum.at(claimed, self._stored.scheduled, self._realtime.batches["claimed_at_ms"][batch_of])
+        self._note(FindingKind.EARLY, Reason.CLAIMED_EARLY, claimed < due, claimed, due - claimed)
+
+    def _find_orphans(self) -> None:
+        kind = FindingKind.ORPHAN
+        targets = self._realtime.targets
+        unknown = np.flatnonzero(~self._stored.known)
+        batches = self._realtime.batches[self._realtime.batch_of[unknown]]
+        target_ids = np.array([target.log_id for target in targets] or [0], np.uint64)
+        subject = batches["subject"] + np.uint32(len(self._schedule.subjects))
+        self._add(
+            *(kind, Reason.TARGET_UNSCHEDULED, self._realtime.sequence[unknown]),
+            *(self._realtime.deliver_at_ms[unknown], subject, target_ids[batches["target"]], batches["offset"]),
+        )
+        unknown = np.flatnonzero(~self._outcomes.known)
+        nameless = len(self._schedule.subjects) + len(self._realtime.subjects)
+        sequences, due = self._dispatch.sequences[unknown], self._dispatch.deliver_at_ms[unknown]
+        self._add(kind, Reason.OUTCOME_UNSCHEDULED, sequences, due, nameless, 0, 0)
+        decided = self._at_target & ~self._has_outcome & (self._batch["decided"] == 1)
+        self._note(kind, Reason.OUTCOME_MISSING, decided, self._batch_target, self._batch["offset"])
+
+    def _find_mismatches(self) -> None:
+        kind = FindingKind.MISMATCH
+        part, batch = self._part, self._batch
+        once = (self._outcomes.times == 1) & (self._stored.times == 1)
+        # An operator's word that a message is in doubt stands for a target whose log was believed lost.
+        other = once & ~self._dispatched & (self._outcome != Outcome.IN_DOUBT)
+        self._note(kind, Reason.NOT_DISPATCHED, other, self._outcome, batch["offset"])
+        both = once & self._dispatched
+        same_target = part["target_log_id"] == self._batch_target
+        self._note(kind, Reason.OTHER_TARGET, both & ~same_target, part["target_log_id"], self._batch_target)
+        both &= same_target
+        differs = both & (part["target_offset"] != batch["offset"])
+        self._note(kind, Reason.OTHER_OFFSET, differs, part["target_offset"], batch["offset"])
+        differs = both & (part["claimed_at_ms"] != batch["claimed_at_ms"])
+        self._note(kind, Reason.OTHER_CLAIM, differs, part["claimed_at_ms"], batch["claimed_at_ms"])
+        differs = both & (part["target_appended_at_ms"] != batch["appended_at_ms"])
+        self._note(kind, Reason.OTHER_APPEND, differs, part["target_appended_at_ms"], batch["appended_at_ms"])
+        due = self._schedule.deliver_at_ms
+        for join, said in (
+            (self._outcomes, self._dispatch.deliver_at_ms),
+            (self._stored, self._realtime.deliver_at_ms),
+        ):
+            if len(said):
+                said = said[np.maximum(join.first, 0)]
+                self._note(kind, Reason.OTHER_DUE, (join.times > 0) & (said != due), due, said)
+
+    def _appended_ms(self) -> Int64s:
+        """When each row came to its target, by the target's own log where it still has it."""
+        appended: Int64s = np.where(
+            self._at_target, self._batch["appended_at_ms"], self._part["target_appended_at_ms"]
+        ).astype(np.int64)
+        return appended
+
+    def _late_ms(self) -> Int64s:
+        """How much later than due each dispatched row was claimed or appended, whichever is later; 0 for others."""
+        proved = self._dispatched & ~self._lost
+        last = np.maximum(self._appended_ms(), self._part["claimed_at_ms"])
+        late_ms: Int64s = np.where(proved, last - self._due_from_ms, 0)
+        return late_ms
+
+    def _note(
+        self, kind: FindingKind, reason: Reason, which: NDArray[np.generic], value: Numbers, other: Numbers = 0
+    ) -> None:
+        """Add a finding for each scheduled row that a mask or an index array picks."""
+        rows = np.flatnonzero(which) if which.dtype == bool else which
+        schedule = self._schedule
+        self._add(
+            *(kind, reason, schedule.sequence[rows], schedule.deliver_at_ms[rows], schedule.subject[rows]),
+            *(number if isinstance(number, int) else number[rows] for number in (value, other)),
+        )
+
+    def _add(
+        self,
+        kind: FindingKind,
+        reason: Reason,
+        sequence: UInt64s,
+        deliver_at_ms: Int64s,
+        subject: Numbers,
+        value: Numbers,
+        other: Numbers,
+    ) -> None:
+        if not len(sequence):
+            return
+        rows = np.zeros(len(sequence), FINDING)
+        rows["kind"], rows["reason"], rows["hour"] = kind, reason, self._hour
+        rows["sequence"], rows["deliver_at_ms"], rows["subject"] = sequence, deliver_at_ms, subject
+        rows["value"], rows["other"] = value, other
+        self.found.append(rows)
+
+
+def _rows_or_zeros(table: NDArray[np.void], row_of: Int64s, first: Int64s) -> NDArray[np.void]:
+    """The table's row for each item of ``first``, which is an index into ``row_of``; zeros where that is -1."""
+    rows = np.zeros(len(first), table.dtype)
+    there = first >= 0
+    rows[there] = table[row_of[first[there]]]
+    return rows

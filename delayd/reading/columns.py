@@ -1,0 +1,151 @@
+"""Columns: rows of many batches as flat arrays, bodies left where they are.
+
+Invariant: a row is 44 bytes of arrays and never a Python object; its location says where its body is.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch, ColumnId, Int64s
+from delayd.hours import hours_of
+
+UInt64s = NDArray[np.uint64]
+UInt32s = NDArray[np.uint32]
+
+IN_MESSAGE_LOG = 1 << 63  # Location: this bit, 47 bits of batch offset, 16 bits of row.
+ROW_BITS = 16
+OFFSET_MASK = (1 << 47) - 1
+U32 = struct.Struct("<I")
+NO_UINT64S = np.empty(0, np.uint64)  # What an array of no rows begins with.
+NO_INT64S = np.empty(0, np.int64)
+NO_UINT32S = np.empty(0, np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRows:
+    """Rows that wait or waited to be dispatched; all arrays are of one length.
+
+    ``appended_at_ms`` is when the delay server took the message, 0 where a schedule log does not say it: such a row
+    was not yet due then. ``subject`` is an index into ``subjects``; ``location`` is read by `locate`.
+    """
+
+    sequence: UInt64s
+    deliver_at_ms: Int64s
+    appended_at_ms: Int64s
+    subject: UInt32s
+    body_bytes: UInt32s
+    location: UInt64s
+    subjects: list[str]
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def take(self, rows: NDArray[np.generic]) -> "ScheduleRows":
+        """The rows that an index array or a mask picks, as copies."""
+        return ScheduleRows(
+            self.sequence[rows],
+            self.deliver_at_ms[rows],
+            self.appended_at_ms[rows],
+            self.subject[rows],
+            self.body_bytes[rows],
+            self.location[rows],
+            self.subjects,
+        )
+
+    def due_from_ms(self) -> Int64s:
+        """When each row was to be handed over: when due, or when appended if that was later (rule P5)."""
+        return np.maximum(self.deliver_at_ms, self.appended_at_ms)
+
+    def hours(self) -> Int64s:
+        """The hour in which each row is filed."""
+        return hours_of(self.due_from_ms())
+
+
+class SubjectTable:
+    """Subjects of many batches, numbered once; batches repeat their tables, so equal ones are decoded once."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._ids: dict[str, int] = {}
+        self._tables: dict[bytes, UInt32s] = {}
+
+    def ids(self, batch: Batch) -> UInt32s:
+        """The number of each entry of a batch's subject table."""
+        table = batch.subject_table
+        ids = self._tables.get(table)
+        if ids is None:
+            names = [name.decode("ascii") for name in batch.subjects()] or [""]
+            ids = self._tables[table] = np.array([self._number(name) for name in names], np.uint32)
+        return ids
+
+    def _number(self, name: str) -> int:
+        number = self._ids.setdefault(name, len(self.names))
+        if number == len(self.names):
+            self.names.append(name)
+        return number
+
+
+class RowCollector:
+    """Gathers the rows of batches, in the order in which they are added."""
+
+    def __init__(self) -> None:
+        self.subjects = SubjectTable()
+        self._sequence: list[UInt64s] = []
+        self._deliver_at_ms: list[Int64s] = []
+        self._appended_at_ms: list[Int64s] = []
+        self._subject: list[UInt32s] = []
+        self._body_bytes: list[UInt32s] = []
+        self._location: list[UInt64s] = []
+
+    def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
+        """Add a PRODUCER batch of a verified group; its rows count up from ``first_sequence``."""
+        self._sequence.append(np.arange(first_sequence, first_sequence + batch.count, dtype=np.uint64))
+        self._appended_at_ms.append(np.full(batch.count, appended_at_ms, np.int64))
+        self._add(batch, offset | 1 << 47)
+
+    def add_schedule_batch(self, batch: Batch, offset: int) -> None:
+        """Add a SCHEDULE batch of a verified group."""
+        # A view keeps the whole group in memory, bodies too, so what a batch gives is copied.
+        self._sequence.append(batch.uint64s(ColumnId.SEQUENCE).copy())
+        accepted = ColumnId.ACCEPTED_AT_MS in batch
+        self._appended_at_ms.append(
+            batch.int64s(ColumnId.ACCEPTED_AT_MS).copy() if accepted else np.zeros(batch.count, np.int64)
+        )
+        self._add(batch, offset)
+
+    def rows(self) -> ScheduleRows:
+        """All rows so far, as arrays of their own."""
+        return ScheduleRows(
+            np.concatenate([NO_UINT64S, *self._sequence]),
+            np.concatenate([NO_INT64S, *self._deliver_at_ms]),
+            np.concatenate([NO_INT64S, *self._appended_at_ms]),
+            np.concatenate([NO_UINT32S, *self._subject]),
+            np.concatenate([NO_UINT32S, *self._body_bytes]),
+            np.concatenate([NO_UINT64S, *self._location]),
+            self.subjects.names,
+        )
+
+    def _add(self, batch: Batch, place: int) -> None:
+        count = batch.count
+        ids = self.subjects.ids(batch)
+        self._deliver_at_ms.append(batch.int64s(ColumnId.DELIVER_AT_MS).copy())
+        if ColumnId.SUBJECT in batch:
+            self._subject.append(ids[batch.uint32s(ColumnId.SUBJECT)])
+        else:
+            self._subject.append(np.full(count, ids[0], np.uint32))
+        if count == 1:
+            (end,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.BODY_END])
+            self._body_bytes.append(np.array([end - batch.region_start(ColumnId.BODY_END)], np.uint32))
+        else:
+            starts, ends = batch.region(ColumnId.BODY_END)
+            self._body_bytes.append((ends - starts).astype(np.uint32))
+        first = place << ROW_BITS
+        self._location.append(np.arange(first, first + count, dtype=np.uint64))
+
+
+def locate(location: int) -> tuple[bool, int, int]:
+    """Whether a row is in the message log, else in its hour's schedule log; the offset of its batch; its row there."""
+    return bool(location & IN_MESSAGE_LOG), location >> ROW_BITS & OFFSET_MASK, location & ((1 << ROW_BITS) - 1)

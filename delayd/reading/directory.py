@@ -1,0 +1,103 @@
+"""Directories: which servers a data directory holds, found from names and file headers.
+
+Invariant: nothing is locked, created or changed, and LMDB is never opened, so a live directory, a stopped one and a
+copy are read in the same way (rule L6).
+"""
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+
+from delayd.disk import Disk
+from delayd.errors import BadArgument, DamagedData
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, UnfinishedFile, open_segment
+
+KIND_POSITION = 10  # Of the two bytes of a file header that say what the file holds (docs/formats/segment.md).
+LOCKS = "/proc/locks"  # Linux lists each held flock here, so that looking takes no lock from a server that starts.
+
+
+class Role(StrEnum):
+    """Whose directory it is."""
+
+    DELAY = "delay"
+    REALTIME = "realtime"
+
+
+MESSAGE_KINDS = {FileKind.MESSAGE: Role.DELAY, FileKind.REALTIME: Role.REALTIME}
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """One server's directory."""
+
+    path: str
+    role: Role
+    log_id: int
+
+    @property
+    def message_folder(self) -> str:
+        """Where the segments of its message log are."""
+        return f"{self.path}/message"
+
+
+def find_directories(disk: Disk, data: str) -> list[Directory]:
+    """Find the delay and realtime directories in ``data``, or ``data`` itself when it is one; by path.
+
+    A directory whose server has not begun its message log is left out.
+
+    Raises:
+        BadArgument: there is none.
+        DamagedData, NewerFormat: a message log is not what it should be.
+    """
+    data = data.rstrip("/") or "/"
+    names = [name for name in disk.list_folder(data) if name.startswith(tuple(Role))]
+    paths = [data] if disk.exists(f"{data}/message") else [f"{data}/{name}" for name in names]
+    found = [directory for path in paths if (directory := _read_directory(disk, path)) is not None]
+    if not found:
+        raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
+    return found
+
+
+def is_running(directory: Directory) -> bool:
+    """Whether a server holds the directory's LOCK at this moment; False also where the system does not tell."""
+    try:
+        lock = os.stat(f"{directory.path}/LOCK")
+        with open(LOCKS, encoding="ascii") as lines:
+            held = {line.split()[5] for line in lines if " FLOCK " in line}
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}" in held
+
+
+def open_any(disk: Disk, path: str) -> Segment:
+    """Open a file of groups for reading, whatever its header says that it holds.
+
+    Raises:
+        UnfinishedFile: its creation did not finish.
+        DamagedData, NewerFormat: it can't be read.
+    """
+    file = disk.open(path)
+    try:
+        header = file.pread(FILE_HEADER_BYTES, 0)
+    finally:
+        file.close()
+    kind = int.from_bytes(header[KIND_POSITION : KIND_POSITION + 2], "little")
+    # An unknown kind is left to the header's own checks, which say what is wrong with it.
+    return open_segment(disk, path, FileKind(kind) if kind in set(FileKind) else FileKind.MESSAGE, None, write=False)
+
+
+def _read_directory(disk: Disk, path: str) -> Directory | None:
+    names = [name for name in disk.list_folder(f"{path}/message") if name.endswith(".log")]
+    if not names:
+        if disk.list_folder(f"{path}/schedule"):
+            raise DamagedData(f"{path}/message", 0, "the message log is gone, schedule logs are there")
+        return None
+    try:
+        segment = open_any(disk, f"{path}/message/{names[0]}")
+    except UnfinishedFile:
+        return None
+    segment.close()
+    role = MESSAGE_KINDS.get(FileKind(segment.header.kind))
+    if role is None:
+        raise DamagedData(segment.path, 0, f"it is of kind {segment.header.kind}, which is no message log")
+    return Directory(path, role, segment.header.log_id)

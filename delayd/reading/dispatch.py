@@ -1,0 +1,72 @@
+"""The dispatch log of an hour, as another process reads it: what became of each message filed there.
+
+Invariant: outcomes are decoded from whole groups that check, up to a size taken before the schedule side was read.
+"""
+
+from delayd.batch import Batch, BatchKind
+from delayd.disk import Disk
+from delayd.errors import DamagedData
+from delayd.hours import hour_from_name
+from delayd.log.dispatch import OutcomeRows, decode_outcomes
+from delayd.log.schedule import dispatch_path
+from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
+from delayd.reading.directory import Directory
+from delayd.reading.groups import LogMoved, TornTail, file_size, read_groups
+
+
+def hours_on_disk(disk: Disk, directory: Directory, log: str) -> list[int]:
+    """Hours that have a file in ``log``, which is ``schedule`` or ``dispatch``; rising."""
+    days = disk.list_folder(f"{directory.path}/{log}")
+    names = [name for day in days for name in disk.list_folder(f"{directory.path}/{log}/{day}")]
+    return sorted(hour_from_name(name[:-4]) for name in names if name.endswith(".log"))
+
+
+def dispatch_sizes(disk: Disk, directory: Directory) -> dict[int, int]:
+    """Bytes of groups in each dispatch log at this moment, by hour."""
+    hours = hours_on_disk(disk, directory, "dispatch")
+    return {hour: file_size(disk, dispatch_path(directory.path, hour)) for hour in hours}
+
+
+def read_outcomes(
+    disk: Disk, directory: Directory, hour: int, stop: int | None = None, torn: list[TornTail] | None = None
+) -> OutcomeRows:
+    """Read the outcomes of an hour, in the order in which they came to be known; none when there is no file.
+
+    Args:
+        disk: where the directory is.
+        directory: of a delay server.
+        hour: hours since the epoch.
+        stop: groups that end behind this offset are left out; None reads what is there now.
+        torn: receives what lies behind the last group that checks.
+
+    Raises:
+        LogMoved: the file went away after ``stop`` was taken from it.
+        DamagedData: a durable group does not check, or belongs to another hour.
+    """
+    segment = open_hour(disk, dispatch_path(directory.path, hour), FileKind.DISPATCH, directory.log_id, hour)
+    if segment is None:
+        if stop:
+            raise LogMoved(f"the dispatch log of hour {hour} is gone")
+        return decode_outcomes([])
+    try:
+        until = segment.file.size() if stop is None else stop
+        batches: list[Batch] = []
+        for group in read_groups(segment, 0, until, [] if torn is None else torn, previous_crc32c=0):
+            batches += [batch for _, batch in group.batches() if batch.kind == BatchKind.OUTCOME]
+        if any(batch.outcome.hour != hour for batch in batches):
+            raise DamagedData(segment.path, 0, "it holds outcomes of another hour")
+        return decode_outcomes(batches)
+    finally:
+        segment.close()
+
+
+def open_hour(disk: Disk, path: str, kind: FileKind, log_id: int, hour: int) -> Segment | None:
+    """Open an hour's file for reading; None when there is none or its creation did not finish."""
+    try:
+        segment = open_segment(disk, path, kind, log_id, write=False)
+    except (FileNotFoundError, UnfinishedFile):
+        return None
+    if segment.header.number != hour:
+        segment.close()
+        raise DamagedData(path, 0, f"its header says that it belongs to hour {segment.header.number}")
+    return segment

@@ -1,0 +1,122 @@
+"""Findings: each message that breaks the books, with what is wrong with it.
+
+Invariant: a finding is a row of numbers until somebody reads it; its sentence is made then, so that an hour with a
+million findings costs arrays.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class FindingKind(IntEnum):
+    """What is wrong; all but LATE unbalance the books."""
+
+    LOST = 1
+    DUPLICATE = 2
+    EARLY = 3
+    ORPHAN = 4
+    MISMATCH = 5  # The dispatch log and the target's log both know the message and differ about it.
+    LATE = 6
+
+
+UNBALANCING = frozenset(FindingKind) - {FindingKind.LATE}
+
+
+class Reason(IntEnum):
+    """How it shows; ``value`` and ``other`` of a finding fill its sentence."""
+
+    NO_OUTCOME = 1
+    NOT_AT_TARGET = 2
+    NO_SUCH_TARGET = 3
+    OUTCOMES = 10
+    TWICE_AT_TARGET = 11
+    TWICE_SCHEDULED = 12
+    CLAIMED_EARLY = 20
+    OUTCOME_UNSCHEDULED = 30
+    TARGET_UNSCHEDULED = 31
+    OUTCOME_MISSING = 32
+    OTHER_TARGET = 40
+    OTHER_OFFSET = 41
+    OTHER_CLAIM = 42
+    OTHER_APPEND = 43
+    OTHER_DUE = 44
+    NOT_DISPATCHED = 45
+    LATE = 50
+
+
+SENTENCES = {
+    Reason.NO_OUTCOME: "due {value} ms before the books were read, without an outcome and in no target's log",
+    Reason.NOT_AT_TARGET: "the dispatch log says DISPATCHED, the log of target {value:016x} does not hold it",
+    Reason.NO_SUCH_TARGET: "the dispatch log says DISPATCHED to target {value:016x}, which has no log here",
+    Reason.OUTCOMES: "the dispatch log has {value} outcomes",
+    Reason.TWICE_AT_TARGET: "the realtime logs hold it {value} times",
+    Reason.TWICE_SCHEDULED: "the schedule side holds it {value} times",
+    Reason.CLAIMED_EARLY: "claimed at {value}, {other} ms before it was due",
+    Reason.OUTCOME_UNSCHEDULED: "the dispatch log has an outcome, nothing was scheduled",
+    Reason.TARGET_UNSCHEDULED: "the log of target {value:016x} holds it at offset {other}, nothing was scheduled",
+    Reason.OUTCOME_MISSING: "the log of target {value:016x} holds it at offset {other}, decided, without an outcome",
+    Reason.OTHER_TARGET: "the dispatch log says target {value:016x}, the log of target {other:016x} holds it",
+    Reason.OTHER_OFFSET: "the dispatch log says offset {value}, the target's log holds it at {other}",
+    Reason.OTHER_CLAIM: "the dispatch log says claimed at {value}, the target's log {other}",
+    Reason.OTHER_APPEND: "the dispatch log says appended at {value}, the target's log {other}",
+    Reason.OTHER_DUE: "scheduled for {value}, another log says {other}",
+    Reason.NOT_DISPATCHED: "the dispatch log has outcome {value}, the target's log holds it at offset {other}",
+    Reason.LATE: "{value} ms late",
+}
+
+FINDING = np.dtype(
+    [
+        ("kind", "u1"),
+        ("reason", "u1"),
+        ("hour", "<u4"),
+        ("subject", "<u4"),
+        ("sequence", "<u8"),
+        ("deliver_at_ms", "<i8"),
+        ("value", "<u8"),
+        ("other", "<u8"),
+    ]
+)
+
+
+class Finding(NamedTuple):
+    """One message that breaks the books; ``hour`` counts from the epoch, ``log_id`` is its delay server's."""
+
+    hour: int
+    kind: FindingKind
+    sequence: int
+    deliver_at_ms: int
+    subject: str
+    detail: str
+    log_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The findings of an hour: FINDING[n], by sequence, and the subjects that they refer to."""
+
+    log_id: int
+    table: NDArray[np.void]
+    subjects: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return (self._finding(row) for row in self.table)
+
+    def first(self, kinds: Collection[FindingKind], count: int) -> list[Finding]:
+        """At most ``count`` of those of some kinds."""
+        rows = np.flatnonzero(np.isin(self.table["kind"], list(kinds)))[: max(count, 0)]
+        return [self._finding(row) for row in self.table[rows]]
+
+    def _finding(self, row: np.void) -> Finding:
+        detail = SENTENCES[Reason(row["reason"])].format(value=int(row["value"]), other=int(row["other"]))
+        return Finding(
+            *(int(row["hour"]), FindingKind(row["kind"]), int(row["sequence"]), int(row["deliver_at_ms"])),
+            *(self.subjects[row["subject"]], detail, self.log_id),
+        )

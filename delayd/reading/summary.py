@@ -1,0 +1,79 @@
+"""The figures of an audited hour, and their sum over hours.
+
+Invariant: ``scheduled == dispatched + dead + cancelled + expired + in_doubt + pending + undecided + missing``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.reading.histogram import BUCKETS, quantile_ms
+
+
+def _no_counts() -> NDArray[np.int64]:
+    return np.zeros(BUCKETS, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HourSummary:
+    """One hour of one delay server; ``hour`` counts from the epoch. In a sum over hours both are 0.
+
+    Counts from ``dispatched`` to ``missing`` are classes of scheduled rows; those from ``lost`` to ``late`` count
+    messages with such a finding. ``late_ms_max`` and ``lateness`` are of rows that were not past due when accepted.
+    """
+
+    log_id: int = 0
+    hour: int = 0
+    scheduled: int = 0
+    dispatched: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    in_doubt: int = 0
+    pending: int = 0  # Not due yet.
+    undecided: int = 0  # Due, and no outcome is known yet: in flight, or its server is stopped.
+    missing: int = 0  # Without an outcome for too long, or not where the dispatch log says.
+    lost: int = 0
+    duplicate: int = 0
+    early: int = 0
+    orphan: int = 0
+    mismatch: int = 0
+    late: int = 0
+    unproven: int = 0  # Dispatched by the dispatch log's word; the target's retention has removed the place.
+    past_due: int = 0  # Dispatched rows that were already due when accepted.
+    late_ms_max: int = 0
+    lateness: NDArray[np.int64] = field(default_factory=_no_counts, repr=False)
+    past_due_lateness: NDArray[np.int64] = field(default_factory=_no_counts, repr=False)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether nothing is lost, doubled, early, without origin or told in two ways; late is no imbalance."""
+        return not (self.lost or self.duplicate or self.early or self.orphan or self.mismatch)
+
+    def late_ms(self, quantile: float) -> int | None:
+        """Lateness at a quantile, such as 0.99; None when nothing was dispatched."""
+        found = quantile_ms(self.lateness, quantile)
+        return None if found is None else min(found, self.late_ms_max)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, HourSummary):
+            return NotImplemented
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in FIGURES)
+
+
+FIGURES = tuple(figure.name for figure in fields(HourSummary))
+COUNTS = FIGURES[2:-2]  # What is a single number; the last of them is a maximum, the others are sums.
+
+
+def sum_up(hours: Iterable[HourSummary]) -> HourSummary:
+    """Add up the figures of hours."""
+    listed = list(hours)
+    sums = {name: sum(int(getattr(hour, name)) for hour in listed) for name in COUNTS}
+    sums["late_ms_max"] = max((hour.late_ms_max for hour in listed), default=0)
+    return HourSummary(
+        **sums,
+        lateness=np.sum([_no_counts(), *(hour.lateness for hour in listed)], axis=0),
+        past_due_lateness=np.sum([_no_counts(), *(hour.past_due_lateness for hour in listed)], axis=0),
+    )

@@ -1,0 +1,260 @@
+"""Writes the books of a delay and a realtime server with the real writers, and plants faults in them.
+
+Invariant: without a planted fault everything is written as the servers write it, so the audit must find nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from delayd.batch import (
+    BatchKind,
+    ColumnId,
+    Columns,
+    DispatchPart,
+    ProducerPart,
+    SchedulePart,
+    encode,
+    encode_subject_table,
+    lay_out,
+)
+from delayd.disk import Disk, RealDisk
+from delayd.gather import Pick, compose, gather
+from delayd.hours import hour_name, hour_of_ms
+from delayd.log.checkpoint import CheckpointFile, Value
+from delayd.log.control import Record, encode_records
+from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
+from delayd.log.group import GroupKind, NewGroup, content_position
+from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.schedule import HOUR_ROW, dispatch_path, schedule_path
+from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+
+DELAY_ID = 0xDE1A
+REALTIME_ID = 0x4EA1
+HOUR = hour_of_ms(1_795_190_400_000)  # 2026-11-20 16:00 UTC
+HOUR_MS = 3_600_000
+START_MS = HOUR * HOUR_MS
+GROUP_HEADER_BYTES = content_position(1)  # Of a group of one batch.
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message as it was scheduled."""
+
+    sequence: int
+    deliver_at_ms: int
+    appended_at_ms: int
+    subject: str
+
+    @property
+    def hour(self) -> int:
+        return hour_of_ms(max(self.deliver_at_ms, self.appended_at_ms))
+
+
+@dataclass
+class Books:
+    """A data directory that grows as a test says; rows are known by their sequence."""
+
+    root: str
+    disk: Disk = field(default_factory=RealDisk)
+    segment_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        self.delay = f"{self.root}/delay"
+        self.realtime = f"{self.root}/realtime"
+        self.messages = self._log(self.delay, FileKind.MESSAGE, DELAY_ID)
+        self.target = self._log(self.realtime, FileKind.REALTIME, REALTIME_ID)
+        self.rows: dict[int, Row] = {}
+        self.bodies: dict[int, bytes] = {}
+        self.replay_offset = 0
+        self.batch_id = 0
+        self.hours: dict[int, tuple[int, int, int]] = {}  # Hour to checksum, length and rows.
+        self.files: dict[str, Segment] = {}
+
+    def send(
+        self, due_ms: Sequence[int], *, at_ms: int = START_MS - 1000, subjects: Sequence[str] = ("orders",)
+    ) -> list[int]:
+        """Append one batch to the message log; row i has subject i modulo their number. Returns the sequences."""
+        base = len(self.rows) + 1
+        count = len(due_ms)
+        bodies = [b"body %d" % (base + row) for row in range(count)]
+        table = encode_subject_table([name.encode() for name in subjects])
+        ends, heap = lay_out(bodies, len(table))
+        names = np.arange(count, dtype=np.uint32) % len(subjects)
+        columns: list[tuple[ColumnId, Columns]] = [
+            (ColumnId.DELIVER_AT_MS, np.array(due_ms, np.int64)),
+            (ColumnId.SUBJECT, names),
+            (ColumnId.BODY_END, ends.astype(np.uint32)),
+        ]
+        part = ProducerPart(1, base, 0)
+        batch = encode(BatchKind.PRODUCER, part, count, columns, [table, heap, bytes(-len(heap) & 7)], len(subjects))
+        self._append(self.messages, GroupKind.DATA, [batch], at_ms, base, count)
+        for row in range(count):
+            self.rows[base + row] = Row(base + row, due_ms[row], at_ms, subjects[row % len(subjects)])
+            self.bodies[base + row] = bodies[row]
+        return list(range(base, base + count))
+
+    def tick(self, at_ms: int) -> None:
+        """Move the message log's clock."""
+        self._append(self.messages, GroupKind.TICK, [], at_ms)
+
+    def checkpoint(self, *, publish: bool = True) -> None:
+        """File everything that was sent since the last one; unpublished it is one that died before its end."""
+        source = (self.replay_offset, self.messages.end)
+        filed: dict[int, list[bytes]] = {}
+        for group in self.messages.scan(*source):
+            sequence = group.header.base_sequence
+            for _, batch in group.batches():
+                rows = [self.rows[sequence + row] for row in range(batch.count)]
+                sequence += batch.count
+                for hour in sorted({row.hour for row in rows}):
+                    picked = np.array([index for index, row in enumerate(rows) if row.hour == hour], np.int64)
+                    filed.setdefault(hour, []).append(self._schedule_batch(Pick(batch, picked), rows, hour, source))
+        lengths = dict(self.hours)
+        for hour, batches in filed.items():
+            segment = self._file(schedule_path(self.delay, hour), FileKind.SCHEDULE, hour)
+            segment.append([NewGroup(GroupKind.DATA, batches, 1, START_MS)])
+            segment.flush()
+            lengths[hour] = (segment.crc32c, segment.end, 0)
+        if publish:
+            self.replay_offset = source[1]
+            self.hours = lengths
+            self.publish()
+
+    def publish(self, wall_ms: int = 0) -> None:
+        """Publish the checkpoint as it stands."""
+        rows = [(hour, *facts, 0) for hour, facts in sorted(self.hours.items())]
+        table = np.array(rows, HOUR_ROW)
+        file = CheckpointFile(self.disk, self.delay, DELAY_ID)
+        clock: list[Value] = ["boot", 0, wall_ms]
+        file.publish({"replay_offset": self.replay_offset, "hours": table.tobytes(), "clock": clock}, START_MS)
+        file.close()
+
+    def hand_over(
+        self,
+        sequences: Iterable[int],
+        *,
+        claimed_ms: int | None = None,
+        delay_ms: int = 5,
+        watermark: int | None = None,
+        record: bool = True,
+        due_ms: int | None = None,
+    ) -> list[tuple[int, NewPart]]:
+        """Store rows at the target as its server does, a batch for each subject and hour, and record it.
+
+        Returns what was or, without ``record``, would be recorded: hour and part.
+        """
+        batches: dict[tuple[str, int], list[Row]] = {}
+        for sequence in sequences:
+            row = self.rows[sequence]
+            batches.setdefault((row.subject, row.hour), []).append(row)
+        recorded: list[tuple[int, NewPart]] = []
+        for (subject, hour), rows in batches.items():
+            due = max(max(row.deliver_at_ms, row.appended_at_ms) for row in rows)
+            claimed = due if claimed_ms is None else claimed_ms
+            recorded.append(self.store(rows, subject, hour, claimed, claimed + delay_ms, watermark, due_ms))
+            if record:
+                self.record([recorded[-1]])
+        return recorded
+
+    def store(
+        self,
+        rows: Sequence[Row],
+        subject: str,
+        hour: int,
+        claimed_ms: int,
+        appended_ms: int,
+        watermark: int | None = None,
+        due_ms: int | None = None,
+    ) -> tuple[int, NewPart]:
+        """Append one batch to the target's log; the watermark covers all batches before it unless given."""
+        covered = self.batch_id if watermark is None else watermark
+        self.batch_id += 1
+        sequences = np.array([row.sequence for row in rows], np.uint64)
+        due = np.array([row.deliver_at_ms if due_ms is None else due_ms for row in rows], np.int64)
+        table = encode_subject_table([subject.encode()])
+        ends, heap = lay_out([self.bodies.get(row.sequence, b"?") for row in rows], len(table))
+        columns: list[tuple[ColumnId, Columns]] = [
+            (ColumnId.DELIVER_AT_MS, due),
+            (ColumnId.SEQUENCE, sequences),
+            (ColumnId.BODY_END, ends.astype(np.uint32)),
+        ]
+        heap += bytes(-len(heap) & 7)
+        part = DispatchPart(DELAY_ID, 1, self.batch_id, 1 if covered else 0, covered, claimed_ms, hour)
+        batch = encode(BatchKind.DISPATCH, part, len(rows), columns, [table, heap], 1)
+        offset = self._append(self.target, GroupKind.DATA, [batch], appended_ms, 1, len(rows)) + GROUP_HEADER_BYTES
+        new = NewPart(
+            *(sequences, due, Outcome.DISPATCHED, claimed_ms, REALTIME_ID, 1, self.batch_id, appended_ms, offset),
+        )
+        return hour, new
+
+    def record(self, parts: Iterable[tuple[int, NewPart]]) -> None:
+        """Append outcomes to their hours' dispatch logs."""
+        for hour, part in parts:
+            segment = self._file(dispatch_path(self.delay, hour), FileKind.DISPATCH, hour)
+            segment.append([NewGroup(GroupKind.DATA, [encode_outcomes(hour, [part])], 1, START_MS)])
+            segment.flush()
+
+    def decide(self, sequences: Sequence[int], outcome: Outcome) -> None:
+        """Record rows that were not handed over."""
+        for sequence in sequences:
+            row = self.rows[sequence]
+            part = NewPart(np.array([sequence], np.uint64), np.array([row.deliver_at_ms], np.int64), outcome)
+            self.record([(row.hour, part)])
+
+    def hello(self, watermark: int) -> None:
+        """What a new session of the delay server leaves in the target's log."""
+        record: Record = {
+            "type": "hello",
+            "log_id": DELAY_ID,
+            "epoch": 1,
+            "instance": 1,
+            "session": 1,
+            "w": [1, watermark],
+        }
+        self._append(self.target, GroupKind.CONTROL, [encode_records([record])], START_MS)
+
+    def close(self) -> None:
+        """Close every file, as a stopped server has."""
+        self.messages.close()
+        self.target.close()
+        for segment in self.files.values():
+            segment.close()
+
+    def path_of(self, log: str, hour: int = HOUR) -> Path:
+        """The file of an hour's schedule or dispatch log."""
+        name = hour_name(hour)
+        return Path(f"{self.delay}/{log}/{name[:8]}/{name}.log")
+
+    def _schedule_batch(self, pick: Pick, rows: list[Row], hour: int, source: tuple[int, int]) -> bytes:
+        picked = [rows[int(index)] for index in pick.rows]
+        subjects = sorted({row.subject for row in picked})
+        past_due = any(row.appended_at_ms >= row.deliver_at_ms for row in picked)
+        return compose(
+            BatchKind.SCHEDULE,
+            SchedulePart(*source, hour),
+            gather([pick]),
+            np.array([row.sequence for row in picked], np.uint64),
+            [subject.encode() for subject in subjects],
+            np.array([subjects.index(row.subject) for row in picked], np.uint32),
+            np.array([row.appended_at_ms for row in picked], np.int64) if past_due else None,
+        )
+
+    def _log(self, folder: str, kind: FileKind, log_id: int) -> Log:
+        return open_log(self.disk, LogPlace(f"{folder}/message", kind, log_id, self.segment_bytes), START_MS)
+
+    def _append(
+        self, log: Log, kind: GroupKind, batches: list[bytes], at_ms: int, base: int = 0, count: int = 0
+    ) -> int:
+        (offset,) = log.append([NewGroup(kind, batches, 1, at_ms, base, count)], START_MS)
+        log.flush()
+        return offset
+
+    def _file(self, path: str, kind: FileKind, hour: int) -> Segment:
+        if path not in self.files:
+            self.disk.make_folder(path.rpartition("/")[0])
+            log_id = DELAY_ID
+            self.files[path] = create_segment(self.disk, path, FileHeader(kind, log_id, 0, hour, START_MS))
+        return self.files[path]

@@ -1,0 +1,1 @@
+"""Views of data directories that the real writers made."""
