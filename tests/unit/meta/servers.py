@@ -1,0 +1,61 @@
+"""A meta core on fakes, whose transactions happen when the test says so, and servers that register with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from delayd.errors import RetryLater
+from delayd.testing.clock import SimClock
+from delayd.testing.executor import InlineExecutor, StepExecutor
+from delayd.testing.state import MemoryState
+from delayd.wire.meta import Registered, Routes
+from meta.core import Meta
+
+LEASE_MS = 5_000
+
+
+def delay_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1) -> Registered:
+    return Registered("delay", log_id, "127.0.0.1", port or 1_000 + log_id, epoch, pid)
+
+
+def realtime_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1) -> Registered:
+    return Registered("realtime", log_id, "127.0.0.1", port or 2_000 + log_id, epoch, pid)
+
+
+class World:
+    """One meta server that can be stepped, stopped and started again."""
+
+    def __init__(self, state: MemoryState | None = None, executor: InlineExecutor | StepExecutor | None = None) -> None:
+        self.clock = SimClock()
+        self.state = state or MemoryState()
+        self.executor = executor or InlineExecutor()
+        self.stopped: list[BaseException] = []
+        self.meta = self._open()
+
+    def restart(self) -> None:
+        self.state = self.state.after_crash()
+        self.meta = self._open()
+
+    def register(self, *servers: Registered) -> list[RetryLater | None]:
+        """What each of them was answered, as far as it was."""
+        answers: list[RetryLater | None] = []
+        for server in servers:
+            self.meta.register(server, answers.append)
+        return answers
+
+    def ask(self, subjects: Sequence[str], *, assign: bool = True) -> list[Routes | RetryLater]:
+        """The answer, once it was given."""
+        answers: list[Routes | RetryLater] = []
+        self.meta.routes(subjects, assign, answers.append)
+        return answers
+
+    def routes(self, *subjects: str, assign: bool = True) -> Routes:
+        (answer,) = self.ask(subjects, assign=assign)
+        assert isinstance(answer, Routes)
+        return answer
+
+    def alive(self, role: str | None = None) -> dict[int, bool]:
+        return {info.server.log_id: info.alive for info in self.meta.servers(role)}
+
+    def _open(self) -> Meta:
+        return Meta(self.state, "state.lmdb", self.executor, self.clock, LEASE_MS, self.stopped.append)

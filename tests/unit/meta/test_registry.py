@@ -1,0 +1,125 @@
+"""Registrations: leases in monotonic time, lives of one directory, and what a restart knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayd.errors import FencedInstance, SlowDown, StaleEpoch
+from delayd.wire.meta import SERVERS_MAX
+
+from .servers import LEASE_MS, World, delay_server, realtime_server
+
+
+def test_a_server_is_alive_for_one_lease_after_its_last_registration() -> None:
+    world = World()
+    assert world.register(delay_server(1)) == [None]
+    world.clock.advance(LEASE_MS - 1)
+    assert world.alive() == {1: True}
+    assert world.meta.servers(None)[0].seen_ms_ago == LEASE_MS - 1
+    world.register(delay_server(1))
+    world.clock.advance(LEASE_MS - 1)
+    assert world.alive() == {1: True}
+    world.clock.advance(1)
+    assert world.alive() == {1: False}
+    world.register(delay_server(1))
+    assert world.alive() == {1: True}
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
+def test_rule_T3_a_step_of_the_wall_clock_ends_no_lease(step_ms: int) -> None:
+    world = World()
+    world.register(delay_server(1), delay_server(2))
+    world.clock.advance(LEASE_MS - 1)
+    world.register(delay_server(2))
+    world.clock.step_wall(step_ms)
+    assert world.alive() == {1: True, 2: True}
+    world.clock.advance(1)
+    assert world.alive() == {1: False, 2: True}
+
+
+def test_a_heartbeat_that_says_nothing_new_costs_no_transaction() -> None:
+    world = World()
+    world.register(delay_server(1))
+    before = world.state.commits
+    assert world.register(*[delay_server(1)] * 20) == [None] * 20
+    assert world.state.commits == before
+
+
+def test_a_restarted_meta_knows_the_servers_and_gives_each_a_whole_lease() -> None:
+    world = World()
+    world.register(delay_server(1, epoch=7), realtime_server(2))
+    world.clock.advance(LEASE_MS * 3)
+    assert world.alive() == {1: False, 2: False}
+    world.restart()
+    assert [info.server for info in world.meta.servers("delay")] == [delay_server(1, epoch=7)]
+    world.clock.advance(LEASE_MS - 1)
+    assert world.alive() == {1: True, 2: True}
+    world.clock.advance(1)
+    assert world.alive() == {1: False, 2: False}
+
+
+def test_an_older_life_of_a_server_is_refused_also_after_a_restart_of_meta() -> None:
+    world = World()
+    world.register(delay_server(1, epoch=7, pid=70))
+    with pytest.raises(StaleEpoch, match="epoch 6 of delay server 1 is over"):
+        world.register(delay_server(1, epoch=6, pid=60))
+    world.restart()
+    world.clock.advance(LEASE_MS * 3)
+    with pytest.raises(StaleEpoch):
+        world.register(delay_server(1, epoch=6, pid=60))
+    assert [info.server.pid for info in world.meta.servers(None)] == [70]
+
+
+def test_a_newer_life_takes_the_place_of_the_one_before() -> None:
+    world = World()
+    world.register(delay_server(1, port=1, epoch=1))
+    world.register(delay_server(1, port=2, epoch=2))
+    world.restart()
+    assert [info.server for info in world.meta.servers(None)] == [delay_server(1, port=2, epoch=2)]
+
+
+def test_a_process_on_a_copy_of_a_directory_is_refused_while_the_first_is_alive() -> None:
+    world = World()
+    world.register(delay_server(1, port=1, pid=10))
+    with pytest.raises(FencedInstance, match="copy of its directory"):
+        world.register(delay_server(1, port=2, pid=20))
+    assert [info.server.pid for info in world.meta.servers(None)] == [10]
+    world.clock.advance(LEASE_MS)
+    assert world.register(delay_server(1, port=2, pid=20)) == [None]
+
+
+def test_a_server_that_starts_on_an_empty_directory_ends_the_lease_of_what_was_at_its_address() -> None:
+    world = World()
+    world.register(realtime_server(9, port=2_000), realtime_server(5, port=2_001))
+    world.register(realtime_server(6, port=2_000))
+    assert world.alive() == {5: True, 6: True, 9: False}
+
+
+def test_roles_are_apart() -> None:
+    world = World()
+    world.register(delay_server(1), realtime_server(1), realtime_server(3))
+    assert [info.server for info in world.meta.servers("delay")] == [delay_server(1)]
+    assert [info.server for info in world.meta.servers("realtime")] == [realtime_server(1), realtime_server(3)]
+    assert len(world.meta.servers(None)) == 3
+    assert world.meta.servers("meta") == []
+
+
+def test_when_no_place_is_left_the_server_unseen_for_longest_is_forgotten_but_none_that_is_needed() -> None:
+    world = World()
+    world.register(realtime_server(5_000))
+    world.routes("a.subject")
+    world.clock.advance(1)
+    for log_id in range(1, SERVERS_MAX):
+        world.register(delay_server(log_id))
+    with pytest.raises(SlowDown, match="stop some"):
+        world.register(delay_server(6_000))
+    world.clock.advance(LEASE_MS)
+    world.register(delay_server(1))
+    world.register(delay_server(6_000))
+    # 5,000 has a subject and 1 is alive, so 2 had to go; also from the state.
+    for _ in range(2):
+        known = world.alive()
+        assert len(known) == SERVERS_MAX
+        assert {1, 3, 5_000, 6_000} <= set(known)
+        assert 2 not in known
+        world.restart()
