@@ -1,0 +1,83 @@
+"""Answers: what the core knows as heads and bodies of frames (docs/protocol.md)."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from delayd.batch import Buffer
+from delayd.identity import Identity
+from delayd.wire.frame import Head, HeadValue
+
+from .groups import Group
+from .handoff import InDoubt
+from .index import Index
+
+WINDOW_BODY_BYTES = 8 << 20  # Of one frame of a window's answer; a batch of 65,536 rows has 1 MiB.
+WINDOW_BATCHES = 4_096  # Seven numbers each: a third of what a head may have.
+LIST_MAX = 5_000  # Of one listing; the next one goes on behind its last name.
+
+
+def window_frames(log_id: int, end: int, held: Sequence[InDoubt]) -> Iterator[tuple[Head, list[Buffer], bool]]:
+    """The frames of a window's answer: head, body, and whether more follow; one frame when the window is empty."""
+    at = 0
+    while True:
+        rows: list[list[int]] = []
+        body: list[Buffer] = []
+        size = 0
+        while at < len(held) and len(rows) < WINDOW_BATCHES and size < WINDOW_BODY_BYTES:
+            one = held[at]
+            rows.append(
+                [one.epoch, one.batch_id, one.hour, one.offset, one.appended_at_ms, one.claimed_at_ms, one.count]
+            )
+            body.extend((one.sequences, one.deliver_at_ms))
+            size += 16 * one.count
+            at += 1
+        more = at < len(held)
+        yield {"log_id": log_id, "end_offset": end, "batches": rows}, body, more
+        if not more:
+            return
+
+
+def status_head(
+    identity: Identity, started_at_ms: int, now_ms: int, counters: Mapping[str, int], extra: Mapping[str, HeadValue]
+) -> Head:
+    """What a server says of itself."""
+    return {
+        "role": "realtime",
+        "log_id": identity.log_id,
+        "epoch": identity.epoch,
+        "pid": os.getpid(),
+        "now_ms": now_ms,
+        "started_at_ms": started_at_ms,
+        "counters": dict(counters),
+        **extra,
+    }
+
+
+def groups_head(groups: Iterable[Group], subject: str | None) -> Head:
+    """How far each group is, of one subject or of all."""
+    rows: list[Head] = [
+        {
+            "subject": group.subject.name,
+            "group": group.name,
+            "end": group.subject.end,
+            "next": group.next,
+            "outstanding": group.outstanding,
+            "redelivering": sum(offer.count for offer in group.redeliver),
+            "oldest_unacked": group.oldest,
+        }
+        for group in groups
+        if subject is None or group.subject.name == subject
+    ]
+    return {"groups": rows[:LIST_MAX]}
+
+
+def subjects_head(index: Index, prefix: str, after: str, limit: int) -> Head:
+    """Subjects by name, and whether there are more."""
+    limit = min(limit, LIST_MAX)
+    found = list(islice(index.listed(prefix, after), limit + 1))
+    rows: list[Head] = []
+    for subject in found[:limit]:
+        first = index.first(subject)
+        rows.append({"name": subject.name, "messages": subject.end - first, "first": first, "end": subject.end})
+    return {"subjects": rows, "more": len(found) > limit}

@@ -1,0 +1,164 @@
+"""Checkpoints: consume logs, then one LMDB transaction, then the published file (docs/formats/checkpoint.md).
+
+What a checkpoint says is fixed at one moment on the loop; all writing is done beside it and holds up no commit.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from delayd.clock import JudgedClock
+from delayd.disk import Disk, File
+from delayd.errors import DelaydError, DiskFull, ServerStopped
+from delayd.executor import Done, Executor
+from delayd.log.checkpoint import CheckpointFile, Payload
+from delayd.log.consume import ConsumePlace, ConsumeTail, Entries, append_entries, entries_of
+from delayd.state import State
+
+from .index import Index, Subject
+from .kept import Marks, Pair, encode_marks, encode_subject
+
+SYNC_FILES_MIN = 64  # From this many consume logs on one syncfs is cheaper than a sync of each.
+OPEN_FILES_MAX = 512  # Held open until they are synced (rule L4).
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumePart:
+    """Messages of one subject whose entries are to be written: batch offsets, and rows of each batch."""
+
+    subject: Subject
+    place: ConsumePlace
+    tail: ConsumeTail
+    offsets: Entries
+    counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What one checkpoint will say."""
+
+    marks: Marks
+    epoch: int
+    pairs: list[Pair]
+    parts: list[ConsumePart]
+    now_ms: int
+    evidence: tuple[str, int, int]
+    keep_from: int | None = None  # Retention may remove the message log below, once this is published.
+    tails: list[ConsumeTail] = field(default_factory=list)
+
+
+class Checkpointer:
+    """Takes one checkpoint at a time; belongs to the loop."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        state: State,
+        file: CheckpointFile,
+        executor: Executor,
+        clock: JudgedClock,
+        every_ms: int,
+        every_bytes: int,
+        marks: Marks,
+    ) -> None:
+        self.last = marks
+        self.published = 0
+        self._disk = disk
+        self._state = state
+        self._file = file
+        self._executor = executor
+        self._clock = clock
+        self._every_ms = every_ms
+        self._every_bytes = every_bytes
+        self._due_ms = clock.monotonic_ms() + every_ms
+        self.under_way = False
+
+    @property
+    def due_ms(self) -> int:
+        """When the next one is due, monotonic."""
+        return self._due_ms
+
+    def is_due(self, end: int) -> bool:
+        """Whether time or the bytes since the last one ask for it; ``end`` is that of the message log."""
+        elapsed = self._clock.monotonic_ms() >= self._due_ms
+        return not self.under_way and (elapsed or end - self.last.indexed_offset >= self._every_bytes)
+
+    def take(self, snapshot: Snapshot, done: Callable[[Snapshot, DelaydError | None], None]) -> None:
+        """Write and publish; the pull log up to the snapshot must be durable. ``done`` is called on the loop."""
+        work = partial(write, self._disk, self._state, self._file, snapshot)
+        self._executor.submit(work, partial(self._finished, snapshot, done))
+
+    def begin(self) -> None:
+        """One is under way from now on."""
+        self.under_way = True
+        self._due_ms = self._clock.monotonic_ms() + self._every_ms
+
+    def _finished(
+        self, snapshot: Snapshot, done: Callable[[Snapshot, DelaydError | None], None], outcome: Done[None]
+    ) -> None:
+        self.under_way = False
+        try:
+            outcome.result()
+        except DiskFull as error:
+            # The last checkpoint stands, and the logs hold what is newer.
+            log.warning("checkpoint_put_off message=%r", error.message)
+            done(snapshot, error)
+            return
+        except OSError as error:
+            raise ServerStopped(f"a checkpoint can't be written ({error}); check the disk, then restart") from error
+        self.last = snapshot.marks
+        self.published += 1
+        for part, tail in zip(snapshot.parts, snapshot.tails, strict=True):
+            part.subject.tail = tail
+        done(snapshot, None)
+
+
+def consume_parts(index: Index) -> list[ConsumePart]:
+    """What the consume logs lack, of all subjects: copies, for another thread."""
+    parts: list[ConsumePart] = []
+    for subject in index:
+        if subject.end == subject.tail.end:
+            continue
+        firsts = np.frombuffer(subject.firsts, np.int64)
+        begin = int(np.searchsorted(firsts, np.int64(subject.tail.end)))
+        counts = np.diff(firsts[begin:], append=subject.end)
+        offsets = np.frombuffer(subject.offsets, np.uint64)[begin:].copy()
+        parts.append(ConsumePart(subject, index.place(subject), subject.tail, offsets, counts))
+    return parts
+
+
+def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) -> None:
+    """Make a snapshot durable, in the order that recovery relies on; runs beside the loop."""
+    unsynced: list[File] = []
+    for part in snapshot.parts:
+        entries = entries_of(part.offsets, part.counts)
+        snapshot.tails.append(append_entries(disk, part.place, part.tail, entries, snapshot.now_ms, unsynced))
+        if len(unsynced) >= OPEN_FILES_MAX:
+            _sync(disk, part.place.folder, unsynced)
+    if unsynced:
+        _sync(disk, snapshot.parts[-1].place.folder, unsynced)
+    pairs = [encode_subject(part.subject, tail) for part, tail in zip(snapshot.parts, snapshot.tails, strict=True)]
+    state.commit([*pairs, *snapshot.pairs, encode_marks(snapshot.marks, snapshot.epoch)])
+    marks = snapshot.marks
+    published: Payload = {
+        "indexed_offset": marks.indexed_offset,
+        "next_sequence": marks.next_sequence,
+        "epoch": snapshot.epoch,
+        "clock": list(snapshot.evidence),
+    }
+    file.publish(published, snapshot.now_ms)
+
+
+def _sync(disk: Disk, path: str, unsynced: list[File]) -> None:
+    if len(unsynced) >= SYNC_FILES_MIN and disk.reports_sync_errors:
+        disk.sync_filesystem(path)
+    else:
+        for file in unsynced:
+            file.sync()
+    while unsynced:
+        unsynced.pop().close()

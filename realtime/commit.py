@@ -1,0 +1,253 @@
+"""Group commit of the message log: what arrives while the disk is busy becomes the next group.
+
+One append and one fsync are under way at a time; what they made durable is handed on in the order of the log. After a
+failed append nothing is refused (rule H6): a full disk is tried again, any other failure stops the server.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from delayd.batch import Batch, DispatchPart, padded
+from delayd.clock import Clock
+from delayd.errors import DelaydError, DiskFull, ServerStopped
+from delayd.executor import Done, Executor
+from delayd.log.control import encode_records
+from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
+from delayd.log.log import Log
+
+from .handoff import Hello, Origin
+from .peer import Peer
+
+COMMIT_BYTES = 32 << 20  # A commit takes no further frame above this, so that the first one does not wait too long.
+GROUP_BYTES = 64 << 20  # Batches of one group; its header and table fit the rest of the limit.
+RETRY_MS = 1_000  # Between tries on a full disk.
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchFrame:
+    """One frame of a delay server: batches that are taken together."""
+
+    peer: Peer
+    request_id: int
+    origin: Origin
+    batches: list[Batch]
+    parts: list[DispatchPart]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A hello whose record is to become durable behind everything before it."""
+
+    peer: Peer
+    request_id: int
+    origin: Origin
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A frame with the offsets of its batches, and of the groups that they are in."""
+
+    frame: DispatchFrame
+    offsets: list[int]
+    group_offsets: list[int]
+
+
+@dataclass(slots=True)
+class Commit:
+    """What one append and fsync made durable; ``end`` and ``crc32c`` are those of the log behind it."""
+
+    greetings: list[Greeting]
+    frames: list[DispatchFrame]
+    groups: list[NewGroup]
+    members: list[list[Batch]]  # Batches of each data group.
+    appended_at_ms: int
+    next_sequence: int
+    landed: list[Landed] = field(default_factory=list)
+    end: int = 0
+    crc32c: int = 0
+
+
+class Written(NamedTuple):
+    """What the executor did: offsets of the groups, and the log behind them."""
+
+    offsets: list[int]
+    end: int
+    crc32c: int
+
+
+class GroupCommit:
+    """The one writer of the message log; belongs to the loop."""
+
+    def __init__(
+        self,
+        message_log: Log,
+        executor: Executor,
+        clock: Clock,
+        epoch: int,
+        next_sequence: int,
+        appended_at_ms: int,
+    ) -> None:
+        self.on_commit: Callable[[Commit], None] = lambda commit: None
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self.retry_at_ms: int | None = None
+        self._log = message_log
+        self._executor = executor
+        self._clock = clock
+        self._epoch = epoch
+        self._next_sequence = next_sequence
+        self._appended_at_ms = appended_at_ms
+        self._queue: deque[DispatchFrame | Greeting] = deque()
+        self._under_way: Commit | None = None
+        self._done: deque[Commit] = deque()
+        self._handing_on = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will become durable without another try; what waits for space was never acknowledged."""
+        return self.retry_at_ms is not None or (self._under_way is None and not self._queue and not self._done)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of frames that wait for the disk."""
+        return sum(item.size_bytes for item in self._queue if isinstance(item, DispatchFrame))
+
+    def put(self, item: DispatchFrame | Greeting) -> None:
+        """Queue what is to become durable."""
+        self._queue.append(item)
+        self._begin()
+
+    def drop(self, origin: Origin) -> list[DispatchFrame | Greeting]:
+        """Take out what waits of a delay server, which will never be appended; what is under way is finished."""
+        dropped = [item for item in self._queue if item.origin is origin]
+        self._queue = deque(item for item in self._queue if item.origin is not origin)
+        return dropped
+
+    def retry(self) -> None:
+        """Try again the append that found the disk full."""
+        self.retry_at_ms = None
+        if self._under_way is not None:
+            self._submit(self._under_way)
+
+    def _begin(self) -> None:
+        if self._under_way is not None or not self._queue:
+            return
+        greetings: list[Greeting] = []
+        frames: list[DispatchFrame] = []
+        size = 0
+        while self._queue and size < COMMIT_BYTES:
+            item = self._queue.popleft()
+            if isinstance(item, Greeting):
+                greetings.append(item)
+            else:
+                frames.append(item)
+                size += item.size_bytes
+        self._appended_at_ms = max(self._clock.now_ms(), self._appended_at_ms)
+        groups: list[NewGroup] = []
+        if greetings:
+            records = encode_records([_record(greeting.hello) for greeting in greetings])
+            groups.append(NewGroup(GroupKind.CONTROL, [records], self._epoch, self._appended_at_ms))
+        members = _split(frames)
+        for batches in members:
+            rows = sum(batch.count for batch in batches)
+            buffers = [batch.buffer for batch in batches]
+            stamp = (self._epoch, self._appended_at_ms, self._next_sequence, rows)
+            groups.append(NewGroup(GroupKind.DATA, buffers, *stamp))
+            self._next_sequence += rows
+        self._under_way = Commit(greetings, frames, groups, members, self._appended_at_ms, self._next_sequence)
+        self._submit(self._under_way)
+
+    def _submit(self, commit: Commit) -> None:
+        work = partial(_write, self._log, commit.groups, commit.appended_at_ms)
+        self._executor.submit(work, partial(self._finished, commit))
+
+    def _finished(self, commit: Commit, done: Done[Written]) -> None:
+        try:
+            written = done.result()
+        except DiskFull as error:
+            # Nothing of it is in the file, and it may yet be: the frames wait, neither taken nor refused (rule L8).
+            log.warning("message_log_full message=%r retry_ms=%d", error.message, RETRY_MS)
+            self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+            return
+        except DelaydError as error:
+            self.on_failure(error)
+            return
+        except OSError as error:
+            self.on_failure(ServerStopped(f"the message log can't be written ({error}); check the disk, then restart"))
+            return
+        self._under_way = None
+        commit.end, commit.crc32c = written.end, written.crc32c
+        commit.landed = _landed(commit, written.offsets)
+        self._done.append(commit)
+        # The disk gets its next work before this one is answered; answers keep the order of the log all the same.
+        self._begin()
+        if not self._handing_on:
+            self._handing_on = True
+            while self._done:
+                self.on_commit(self._done.popleft())
+            self._handing_on = False
+
+
+def hello_of_record(record: dict[str, int | str | list[int]]) -> Hello | None:
+    """Read the control record of a hello; None for any other record."""
+    if record.get("type") != "hello":
+        return None
+    log_id, epoch, instance, session, w = (record.get(name) for name in Hello._fields)
+    assert isinstance(log_id, int) and isinstance(epoch, int) and isinstance(instance, int)
+    assert isinstance(session, int) and isinstance(w, list)
+    return Hello(log_id, epoch, instance, session, (w[0], w[1]))
+
+
+def _record(hello: Hello) -> dict[str, int | str | list[int]]:
+    return {
+        "type": "hello",
+        "log_id": hello.log_id,
+        "epoch": hello.epoch,
+        "instance": hello.instance,
+        "session": hello.session,
+        "w": list(hello.w),
+    }
+
+
+def _write(message_log: Log, groups: Sequence[NewGroup], now_ms: int) -> Written:
+    offsets = message_log.append(groups, now_ms)
+    message_log.flush()
+    return Written(offsets, message_log.end, message_log.crc32c)
+
+
+def _split(frames: Sequence[DispatchFrame]) -> list[list[Batch]]:
+    groups: list[list[Batch]] = []
+    size = GROUP_BYTES
+    for frame in frames:
+        for batch in frame.batches:
+            if size + batch.total_bytes > GROUP_BYTES or len(groups[-1]) == BATCHES_MAX:
+                groups.append([])
+                size = 0
+            groups[-1].append(batch)
+            size += batch.total_bytes
+    return groups
+
+
+def _landed(commit: Commit, offsets: Sequence[int]) -> list[Landed]:
+    batch_offsets: list[int] = []
+    group_offsets: list[int] = []
+    for group_offset, batches in zip(offsets[len(offsets) - len(commit.members) :], commit.members, strict=True):
+        offset = group_offset + content_position(len(batches))
+        for batch in batches:
+            batch_offsets.append(offset)
+            group_offsets.append(group_offset)
+            offset += padded(batch.total_bytes)
+    landed: list[Landed] = []
+    at = 0
+    for frame in commit.frames:
+        until = at + len(frame.batches)
+        landed.append(Landed(frame, batch_offsets[at:until], group_offsets[at:until]))
+        at = until
+    return landed

@@ -1,0 +1,431 @@
+"""The realtime server's core: requests in, answers out, and what is due by the clock; no I/O of its own.
+
+The loop owns all state; commits of the message log, fsyncs of the pull log and checkpoints run on three executors,
+and each comes back with one call. A batch is indexed, and offered to consumers, only when it is durable.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from delayd.clock import JudgedClock
+from delayd.config import RealtimeConfig
+from delayd.disk import Disk
+from delayd.errors import (
+    BadRequest,
+    DelaydError,
+    DiskReserve,
+    ServerStopped,
+    StaleSession,
+    Stopping,
+    UnknownRequest,
+)
+from delayd.executor import Executor
+from delayd.log.checkpoint import CheckpointFile
+from delayd.log.pull import PullOp
+from delayd.state import State
+from delayd.validate import check_subject
+from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.requests import (
+    INT_MAX,
+    RequestType,
+    need_int,
+    need_ints,
+    need_rows,
+    need_str,
+    need_u64,
+    optional_str,
+)
+
+from .answers import groups_head, status_head, subjects_head, window_frames
+from .checkpoint import Checkpointer, Snapshot, consume_parts
+from .commit import Commit, DispatchFrame, Greeting, GroupCommit
+from .groups import Waiting
+from .handoff import Hello
+from .index import Subject
+from .intake import read_frame
+from .kept import Marks, encode_group, encode_origin
+from .peer import Peer
+from .pull_commit import PullCommit
+from .pulls import Pulls
+from .recovery import Recovered
+from .retention import keep_from, remove_old
+
+WAIT_MS_MAX = 60_000  # A long poll; a client that waits longer asks again.
+LEASE_MS_MIN = 100
+GROUP_BYTES_MAX = 255  # Of a group's name, as of a subject's.
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Executors:
+    """Where the core's slow work runs: each in order, independent of the others."""
+
+    commit: Executor
+    pull: Executor
+    work: Executor
+
+
+class Core:
+    """One realtime server, from its recovery to its stop."""
+
+    def __init__(
+        self,
+        config: RealtimeConfig,
+        disk: Disk,
+        state: State,
+        clock: JudgedClock,
+        executors: Executors,
+        recovered: Recovered,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        identity = recovered.identity
+        self.log_id = identity.log_id
+        self.epoch = identity.epoch
+        self.counters = dict.fromkeys(("frames", "batches", "messages", "refused", "fenced"), 0)
+        self.started_at_ms = clock.now_ms()
+        self._config = config
+        self._disk = disk
+        self._clock = clock
+        self._executors = executors
+        self._state = recovered
+        self._index, self._stored, self._origins = recovered.index, recovered.stored, recovered.origins
+        self._on_failure = on_failure
+        self._commit = GroupCommit(
+            recovered.message_log,
+            executors.commit,
+            clock,
+            identity.epoch,
+            recovered.next_sequence,
+            recovered.appended_at_ms,
+        )
+        self._commit.on_commit, self._commit.on_failure = self._committed, self.fail
+        self._pull_log = PullCommit(
+            recovered.pull_log, executors.pull, clock, identity.epoch, recovered.pull_appended_at_ms
+        )
+        self._pull_log.on_failure = self.fail
+        self._pulls = Pulls(
+            identity.log_id,
+            identity.epoch,
+            recovered.next_pull,
+            recovered.groups.values(),
+            self._index,
+            self._stored,
+            self._pull_log,
+            clock,
+        )
+        self._pulls.lease_all(config.lease_ms)
+        self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
+        self._next_sequence = recovered.next_sequence
+        file = CheckpointFile(disk, config.folder, identity.log_id)
+        self._checkpoints = Checkpointer(
+            disk,
+            state,
+            file,
+            executors.work,
+            clock,
+            config.checkpoint_every_ms,
+            config.checkpoint_bytes,
+            recovered.marks,
+        )
+        self._file = file
+        self._retain_wanted = False
+        self._stopping: Callable[[], None] | None = None
+        self._last_checkpoint = False
+        self._failed = False
+        self._handlers: dict[RequestType, Callable[[Peer, Frame], None]] = {
+            RequestType.PING: self._ping,
+            RequestType.STATUS: self._status,
+            RequestType.HELLO: self._hello,
+            RequestType.DISPATCH: self._dispatch,
+            RequestType.PULL: self._pull,
+            RequestType.ACK: partial(self._acknowledge, PullOp.ACK),
+            RequestType.NACK: partial(self._acknowledge, PullOp.NACK),
+            RequestType.GROUPS: self._groups,
+            RequestType.SUBJECTS: self._subjects,
+        }
+
+    def received(self, peer: Peer, frame: Frame) -> None:
+        """Serve a request, now or later; a DelaydError raised here is its answer."""
+        if self._stopping is not None or self._failed:
+            raise Stopping("this realtime server is stopping")
+        try:
+            handler = self._handlers[RequestType(frame.type)]
+        except (KeyError, ValueError):
+            raise UnknownRequest(f"a realtime server serves no requests of type {frame.type}") from None
+        try:
+            handler(peer, frame)
+        except ServerStopped as error:
+            self.fail(error)
+            raise
+
+    def disconnected(self, peer: Peer) -> None:
+        """A connection is gone: what it waits for is not delivered."""
+        self._origins.disconnected(peer)
+        self._pulls.disconnected(peer)
+
+    def next_wake_ms(self) -> int:
+        """When `wake` is next needed, on the monotonic clock."""
+        times = (self._pulls.next_wake_ms(), self._commit.retry_at_ms, self._checkpoints.due_ms)
+        return min(time for time in times if time is not None)
+
+    def wake(self) -> None:
+        """Do what is due by the clock."""
+        if self._failed:
+            return
+        retry_at_ms = self._commit.retry_at_ms
+        if retry_at_ms is not None and retry_at_ms <= self._clock.monotonic_ms():
+            self._commit.retry()
+        if self._stopping is None:
+            self._pulls.wake()
+        if self._checkpoints.is_due(self._indexed_offset):
+            self.checkpoint()
+
+    def retain(self) -> None:
+        """Remove what retention allows, behind a checkpoint; asked for by housekeeping (rule T3)."""
+        self._retain_wanted = True
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Take a checkpoint, unless one is under way."""
+        if self._checkpoints.under_way or self._failed:
+            return
+        self._checkpoints.begin()
+        snapshot = self._snapshot()
+        # What the transaction says of the groups must not be newer than the durable pull log.
+        self._pull_log.when_durable(partial(self._checkpoints.take, snapshot, self._checkpointed))
+
+    def stop(self, stopped: Callable[[], None]) -> None:
+        """Take no more, finish what is under way, take a checkpoint, then call back."""
+        self._stopping = stopped
+        self._pulls.refuse_waiting(Stopping("this realtime server is stopping"))
+        self._go_on_stopping()
+
+    def close(self) -> None:
+        """Close the files, after a stop or a failure."""
+        self._state.message_log.close()
+        self._state.pull_log.close()
+        self._file.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Serve nothing any more: what is durable is not known, or can't grow."""
+        if not self._failed:
+            self._failed = True
+            self._on_failure(error)
+
+    # Handoff.
+
+    def _hello(self, peer: Peer, frame: Frame) -> None:
+        head = frame.head
+        w_epoch, w_id = need_ints(head, "w", 2)
+        hello = Hello(
+            need_u64(head, "log_id"),
+            need_u64(head, "epoch"),
+            need_u64(head, "instance"),
+            need_u64(head, "session"),
+            (w_epoch, w_id),
+        )
+        origin, older = self._origins.greet(peer, hello)
+        fenced = StaleSession(f"session {hello.session} of epoch {hello.epoch} was heard meanwhile")
+        for item in self._commit.drop(origin):
+            if isinstance(item, DispatchFrame):
+                item.origin.expected.difference_update((part.epoch, part.batch_id) for part in item.parts)
+            item.peer.answer_error(item.request_id, fenced)
+        if older is not None:
+            older.close()
+        log.info("hello origin=%016x epoch=%d session=%d", hello.log_id, hello.epoch, hello.session)
+        self._commit.put(Greeting(peer, frame.request_id, origin, hello))
+
+    def _dispatch(self, peer: Peer, frame: Frame) -> None:
+        epoch, session = need_u64(frame.head, "epoch"), need_u64(frame.head, "session")
+        try:
+            origin = self._origins.session_of(peer, epoch, session)
+        except StaleSession as error:
+            self.counters["fenced"] += 1
+            peer.answer_error(frame.request_id, error)
+            peer.close()
+            return
+        try:
+            self._check_reserve(len(frame.body))
+            batches, parts = read_frame(frame.body, origin)
+        except DelaydError:
+            self.counters["refused"] += 1
+            raise
+        origin.expected.update((part.epoch, part.batch_id) for part in parts)
+        self._commit.put(DispatchFrame(peer, frame.request_id, origin, batches, parts, len(frame.body)))
+
+    def _check_reserve(self, size_bytes: int) -> None:
+        reserve = self._config.free_bytes_all
+        if self._disk.free_bytes(self._config.folder) < reserve + self._commit.queued_bytes + size_bytes:
+            raise DiskReserve(
+                f"free space of {self._config.folder} is at its reserve of {reserve} bytes; "
+                "free some or move the directory to a larger disk"
+            )
+
+    def _committed(self, commit: Commit) -> None:
+        """Index what has become durable, answer for it, and wake who waits."""
+        self._indexed_offset, self._indexed_crc32c = commit.end, commit.crc32c
+        self._next_sequence = commit.next_sequence
+        for greeting in commit.greetings:
+            self._welcome(greeting, commit.end)
+        touched: dict[Subject, None] = {}
+        for landed in commit.landed:
+            rows: list[list[int]] = []
+            frame, origin = landed.frame, landed.frame.origin
+            for batch, part, offset, group_offset in zip(
+                frame.batches, frame.parts, landed.offsets, landed.group_offsets, strict=True
+            ):
+                table = batch.subject_table
+                name = "" if self._index.known(table) else batch.subjects()[0].decode()
+                subject = self._index.subject_of_table(table, name)
+                subject.add(offset, batch.count, batch.total_bytes)
+                self._stored.add(offset, batch)
+                origin.expected.discard((part.epoch, part.batch_id))
+                origin.remember(batch, part, offset, group_offset, commit.appended_at_ms)
+                touched[subject] = None
+                rows.append([part.batch_id, offset])
+                self.counters["messages"] += batch.count
+            self.counters["frames"] += 1
+            self.counters["batches"] += len(rows)
+            answer: Head = {"log_id": self.log_id, "appended_at_ms": commit.appended_at_ms, "batches": rows}
+            frame.peer.answer(frame.request_id, answer)
+        if self._stopping is not None:
+            self._go_on_stopping()
+            return
+        self._pulls.messages_came(touched)
+        if self._checkpoints.is_due(self._indexed_offset):
+            self.checkpoint()
+
+    def _welcome(self, greeting: Greeting, end: int) -> None:
+        origin, hello = greeting.origin, greeting.hello
+        origin.advance(hello.w)
+        if origin.peer is not greeting.peer or (origin.epoch, origin.session) != (hello.epoch, hello.session):
+            greeting.peer.answer_error(greeting.request_id, StaleSession("a newer hello was heard meanwhile"))
+            return
+        held = [origin.window[key] for key in origin.keys]
+        log.info("window origin=%016x session=%d batches=%d", origin.log_id, origin.session, len(held))
+        for head, body, more in window_frames(self.log_id, end, held):
+            greeting.peer.answer(greeting.request_id, head, body, more=more)
+
+    # Consumers.
+
+    def _pull(self, peer: Peer, frame: Frame) -> None:
+        head = frame.head
+        subject, group = self._names(head)
+        wait_ms = min(need_int(head, "wait_ms"), WAIT_MS_MAX)
+        lease_ms = need_int(head, "lease_ms", 0, self._config.lease_ms_max) or self._config.lease_ms
+        waiting = Waiting(
+            self._pulls.group(subject, group),
+            peer,
+            frame.request_id,
+            need_int(head, "max_messages", 1),
+            min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max),
+            max(lease_ms, LEASE_MS_MIN),
+            self._clock.monotonic_ms() + wait_ms,
+        )
+        need_str(head, "consumer")
+        self._pulls.pull(waiting)
+
+    def _acknowledge(self, op: PullOp, peer: Peer, frame: Frame) -> None:
+        names = self._names(frame.head)
+        handles = need_rows(frame.head, "handles", 3)
+        if any(not 0 < covered <= INT_MAX for _, _, covered in handles):
+            raise BadRequest("a handle covers no messages", field="handles")
+        group = self._pulls.groups.get(names)
+        request_id = frame.request_id
+        if group is None:
+            peer.answer(request_id, {"stale": handles})
+            return
+        self._pulls.acknowledge(op, group, handles, lambda stale: peer.answer(request_id, {"stale": stale}))
+
+    def _groups(self, peer: Peer, frame: Frame) -> None:
+        peer.answer(frame.request_id, groups_head(self._pulls.groups.values(), optional_str(frame.head, "subject")))
+
+    def _subjects(self, peer: Peer, frame: Frame) -> None:
+        head = frame.head
+        prefix, after, limit = need_str(head, "prefix"), need_str(head, "after"), need_int(head, "limit", 1)
+        peer.answer(frame.request_id, subjects_head(self._index, prefix, after, limit))
+
+    def _names(self, head: Head) -> tuple[str, str]:
+        subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_BYTES_MAX)
+        check_subject(subject.encode())
+        if not group:
+            raise BadRequest("the name of a group is empty", field="group")
+        return subject, group
+
+    # Any server.
+
+    def _ping(self, peer: Peer, frame: Frame) -> None:
+        peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()})
+
+    def _status(self, peer: Peer, frame: Frame) -> None:
+        extra: dict[str, HeadValue] = {
+            "end_offset": self._indexed_offset,
+            "next_sequence": self._next_sequence,
+            "indexed_offset": self._checkpoints.last.indexed_offset,
+            "in_doubt": sum(len(origin.window) for origin in self._origins),
+            "subjects": sum(1 for _ in self._index),
+            "groups": len(self._pulls.groups),
+        }
+        counters = {**self.counters, **self._pulls.counters, "checkpoints": self._checkpoints.published}
+        identity = self._state.identity
+        peer.answer(frame.request_id, status_head(identity, self.started_at_ms, self._clock.now_ms(), counters, extra))
+
+    # Checkpoints and the stop.
+
+    def _snapshot(self) -> Snapshot:
+        marks = Marks(
+            self._indexed_offset,
+            self._indexed_crc32c,
+            self._next_sequence,
+            self._origins.window_offset(self._indexed_offset),
+            self._pull_log.end,
+            self._pull_log.crc32c,
+            self._pulls.next_pull,
+        )
+        groups = [group for group in self._pulls.groups.values() if group.dirty]
+        origins = [origin for origin in self._origins if origin.dirty]
+        pairs = [*map(encode_group, groups), *map(encode_origin, origins)]
+        for group in groups:
+            group.dirty = False
+        for origin in origins:
+            origin.dirty = False
+        evidence = self._clock.restart_evidence()
+        snapshot = Snapshot(
+            marks,
+            self.epoch,
+            pairs,
+            consume_parts(self._index),
+            self._clock.now_ms(),
+            (evidence.boot_id, evidence.boottime_ms, evidence.wall_ms),
+        )
+        if self._retain_wanted and self._clock.confirmed:
+            self._retain_wanted = False
+            oldest_ms = self._clock.now_ms() - self._config.retention_ms
+            snapshot.keep_from = keep_from(
+                self._state.message_log, oldest_ms, marks, self._pulls.groups.values(), self._index
+            )
+        return snapshot
+
+    def _checkpointed(self, snapshot: Snapshot, error: DelaydError | None) -> None:
+        if error is not None:
+            for group in self._pulls.groups.values():
+                group.dirty = True
+            for origin in self._origins:
+                origin.dirty = True
+        else:
+            for subject in self._index:
+                subject.forget_below(self._stored.memory_start)
+            remove_old(self._state, self._executors.commit, self._executors.work, snapshot)
+        self._go_on_stopping()
+
+    def _go_on_stopping(self) -> None:
+        if self._stopping is None or self._checkpoints.under_way or not self._commit.settled:
+            return
+        if self._last_checkpoint:
+            self._stopping()
+            return
+        self._last_checkpoint = True
+        self.checkpoint()

@@ -1,0 +1,174 @@
+"""Handoff, the receiving side: which session of each delay server counts, and what is still in doubt (docs/handoff.md).
+
+A batch is taken only from the session whose hello was heard last in this life; a batch is remembered until W passes it.
+"""
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from delayd.batch import Batch, ColumnId, DispatchPart
+from delayd.errors import FencedInstance, StaleEpoch, StaleSession
+
+from .peer import Peer
+
+W = tuple[int, int]
+"""A watermark: epoch and batch id; everything up to it, in lexicographic order, is decided (rule H1)."""
+
+W_NONE: W = (0, 0)
+
+
+class Hello(NamedTuple):
+    """What a delay server says when it connects (rule H3)."""
+
+    log_id: int
+    epoch: int
+    instance: int
+    session: int
+    w: W
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """A stored batch above W: all that its lost acknowledgement would have said (rule H6)."""
+
+    epoch: int
+    batch_id: int
+    hour: int
+    offset: int
+    appended_at_ms: int
+    claimed_at_ms: int
+    count: int
+    sequences: bytes
+    deliver_at_ms: bytes
+    group_offset: int
+
+
+@dataclass(slots=True)
+class Origin:
+    """One delay server. ``peer`` is the connection of its current session; None until a hello in this life."""
+
+    log_id: int
+    epoch: int = 0
+    instance: int = 0
+    session: int = 0
+    w: W = W_NONE
+    peer: Peer | None = None
+    dirty: bool = True
+    window: dict[W, InDoubt] = field(default_factory=dict)
+    keys: list[W] = field(default_factory=list)  # Of the window, rising.
+    expected: set[W] = field(default_factory=set)  # Taken and not yet durable.
+
+    def check_hello(self, hello: Hello) -> None:
+        """Refuse a hello that is not newer than the one heard."""
+        if hello.epoch < self.epoch:
+            raise StaleEpoch(f"epoch {self.epoch} of this delay server was heard, {hello.epoch} is an older life of it")
+        if hello.epoch == self.epoch and hello.instance != self.instance:
+            raise FencedInstance(
+                f"another instance of this delay server holds epoch {hello.epoch}; two of them run on one directory "
+                "or on copies of it: stop one"
+            )
+        if hello.epoch == self.epoch and hello.session <= self.session:
+            raise StaleSession(f"session {self.session} was heard, {hello.session} is not newer")
+
+    def hear(self, hello: Hello) -> None:
+        """The fence moves: from now on only this session counts."""
+        self.epoch, self.instance, self.session = hello.epoch, hello.instance, hello.session
+        self.dirty = True
+
+    def remember(self, batch: Batch, part: DispatchPart, offset: int, group_offset: int, appended_at_ms: int) -> None:
+        """Put a stored batch into the window, unless W has passed it; its own W counts too."""
+        self.advance((part.w_epoch, part.w_id))
+        key = (part.epoch, part.batch_id)
+        if key <= self.w:
+            return
+        self.window[key] = InDoubt(
+            part.epoch,
+            part.batch_id,
+            part.hour,
+            offset,
+            appended_at_ms,
+            part.claimed_at_ms,
+            batch.count,
+            batch.uint64s(ColumnId.SEQUENCE).tobytes(),
+            batch.int64s(ColumnId.DELIVER_AT_MS).tobytes(),
+            group_offset,
+        )
+        if self.keys and key < self.keys[-1]:
+            bisect.insort(self.keys, key)
+        else:
+            self.keys.append(key)
+
+    def advance(self, w: W) -> None:
+        """Forget what W has passed."""
+        if w <= self.w:
+            return
+        self.w = w
+        self.dirty = True
+        passed = bisect.bisect_right(self.keys, w)
+        for key in self.keys[:passed]:
+            del self.window[key]
+        del self.keys[:passed]
+
+    def decided_or_held(self, key: W) -> bool:
+        """Whether a batch of this number was taken or decided before."""
+        return key <= self.w or key in self.window or key in self.expected
+
+
+class Origins:
+    """All delay servers that were ever heard."""
+
+    def __init__(self) -> None:
+        self._origins: dict[int, Origin] = {}
+        self._of_peer: dict[Peer, Origin] = {}
+
+    def __iter__(self) -> Iterator[Origin]:
+        return iter(self._origins.values())
+
+    def origin(self, log_id: int) -> Origin:
+        """The delay server of a log_id; new ones have heard nothing."""
+        found = self._origins.get(log_id)
+        if found is None:
+            found = self._origins[log_id] = Origin(log_id)
+        return found
+
+    def greet(self, peer: Peer, hello: Hello) -> tuple[Origin, Peer | None]:
+        """Hear a hello: its origin, and the connection that is fenced off by it.
+
+        Raises:
+            StaleEpoch, StaleSession, FencedInstance: it is not newer than the one heard; nothing has changed.
+        """
+        origin = self._origins.get(hello.log_id) or Origin(hello.log_id)
+        origin.check_hello(hello)
+        self._origins[hello.log_id] = origin
+        origin.hear(hello)
+        older, origin.peer = origin.peer, peer
+        if older is not None:
+            self._of_peer.pop(older, None)
+        self._of_peer[peer] = origin
+        return origin, older if older is not peer else None
+
+    def session_of(self, peer: Peer, epoch: int, session: int) -> Origin:
+        """The origin whose current session this connection is.
+
+        Raises:
+            StaleSession: it is not; the connection must be closed (rule H3).
+        """
+        origin = self._of_peer.get(peer)
+        if origin is None:
+            raise StaleSession("no hello was heard on this connection, or a newer one on another")
+        if (origin.epoch, origin.session) != (epoch, session):
+            heard = f"epoch {origin.epoch}, session {origin.session}"
+            raise StaleSession(f"{heard} was heard, epoch {epoch}, session {session} is not current")
+        return origin
+
+    def disconnected(self, peer: Peer) -> None:
+        """A connection is gone; what it brought stays."""
+        origin = self._of_peer.pop(peer, None)
+        if origin is not None and origin.peer is peer:
+            origin.peer = None
+
+    def window_offset(self, end: int) -> int:
+        """The lowest offset of a group with a batch above W; ``end`` when there is none."""
+        return min((held.group_offset for origin in self for held in origin.window.values()), default=end)

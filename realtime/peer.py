@@ -1,0 +1,26 @@
+"""What the core needs of a connection; `delayd.net.Connection` is one, and so is a simulated one.
+
+Invariant: each request is answered exactly once; an answer to a peer that is gone is dropped by the peer itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from delayd.batch import Buffer
+from delayd.errors import DelaydError
+from delayd.wire.frame import HeadValue
+
+
+class Peer(Protocol):
+    """One connection, told apart from others by its identity."""
+
+    def answer(
+        self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
+    ) -> None:
+        """Answer a request; with ``more`` a further frame of the answer follows."""
+
+    def answer_error(self, request_id: int, error: DelaydError) -> None:
+        """Answer a request with an error."""
+
+    def close(self) -> None:
+        """End the connection when what was answered has left."""

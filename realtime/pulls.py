@@ -1,0 +1,323 @@
+"""Pulls: messages to consumers, their acknowledgements, and leases (rule Q1, docs/formats/pull.md).
+
+A pull's entry is in the pull log before its answer leaves, an acknowledgement is durable before it is answered, and
+what is not acknowledged when its lease ends is offered again.
+"""
+
+import heapq
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from delayd.batch import Batch, BatchKind, Buffer, ColumnId
+from delayd.clock import Clock
+from delayd.errors import BadArgument, DamagedData, DelaydError, RetryLater, ServerStopped
+from delayd.gather import Pick, compose, gather, row_bytes
+from delayd.log.control import Record
+from delayd.log.pull import PullEntry, PullOp
+from delayd.wire.frame import Head
+
+from .groups import Group, Waiting
+from .index import Index, Subject
+from .peer import Peer
+from .pull_commit import PullCommit
+from .stored import StoredBatches
+
+PARTS_MAX = 4_096  # Of one answer: its head stays far below the limit of 1 MiB.
+OVERHEAD_BYTES = 512  # Header, directory and subject table of a batch, at most.
+GROUPS_MAX = 100_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
+
+log = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """Neighbouring messages of one answer; ``batch`` holds exactly them."""
+
+    consume_first: int
+    rows: int
+    attempt: int
+    batch: Buffer
+
+
+class Pulls:
+    """Serves the consumers of all groups; belongs to the loop."""
+
+    def __init__(
+        self,
+        log_id: int,
+        incarnation: int,
+        next_pull: int,
+        groups: Iterable[Group],
+        index: Index,
+        stored: StoredBatches,
+        pull_log: PullCommit,
+        clock: Clock,
+    ) -> None:
+        self.groups: dict[tuple[str, str], Group] = {(group.subject.name, group.name): group for group in groups}
+        self.incarnation = incarnation
+        self.next_pull = next_pull
+        self.counters = dict.fromkeys(("pulled", "acked", "nacked", "lapsed", "redelivered"), 0)
+        self._log_id = log_id
+        self._index = index
+        self._stored = stored
+        self._log = pull_log
+        self._clock = clock
+        self._next_group_id = max((group.group_id for group in self.groups.values()), default=0) + 1
+        self._of_subject: dict[str, list[Group]] = {}
+        self._of_peer: dict[Peer, set[Waiting]] = {}
+        self._order = count()  # Breaks ties in the heaps.
+        self._leases: list[tuple[int, int, Group]] = []  # (end, pull_first, group); stale ones are passed over.
+        self._deadlines: list[tuple[int, int, Waiting]] = []
+        for group in self.groups.values():
+            self._of_subject.setdefault(group.subject.name, []).append(group)
+
+    def lease_all(self, lease_ms: int) -> None:
+        """Give every pull that survived a restart a whole lease."""
+        for group in self.groups.values():
+            for pull in group.held.values():
+                self._lease(group, pull.pull_first, lease_ms)
+
+    def group(self, subject_name: str, name: str) -> Group:
+        """The group of a name, made when there is none; its record is durable before it is served."""
+        found = self.groups.get((subject_name, name))
+        return self._create(subject_name, name) if found is None else found
+
+    def pull(self, waiting: Waiting) -> None:
+        """Answer a PULL now, or when there is something or its time is up."""
+        group = waiting.group
+        group.waiting.append(waiting)
+        self._of_peer.setdefault(waiting.peer, set()).add(waiting)
+        self._serve(group)
+        # The first pull of a new group waits for the group's record, whatever its time.
+        if group.ready and not waiting.answered:
+            self._time(waiting)
+
+    def acknowledge(
+        self, op: PullOp, group: Group, handles: Sequence[Sequence[int]], answer: Callable[[list[list[int]]], None]
+    ) -> None:
+        """Record an ACK or NACK; ``answer`` gets the handles that are stale, when the others are durable."""
+        stale: list[list[int]] = []
+        entries: list[PullEntry] = []
+        now_ms = self._clock.now_ms()
+        for incarnation, pull_first, covered in handles:
+            held = [pull for pull in group.held_within(pull_first, covered) if pull.incarnation == incarnation]
+            if held:
+                entries.append(PullEntry(op, 0, group.group_id, incarnation, pull_first, 0, covered, now_ms))
+            if self._is_stale(group, incarnation, pull_first, covered, bool(held)):
+                stale.append([incarnation, pull_first, covered])
+        if entries:
+            self._log.append(entries)
+            self.counters["acked" if op == PullOp.ACK else "nacked"] += sum(map(group.apply, entries))
+        self._log.when_durable(partial(answer, stale))
+        if op == PullOp.NACK:
+            self._serve(group)
+
+    def messages_came(self, subjects: Iterable[Subject]) -> None:
+        """Serve who waits for messages of these subjects."""
+        for subject in subjects:
+            for group in self._of_subject.get(subject.name, ()):
+                if group.waiting:
+                    self._serve(group)
+
+    def disconnected(self, peer: Peer) -> None:
+        """Nothing is delivered for the waiting PULLs of a connection that is gone."""
+        for waiting in self._of_peer.pop(peer, ()):
+            waiting.answered = True
+            waiting.group.waiting.remove(waiting)
+
+    def refuse_waiting(self, error: DelaydError) -> None:
+        """Answer every waiting PULL with an error."""
+        for group in self.groups.values():
+            while group.waiting:
+                waiting = group.waiting.popleft()
+                self._end(waiting).answer_error(waiting.request_id, error)
+
+    def next_wake_ms(self) -> int | None:
+        """When `wake` is next needed, monotonic."""
+        while self._deadlines and self._deadlines[0][2].answered:
+            heapq.heappop(self._deadlines)
+        times = [heap[0][0] for heap in (self._leases, self._deadlines) if heap]
+        return min(times, default=None)
+
+    def wake(self) -> None:
+        """End leases and long polls whose time is up."""
+        now_ms = self._clock.monotonic_ms()
+        lapsed: dict[Group, list[PullEntry]] = {}
+        while self._leases and self._leases[0][0] <= now_ms:
+            ends_ms, pull_first, group = heapq.heappop(self._leases)
+            pull = group.held.get(pull_first)
+            if pull is not None and pull.lease_ends_ms == ends_ms:
+                at = (pull.incarnation, pull_first, 0, pull.count, self._clock.now_ms())
+                lapsed.setdefault(group, []).append(PullEntry(PullOp.LAPSED, pull.attempt, group.group_id, *at))
+        for group, entries in lapsed.items():
+            self._lapse(group, entries)
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            waiting = heapq.heappop(self._deadlines)[2]
+            if not waiting.answered:
+                self._expire(waiting)
+
+    def _create(self, subject_name: str, name: str) -> Group:
+        if len(self.groups) >= GROUPS_MAX:
+            raise BadArgument(f"there are {GROUPS_MAX} groups, no more can be made")
+        subject = self._index.subject(subject_name)
+        group = Group(self._next_group_id, subject, name, self._index.first(subject))
+        group.ready = False
+        record: Record = {"type": "group", "group_id": group.group_id, "subject": subject_name, "group": name}
+        self._log.append_record(record)
+        self._next_group_id += 1
+        self.groups[subject_name, name] = group
+        self._of_subject.setdefault(subject_name, []).append(group)
+        self._log.when_durable(partial(self._created, group))
+        log.info("group_created subject=%s group=%s start=%d", subject_name, name, group.next)
+        return group
+
+    def _created(self, group: Group) -> None:
+        group.ready = True
+        self._serve(group)
+        for waiting in list(group.waiting):
+            self._time(waiting)
+
+    def _serve(self, group: Group) -> None:
+        """Answer who waits, in order of arrival, while there are messages."""
+        while group.ready and group.waiting and group.has_messages:
+            waiting = group.waiting.popleft()
+            peer = self._end(waiting)
+            try:
+                self._answer(group, waiting, peer)
+            except ServerStopped:
+                raise
+            except DelaydError as error:
+                # A full disk or one damaged batch concerns who asked for it; all else goes on.
+                log.warning("pull_failed subject=%s group=%s error=%r", group.subject.name, group.name, error.message)
+                peer.answer_error(waiting.request_id, error)
+
+    def _answer(self, group: Group, waiting: Waiting, peer: Peer) -> None:
+        parts = self._plan(group, waiting)
+        now_ms = self._clock.now_ms()
+        entries: list[PullEntry] = []
+        rows_of_head: list[list[int]] = []
+        pull_first = self.next_pull
+        for part in parts:
+            rows_of_head.append([pull_first, part.consume_first, part.rows, part.attempt])
+            last = entries[-1] if entries else None
+            if (
+                last is not None
+                and last.attempt == part.attempt
+                and last.consume_first + last.covered == part.consume_first
+            ):
+                entries[-1] = last._replace(covered=last.covered + part.rows)
+            else:
+                at = (self.incarnation, pull_first, part.consume_first, part.rows, now_ms)
+                entries.append(PullEntry(PullOp.PULL, part.attempt, group.group_id, *at))
+            pull_first += part.rows
+        self._log.append(entries)
+        self.counters["pulled"] += pull_first - self.next_pull
+        self.next_pull = pull_first
+        for entry in entries:
+            group.apply(entry)
+            self._lease(group, entry.pull_first, waiting.lease_ms)
+            if entry.attempt > 1:
+                self.counters["redelivered"] += entry.covered
+        peer.answer(waiting.request_id, self._head(rows_of_head, now_ms), [part.batch for part in parts])
+
+    def _plan(self, group: Group, waiting: Waiting) -> list[Part]:
+        """Choose what an answer holds, at least one message."""
+        parts: list[Part] = []
+        try:
+            for part in self._parts(group, waiting):
+                parts.append(part)
+        except DamagedData:
+            # What lies before the damage is delivered; the next pull begins at it and is told.
+            if not parts:
+                raise
+        return parts
+
+    def _parts(self, group: Group, waiting: Waiting) -> Iterator[Part]:
+        """Whole stored batches wherever they fit; one is split only at the start of an answer, or by its offer."""
+        messages, size_bytes, parts = waiting.max_messages, waiting.max_bytes, 0
+        for offer in group.offers():
+            first, left = offer.consume_first, offer.count
+            while left and messages and parts < PARTS_MAX:
+                run = self._index.locate(group.subject, first)
+                batch = self._stored.fetch(run.offset)
+                available = min(run.rows, left)
+                rows = min(available, messages)
+                whole = rows == batch.count
+                buffer: Buffer = batch.buffer
+                if not whole or batch.total_bytes > size_bytes:
+                    fitting = _rows_that_fit(batch, run.row, rows, size_bytes)
+                    if parts and (whole or fitting < available):
+                        return
+                    rows = fitting
+                    buffer = batch.buffer if rows == batch.count else _cut_out(batch, run.row, rows, group.subject.name)
+                yield Part(first, rows, offer.attempt, buffer)
+                parts += 1
+                first, left, messages = first + rows, left - rows, messages - rows
+                size_bytes = max(0, size_bytes - len(buffer))
+
+    def _is_stale(self, group: Group, incarnation: int, pull_first: int, covered: int, held: bool) -> bool:
+        if incarnation != self.incarnation:
+            # Of an older life only what its pull log kept is known; what was acknowledged since is not.
+            return not held
+        end = pull_first + covered
+        return end > self.next_pull or group.given_back.overlaps(pull_first, end)
+
+    def _lease(self, group: Group, pull_first: int, lease_ms: int) -> None:
+        ends_ms = self._clock.monotonic_ms() + lease_ms
+        group.held[pull_first].lease_ends_ms = ends_ms
+        heapq.heappush(self._leases, (ends_ms, pull_first, group))
+
+    def _lapse(self, group: Group, entries: Sequence[PullEntry]) -> None:
+        try:
+            self._log.append(entries)
+        except RetryLater as error:
+            log.warning("lapse_put_off subject=%s group=%s error=%r", group.subject.name, group.name, error.message)
+            for entry in entries:
+                self._lease(group, entry.pull_first, error.retry_after_ms)
+            return
+        self.counters["lapsed"] += sum(map(group.apply, entries))
+        self._serve(group)
+
+    def _time(self, waiting: Waiting) -> None:
+        if waiting.deadline_ms <= self._clock.monotonic_ms():
+            self._expire(waiting)
+        else:
+            heapq.heappush(self._deadlines, (waiting.deadline_ms, next(self._order), waiting))
+
+    def _expire(self, waiting: Waiting) -> None:
+        waiting.group.waiting.remove(waiting)
+        self._end(waiting).answer(waiting.request_id, self._head([], self._clock.now_ms()))
+
+    def _head(self, parts: list[list[int]], now_ms: int) -> Head:
+        return {"log_id": self._log_id, "incarnation": self.incarnation, "parts": parts, "now_ms": now_ms}
+
+    def _end(self, waiting: Waiting) -> Peer:
+        waiting.answered = True
+        of_peer = self._of_peer.get(waiting.peer)
+        if of_peer is not None:
+            of_peer.discard(waiting)
+            if not of_peer:
+                del self._of_peer[waiting.peer]
+        return waiting.peer
+
+
+def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:
+    if batch.total_bytes <= size_bytes:
+        return rows
+    sizes = np.cumsum(row_bytes(batch)[row : row + rows])
+    return max(1, int(np.searchsorted(sizes, np.int64(size_bytes - OVERHEAD_BYTES), side="right")))
+
+
+def _cut_out(batch: Batch, row: int, rows: int, subject: str) -> bytes:
+    picked = range(row, row + rows)
+    gathered = gather([Pick(batch, picked)])
+    accepted = None
+    if ColumnId.ACCEPTED_AT_MS in batch:
+        accepted = batch.int64s(ColumnId.ACCEPTED_AT_MS)[row : row + rows]
+    sequences = batch.uint64s(ColumnId.SEQUENCE)[row : row + rows]
+    part = batch.dispatch
+    return compose(BatchKind.DISPATCH, part, gathered, sequences, [subject.encode()], accepted_at_ms=accepted)

@@ -1,0 +1,176 @@
+"""Recovery: from the last checkpoint and the two logs behind it to the state before the stop.
+
+Nothing is indexed or answered before it is known to be durable: `open_log` writes back and syncs what may not be
+(rule L1). Identity, then message log and its rescan, then pull log.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from delayd.clock import Clock
+from delayd.config import RealtimeConfig
+from delayd.disk import Disk
+from delayd.errors import DamagedData
+from delayd.identity import Identity, open_identity
+from delayd.log.consume import SEGMENT_ENTRIES, check_tail, consume_place, remove_segments, segment_bases
+from delayd.log.control import decode_records
+from delayd.log.group import Group as LogGroup
+from delayd.log.group import GroupKind
+from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.pull import PullOp, decode_entries
+from delayd.log.segment import FileKind
+from delayd.state import State
+
+from .commit import hello_of_record
+from .groups import Group
+from .handoff import Origins
+from .index import Index
+from .kept import Kept, Marks, encode_marks
+from .stored import StoredBatches
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """All that a start finds; the marks say what of it the last checkpoint holds."""
+
+    identity: Identity
+    marks: Marks
+    message_log: Log
+    pull_log: Log
+    index: Index
+    stored: StoredBatches
+    origins: Origins
+    groups: dict[int, Group]
+    next_sequence: int
+    next_pull: int
+    appended_at_ms: int = 0
+    pull_appended_at_ms: int = 0
+
+
+def recover(
+    config: RealtimeConfig, disk: Disk, state: State, clock: Clock, draw_u64: Callable[[], int], state_path: str
+) -> Recovered:
+    """Open a directory, new or old.
+
+    Raises:
+        DamagedData, NewerFormat: with the path and what to do.
+    """
+    identity = open_identity(state, state_path, draw_u64)
+    kept = Kept(state, state_path)
+    marks = kept.marks()
+    # The incarnation is the epoch under another name: both rise by one, durably, at each start.
+    state.commit([encode_marks(marks, identity.epoch)])
+    now_ms = clock.now_ms()
+    message_place = LogPlace(f"{config.folder}/message", FileKind.REALTIME, identity.log_id, config.segment_bytes)
+    message_log = open_log(disk, message_place, now_ms, marks.indexed_offset, marks.indexed_crc32c)
+    pull_place = LogPlace(f"{config.folder}/pull", FileKind.PULL, identity.log_id, config.segment_bytes)
+    pull_log = open_log(disk, pull_place, now_ms, marks.pull_offset, marks.pull_crc32c)
+    for found in (*message_log.recovered, *pull_log.recovered):
+        log.warning(
+            "tail_recovered path=%s cut_bytes=%d reason=%r rewritten_bytes=%d",
+            *(found.path, found.cut_bytes, found.cut_reason, found.rewritten_bytes),
+        )
+    index = Index(disk, config.folder, message_log)
+    kept.subjects(index)
+    _check_consume_logs(disk, config.folder, identity.log_id, index)
+    origins = Origins()
+    kept.origins(origins)
+    recovered = Recovered(
+        identity,
+        marks,
+        message_log,
+        pull_log,
+        index,
+        StoredBatches(message_log, config.tail_bytes),
+        origins,
+        kept.groups(index),
+        marks.next_sequence,
+        marks.next_pull,
+    )
+    _read_message_log(recovered)
+    _replay_pull_log(recovered)
+    return recovered
+
+
+def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> None:
+    known = {}
+    for subject in index:
+        place = index.place(subject)
+        known[place.folder.rpartition("/")[2]] = subject
+        check_tail(disk, place, subject.tail)
+    # What no checkpoint knows was left by one that did not finish (rule L4).
+    for name in disk.list_folder(f"{folder}/consume"):
+        found = known.get(name)
+        place = consume_place(folder, log_id, int(name))
+        last = found.tail.base if found is not None and found.tail.count else -SEGMENT_ENTRIES
+        remove_segments(disk, place, [base for base in segment_bases(disk, place) if base > last])
+
+
+def _read_message_log(recovered: Recovered) -> None:
+    """Rescan from the lowest batch that was above W, and index what the checkpoint does not hold."""
+    marks, message_log = recovered.marks, recovered.message_log
+    start = min(marks.window_offset, marks.indexed_offset)
+    for group in message_log.scan(start, message_log.durable, 0 if start == 0 else None):
+        header = group.header
+        recovered.appended_at_ms = max(recovered.appended_at_ms, header.appended_at_ms)
+        fresh = header.offset >= marks.indexed_offset
+        if header.kind == GroupKind.CONTROL:
+            _hear_again(recovered, group)
+        elif header.kind == GroupKind.DATA:
+            _take_again(recovered, group, fresh)
+            if fresh:
+                recovered.next_sequence = header.base_sequence + header.row_count
+
+
+def _hear_again(recovered: Recovered, group: LogGroup) -> None:
+    for _, batch in group.batches():
+        for record in decode_records(batch):
+            hello = hello_of_record(record)
+            if hello is not None:
+                origin = recovered.origins.origin(hello.log_id)
+                if (hello.epoch, hello.session) > (origin.epoch, origin.session):
+                    origin.hear(hello)
+                origin.advance(hello.w)
+
+
+def _take_again(recovered: Recovered, group: LogGroup, fresh: bool) -> None:
+    for offset, batch in group.batches():
+        part = batch.dispatch
+        origin = recovered.origins.origin(part.origin_log_id)
+        origin.remember(batch, part, offset, group.header.offset, group.header.appended_at_ms)
+        if fresh:
+            table = batch.subject_table
+            subject = recovered.index.subject_of_table(table, batch.subjects()[0].decode())
+            subject.add(offset, batch.count, batch.total_bytes)
+
+
+def _replay_pull_log(recovered: Recovered) -> None:
+    marks, pull_log = recovered.marks, recovered.pull_log
+    by_id = recovered.groups
+    for group in pull_log.scan(marks.pull_offset, pull_log.durable, marks.pull_crc32c):
+        recovered.pull_appended_at_ms = max(recovered.pull_appended_at_ms, group.header.appended_at_ms)
+        for _, batch in group.batches():
+            if group.header.kind == GroupKind.CONTROL:
+                for record in decode_records(batch):
+                    _create_again(recovered, record)
+                continue
+            for entry in decode_entries(batch):
+                consumers = by_id.get(entry.group_id)
+                if consumers is None:
+                    what = f"an entry names the group {entry.group_id}, which no record before it made"
+                    raise DamagedData(pull_log.place.folder, group.header.offset, what)
+                consumers.apply(entry)
+                if entry.op == PullOp.PULL:
+                    recovered.next_pull = max(recovered.next_pull, entry.pull_first + entry.covered)
+
+
+def _create_again(recovered: Recovered, record: dict[str, int | str | list[int]]) -> None:
+    if record.get("type") != "group":
+        return
+    group_id, subject_name, name = record["group_id"], record["subject"], record["group"]
+    assert isinstance(group_id, int) and isinstance(subject_name, str) and isinstance(name, str)
+    subject = recovered.index.subject(subject_name)
+    recovered.groups[group_id] = Group(group_id, subject, name, recovered.index.first(subject))

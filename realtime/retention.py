@@ -1,0 +1,67 @@
+"""Retention: which old segments may go, and their removal (rule Q3).
+
+Never what a group has not acknowledged, what is in doubt, or what the last durable checkpoint does not cover.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from delayd.disk import Disk
+from delayd.executor import Done, Executor
+from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, remove_segments, segment_bases
+from delayd.log.log import Log
+from delayd.log.segment import Segment
+
+from .checkpoint import Snapshot
+from .groups import Group
+from .index import Index
+from .kept import Marks
+from .recovery import Recovered
+
+log = logging.getLogger(__name__)
+
+
+def keep_from(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group], index: Index) -> int:
+    """The offset below which the message log may be removed once these marks and groups are durable."""
+    offset = min(message_log.older_than(oldest_ms), marks.indexed_offset, marks.window_offset)
+    for group in groups:
+        if offset > message_log.start and group.oldest < group.subject.end:
+            offset = min(offset, index.locate(group.subject, group.oldest).offset)
+    return offset
+
+
+def remove_old(recovered: Recovered, commit: Executor, work: Executor, snapshot: Snapshot) -> None:
+    """Remove what a published checkpoint has made superfluous: pull log always, message log when retention asked."""
+    pull_log, message_log = recovered.pull_log, recovered.message_log
+    old = pull_log.detach_below(snapshot.marks.pull_offset)
+    if old:
+        work.submit(partial(pull_log.remove, old), _removed)
+    if snapshot.keep_from is not None and snapshot.keep_from > message_log.start:
+        detach = partial(message_log.detach_below, snapshot.keep_from)
+        commit.submit(detach, partial(_detached, recovered, work))
+
+
+def remove_consume_segments(disk: Disk, ends: Sequence[tuple[ConsumePlace, int, int]]) -> int:
+    """Remove consume segments wholly below the first kept message, never the last one: (place, first, last base)."""
+    removed = 0
+    for place, first, last in ends:
+        old = [base for base in segment_bases(disk, place) if base + SEGMENT_ENTRIES <= first and base < last]
+        remove_segments(disk, place, old)
+        removed += len(old)
+    return removed
+
+
+def _detached(recovered: Recovered, work: Executor, done: Done[list[Segment]]) -> None:
+    old = done.result()
+    message_log, index = recovered.message_log, recovered.index
+    work.submit(partial(message_log.remove, old), _removed)
+    ends = [
+        (index.place(subject), index.first(subject), subject.tail.base) for subject in index if subject.tail.base > 0
+    ]
+    if ends:
+        work.submit(partial(remove_consume_segments, message_log.disk, ends), _removed)
+
+
+def _removed(done: Done[int]) -> None:
+    log.info("old_removed bytes_or_files=%d", done.result())

@@ -1,0 +1,63 @@
+"""Stored batches by their offset in the message log: the newest from memory, the others by ``pread`` (rule L6).
+
+Only batches that are durable are in here, and each is the bytes that came, untouched.
+"""
+
+from collections import OrderedDict, deque
+
+from delayd.batch import HEADER, Batch, parse
+from delayd.errors import BatchMalformed, DamagedData
+from delayd.log.log import Log
+
+READ_BATCHES = 16  # A large batch that is given out in parts is read once.
+
+
+class StoredBatches:
+    """Reads batches of the message log; belongs to the loop."""
+
+    def __init__(self, log: Log, memory_bytes: int) -> None:
+        self._log = log
+        self._memory_bytes_max = memory_bytes
+        self._memory_bytes = 0
+        self._newest: dict[int, Batch] = {}
+        self._order: deque[int] = deque()
+        self._read: OrderedDict[int, Batch] = OrderedDict()
+
+    @property
+    def memory_start(self) -> int:
+        """Offset from which on batches are in memory; the end of the log when none is."""
+        return self._order[0] if self._order else self._log.end
+
+    def add(self, offset: int, batch: Batch) -> None:
+        """Keep a batch that has become durable, and let the oldest go."""
+        self._newest[offset] = batch
+        self._order.append(offset)
+        self._memory_bytes += batch.total_bytes
+        while self._memory_bytes > self._memory_bytes_max:
+            self._memory_bytes -= self._newest.pop(self._order.popleft()).total_bytes
+
+    def fetch(self, offset: int) -> Batch:
+        """The batch at ``offset``.
+
+        Raises:
+            DamagedData: no batch is there.
+        """
+        found = self._newest.get(offset)
+        if found is not None:
+            return found
+        found = self._read.get(offset)
+        if found is None:
+            found = self._read[offset] = self._read_batch(offset)
+            if len(self._read) > READ_BATCHES:
+                self._read.popitem(last=False)
+        return found
+
+    def _read_batch(self, offset: int) -> Batch:
+        header = HEADER.unpack(self._log.read(offset, HEADER.size))
+        try:
+            batch = parse(self._log.read(offset, max(header[4], HEADER.size)))
+            # Its group was verified when it was written or recovered; the disk may have lied since (rule L5).
+            batch.verify()
+        except BatchMalformed as error:
+            raise DamagedData(self._log.place.folder, offset, f"the batch at this offset: {error.message}") from error
+        return batch

@@ -1,0 +1,141 @@
+"""The realtime server on real files and sockets, spoken to as a delay server and as a consumer."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from delayd.config import RealtimeConfig
+from delayd.errors import ConnectionLost, StaleSession
+from delayd.net.connection import Connection, connect
+from delayd.net.server import run
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType, need_rows
+from realtime.server import RealtimeServer
+from tests.unit.realtime.batches import ORIGIN, bodies_of, dispatch_batch
+
+Story = Callable[[str, int], Awaitable[None]]
+
+# Nobody listens there: the server must do without meta.
+META_NOWHERE = "127.0.0.1:1"
+
+
+def tell(tmp_path: Path, story: Story) -> None:
+    """Run one life of a server on ``tmp_path`` and a story against it."""
+
+    async def life() -> None:
+        failures: list[BaseException] = []
+        server = RealtimeServer(RealtimeConfig(data=str(tmp_path), port=0, meta=META_NOWHERE), failures.append)
+        host, port = await server.start()
+        try:
+            await story(host, port)
+        finally:
+            await server.stop()
+        assert not failures
+
+    run(life)
+
+
+def hello(session: int, epoch: int = 1, w: tuple[int, int] = (0, 0)) -> Head:
+    return {"log_id": ORIGIN, "epoch": epoch, "instance": 77, "session": session, "w": list(w)}
+
+
+def pull_head(subject: str = "orders", group: str = "billing", wait_ms: int = 0, lease_ms: int = 60_000) -> Head:
+    return {
+        "subject": subject,
+        "group": group,
+        "max_messages": 1000,
+        "max_bytes": 1 << 20,
+        "wait_ms": wait_ms,
+        "lease_ms": lease_ms,
+        "consumer": "test",
+    }
+
+
+async def ask(connection: Connection, kind: RequestType, head: Head, *body: bytes) -> Frame:
+    return await connection.request(kind, head, body, timeout_ms=10_000)
+
+
+def test_a_dispatched_message_is_pulled_and_acknowledged_once(tmp_path: Path) -> None:
+    async def story(host: str, port: int) -> None:
+        delay, consumer = await connect(host, port), await connect(host, port)
+        window = await ask(delay, RequestType.HELLO, hello(1))
+        assert window.head["batches"] == []
+        waiting = asyncio.ensure_future(ask(consumer, RequestType.PULL, pull_head(wait_ms=10_000)))
+        taken = await ask(delay, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"a", b"bcd"]))
+        assert [row[0] for row in need_rows(taken.head, "batches", 2)] == [1]
+        pulled = await waiting
+        assert bodies_of(pulled.body) == [b"a", b"bcd"]
+        ((pull_first, consume_first, count, attempt),) = need_rows(pulled.head, "parts", 4)
+        assert (consume_first, count, attempt) == (0, 2, 1)
+        handle = [pulled.head["incarnation"], pull_first, count]
+        names = {"subject": "orders", "group": "billing"}
+        acked = await ask(consumer, RequestType.ACK, {**names, "handles": [handle]})
+        assert acked.head["stale"] == []
+        again = await ask(consumer, RequestType.PULL, pull_head())
+        assert again.head["parts"] == []
+        delay.close()
+        consumer.close()
+
+    tell(tmp_path, story)
+
+
+def test_a_restart_remembers_what_is_in_doubt_and_what_is_unacknowledged(tmp_path: Path) -> None:
+    async def before(host: str, port: int) -> None:
+        delay = await connect(host, port)
+        await ask(delay, RequestType.HELLO, hello(1))
+        await ask(delay, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"one"]))
+        await ask(delay, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(2, [b"two"], w=(1, 1)))
+        pulled = await ask(delay, RequestType.PULL, {**pull_head(), "max_messages": 1})
+        assert bodies_of(pulled.body) == [b"one"]
+        delay.close()
+
+    async def after(host: str, port: int) -> None:
+        delay = await connect(host, port)
+        window = await ask(delay, RequestType.HELLO, hello(2))
+        assert [row[:2] for row in need_rows(window.head, "batches", 7)] == [[1, 2]]
+        assert len(window.body) == 16
+        pulled = await ask(delay, RequestType.PULL, pull_head())
+        assert bodies_of(pulled.body) == [b"two"]
+        delay.close()
+
+    tell(tmp_path, before)
+    tell(tmp_path, after)
+
+
+def test_rule_H3_a_batch_of_an_older_session_is_refused_and_its_connection_closed(tmp_path: Path) -> None:
+    async def story(host: str, port: int) -> None:
+        old, new = await connect(host, port), await connect(host, port)
+        await ask(old, RequestType.HELLO, hello(1))
+        await ask(new, RequestType.HELLO, hello(2))
+        with pytest.raises(ConnectionLost):
+            await ask(old, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"late"]))
+        await asyncio.wait_for(old.closed, 10)
+        with pytest.raises(StaleSession):
+            await ask(new, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"late"]))
+        await asyncio.wait_for(new.closed, 10)
+        third = await connect(host, port)
+        with pytest.raises(StaleSession):
+            await ask(third, RequestType.HELLO, hello(2))
+        assert (await ask(third, RequestType.HELLO, hello(3))).head["batches"] == []
+        third.close()
+
+    tell(tmp_path, story)
+
+
+def test_a_lease_that_ends_offers_the_message_again(tmp_path: Path) -> None:
+    async def story(host: str, port: int) -> None:
+        peer = await connect(host, port)
+        await ask(peer, RequestType.HELLO, hello(1))
+        await ask(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"x", b"y"]))
+        first = await ask(peer, RequestType.PULL, pull_head(lease_ms=100))
+        second = await ask(peer, RequestType.PULL, pull_head(wait_ms=10_000))
+        assert bodies_of(second.body) == [b"x", b"y"]
+        assert [row[3] for row in need_rows(second.head, "parts", 4)] == [2]
+        handle = [first.head["incarnation"], need_rows(first.head, "parts", 4)[0][0], 2]
+        late = await ask(peer, RequestType.ACK, {"subject": "orders", "group": "billing", "handles": [handle]})
+        assert late.head["stale"] == [handle]
+        peer.close()
+
+    tell(tmp_path, story)
