@@ -197,6 +197,12 @@ class Books:
             segment.append([NewGroup(GroupKind.DATA, [encode_outcomes(hour, [part])], 1, START_MS)])
             segment.flush()
 
+    def part(self, sequences: Sequence[int], claimed_at_ms: int = 0, target_offset: int = 0) -> NewPart:
+        """A word of the dispatch log that rows were handed over, whether it is true or not."""
+        rows = [self.rows[sequence] for sequence in sequences]
+        columns = np.array(sequences, np.uint64), np.array([row.deliver_at_ms for row in rows], np.int64)
+        return NewPart(*columns, Outcome.DISPATCHED, claimed_at_ms, REALTIME_ID, target_offset=target_offset)
+
     def decide(self, sequences: Sequence[int], outcome: Outcome) -> None:
         """Record rows that were not handed over."""
         for sequence in sequences:
