@@ -1,0 +1,250 @@
+"""A server's line to meta, against a meta that behaves as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from delayd.errors import BadSetting, BadSubject, DelaydError, ServerUnavailable, StaleEpoch
+from delayd.net.connection import Connection
+from delayd.net.registration import Registration, RegistrationState
+from delayd.net.server import Server
+from delayd.wire.frame import Frame
+from delayd.wire.meta import Registered, Routes, read_registered
+from delayd.wire.requests import RequestType, need_strs
+
+from .loopback import HOST, Loopback, error_of, on_loop, until
+
+DELAY = Registered("delay", (1 << 64) - 1, HOST, 7401, 3, 42)
+REALTIME = Registered("realtime", 9, HOST, 7402, 1, 43)
+META_NOW_MS = 1_800_000_000_000
+
+
+class ScriptedMeta:
+    """Takes every registration and routes every subject to one server, unless the test changes that."""
+
+    def __init__(self) -> None:
+        self.heard: list[Registered] = []
+        self.asked: list[list[str]] = []
+        self.connections: list[Connection] = []
+        self.refuse: DelaydError | None = None
+        self.silent = False
+        self._server = Server(self)
+        self._port = 0
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen; again at the same address after a stop."""
+        self._port = await self._server.listen(HOST, self._port)
+
+    async def stop(self) -> None:
+        await self._server.close()
+        self._server = Server(self)
+
+    def connected(self, connection: Connection) -> None:
+        self.connections.append(connection)
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        if frame.type == RequestType.REGISTER:
+            self.heard.append(read_registered(frame.head))
+        if self.silent:
+            return
+        if self.refuse is not None:
+            raise self.refuse
+        if frame.type == RequestType.REGISTER:
+            head = {"lease_ms": 100, "heartbeat_ms": 20, "now_ms": META_NOW_MS}
+            connection.answer(frame.request_id, head)
+        else:
+            self.asked.append(need_strs(frame.head, "subjects"))
+            self._route(connection, frame, self.asked[-1])
+
+    def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
+        pass
+
+    def crashed(self, error: Exception) -> None:
+        raise error
+
+    def _route(self, connection: Connection, frame: Frame, subjects: list[str]) -> None:
+        routed = {name: REALTIME.log_id for name in subjects if not name.startswith("nobody.")}
+        server = {**REALTIME.to_head(), "alive": True, "seen_ms_ago": 5}
+        unrouted = [name for name in subjects if name not in routed]
+        connection.answer(frame.request_id, {"routes": routed, "servers": [server], "unrouted": unrouted})
+
+
+def line_to(meta: ScriptedMeta, on_refused: Callable[[DelaydError], None] | None = None) -> Registration:
+    registration = Registration(meta.address, lambda: DELAY, on_refused=on_refused)
+    registration.start()
+    return registration
+
+
+def changes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The first word of each line that was logged."""
+    return [record.getMessage().split(" ")[0] for record in caplog.records if "registration" in record.name]
+
+
+def test_a_server_registers_and_again_with_every_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clocks: list[int] = []
+
+    async def scenario(loopback: Loopback) -> None:
+        meta = ScriptedMeta()
+        await meta.start()
+        registration = Registration(meta.address, lambda: DELAY, on_now_ms=clocks.append)
+        registration.start()
+        await registration.registered()
+        assert registration.state is RegistrationState.REGISTERED
+        await until(lambda: len(meta.heard) >= 5, "five heartbeats")
+        assert set(meta.heard) == {DELAY}
+        assert len(meta.connections) == 1
+        await registration.close()
+        await meta.stop()
+
+    on_loop(scenario)
+    assert set(clocks) == {META_NOW_MS}
+    assert changes(caplog) == ["registered"]
+
+
+def test_a_server_goes_on_without_meta_and_registers_by_itself_when_it_is_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(loopback: Loopback) -> None:
+        meta = ScriptedMeta()
+        await meta.start()
+        await meta.stop()
+        registration = line_to(meta)
+        await until(lambda: "away" in changes(caplog), "the first failure")
+        assert isinstance(await error_of(registration.routes(["a"])), ServerUnavailable)
+        await meta.start()
+        await registration.registered()
+        for _ in range(3):
+            await meta.stop()
+            await until(lambda: registration.state is RegistrationState.AWAY, "meta's end")
+            meta.heard.clear()
+            await meta.start()
+            await until(lambda: len(meta.heard) > 1, "registrations after the restart")
+        await registration.close()
+        await meta.stop()
+
+    on_loop(scenario)
+    assert changes(caplog) == ["away", "registered"] * 4
+
+
+def test_a_refusal_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    refusals: list[DelaydError] = []
+
+    async def scenario(loopback: Loopback) -> None:
+        meta = ScriptedMeta()
+        meta.refuse = StaleEpoch("epoch 3 is over")
+        await meta.start()
+        registration = line_to(meta, refusals.append)
+        await until(lambda: len(meta.heard) >= 3, "three tries")
+        assert registration.state is RegistrationState.REFUSED
+        # The connection is good, so questions are answered all the same.
+        assert len(meta.connections) == 1
+        meta.refuse = None
+        await registration.registered()
+        await registration.close()
+        await meta.stop()
+
+    on_loop(scenario)
+    assert [type(error) for error in refusals] == [StaleEpoch]
+    assert changes(caplog) == ["refused", "registered"]
+
+
+def test_a_meta_that_answers_nothing_is_left_for_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayd.net.registration.REQUEST_MS_MAX", 50)
+
+    async def scenario(loopback: Loopback) -> None:
+        meta = ScriptedMeta()
+        meta.silent = True
+        await meta.start()
+        registration = line_to(meta)
+        await until(lambda: len(meta.connections) >= 3, "new connections")
+        assert registration.state is RegistrationState.AWAY
+        meta.silent = False
+        await registration.registered()
+        await registration.close()
+        await meta.stop()
+
+    on_loop(scenario)
+
+
+def test_routes_are_asked_in_parts_and_put_together() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        meta = ScriptedMeta()
+        await meta.start()
+        registration = line_to(meta)
+        await registration.registered()
+        subjects = [f"s.{number}" for number in range(4_500)] + ["nobody.knows"]
+        answer = await registration.routes(subjects)
+        assert answer.routes == dict.fromkeys(subjects[:-1], REALTIME.log_id)
+        assert answer.unrouted == ["nobody.knows"]
+        assert [info.server for info in answer.servers] == [REALTIME]
+        assert [len(part) for part in meta.asked] == [2_000, 2_000, 501]
+        await registration.close()
+        await meta.stop()
+
+    on_loop(scenario)
+
+
+def test_a_core_without_coroutines_hears_the_answer_or_the_error() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        meta = ScriptedMeta()
+        await meta.start()
+        registration = line_to(meta)
+        await registration.registered()
+        answers: list[Routes | DelaydError] = []
+        registration.ask_routes(["a"], answers.append)
+        await until(lambda: len(answers) == 1, "an answer")
+        meta.refuse = BadSubject("no")
+        registration.ask_routes([""], answers.append)
+        await until(lambda: len(answers) == 2, "an error")
+        first, second = answers
+        assert isinstance(first, Routes)
+        assert first.routes == {"a": 9}
+        assert isinstance(second, BadSubject)
+        meta.silent = True
+        registration.ask_routes(["b"], answers.append)
+        await asyncio.sleep(0)
+        await registration.close()
+        assert len(answers) == 2
+        await meta.stop()
+
+    on_loop(scenario)
+
+
+def test_a_bug_in_what_describes_the_server_reaches_the_loop_s_handler() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        bugs: list[object] = []
+        loop = asyncio.get_running_loop()
+        guard = loop.get_exception_handler()
+        loop.set_exception_handler(lambda loop, context: bugs.append(context.get("exception")))
+        meta = ScriptedMeta()
+        await meta.start()
+
+        def describe() -> Registered:
+            raise ZeroDivisionError("a bug")
+
+        registration = Registration(meta.address, describe)
+        registration.start()
+        await until(lambda: len(bugs) == 1, "the bug")
+        assert isinstance(bugs[0], ZeroDivisionError)
+        loop.set_exception_handler(guard)
+        await registration.close()
+        await meta.stop()
+
+    on_loop(scenario)
+
+
+def test_an_address_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(BadSetting, match="host:port"):
+        Registration("localhost", lambda: DELAY)
