@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, ColumnId, encode, lay_out
 from delayd.clock import Clock
-from delayd.delay.link import Link
+from delayd.delay.link import Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, without
 from delayd.delay.rows import Rows
 from delayd.delay.subjects import Subjects
@@ -68,6 +68,11 @@ class Dispatcher:
     def unrouted_rows(self) -> int:
         """Due rows whose subject has no target yet."""
         return sum(len(rows) for parts in self._unrouted.values() for rows in parts)
+
+    @property
+    def wants_places(self) -> bool:
+        """Whether a target is not connected, so that it may listen elsewhere now."""
+        return any(link.phase is not Phase.READY for link in self._order)
 
     def step(self) -> None:
         """Hand due rows to their links, and let the links send."""

@@ -1,0 +1,114 @@
+"""Requests: the frames that a delay server answers, and the core behind them (docs/protocol.md, Delay server)."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from delayd.batch import HEADER, Batch, BatchKind, Buffer, parse
+from delayd.clock import Clock
+from delayd.delay.core import DelayCore
+from delayd.delay.producers import Accepted
+from delayd.errors import BatchMalformed, CallerError, DelaydError, UnknownRequest, UnknownServer
+from delayd.validate import refused_rows
+from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.requests import RequestType, need_u64, request_type
+
+BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
+
+
+class Peer(Protocol):
+    """Who asked."""
+
+    def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
+        """Answer a request."""
+
+
+class Requests:
+    """Turns frames into calls of the core, and their outcomes into answers."""
+
+    def __init__(self, core: DelayCore, clock: Clock, status: Callable[[], Head]) -> None:
+        self._core = core
+        self._clock = clock
+        self._status = status
+
+    def received(self, peer: Peer, frame: Frame) -> None:
+        """Serve one request; raises what the peer is to be told at once."""
+        kind = request_type(frame.type)
+        if kind is RequestType.SEND:
+            self._send(peer, frame)
+        elif kind is RequestType.OUTCOME:
+            self._outcome(peer, frame)
+        elif kind is RequestType.CHECKPOINT:
+            self._core.checkpoint(lambda offset: peer.answer(frame.request_id, self._head(replay_offset=offset)))
+        elif kind is RequestType.STATUS:
+            peer.answer(frame.request_id, self._status())
+        elif kind is RequestType.PING:
+            peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()})
+        else:
+            raise UnknownRequest(f"{kind.name} is not served by a delay server; ask meta who serves it")
+
+    def _send(self, peer: Peer, frame: Frame) -> None:
+        batches = split(frame.body)
+        results: list[Head] = [{} for _ in batches]
+        left = len(batches)
+
+        def answered(index: int, what: Accepted | DelaydError, duplicate: bool) -> None:
+            nonlocal left
+            results[index] = _result(what, duplicate)
+            left -= 1
+            if not left:
+                peer.answer(frame.request_id, self._head(results=results))
+
+        for index, batch in enumerate(batches):
+            self._core.send(batch, partial(answered, index))
+
+    def _outcome(self, peer: Peer, frame: Frame) -> None:
+        log_id = need_u64(frame.head, "log_id")
+        if log_id != self._core.identity.log_id:
+            raise UnknownServer(
+                f"this is the delay server {self._core.identity.log_id:016x}; ask {log_id:016x}, which was sent to"
+            )
+        found = self._core.outcome(need_u64(frame.head, "producer_id"), need_u64(frame.head, "producer_batch"))
+        result = None if found is None else _result(found, True)
+        state = "unknown" if found is None else "accepted"
+        peer.answer(frame.request_id, self._head(state=state, result=result))
+
+    def _head(self, **fields: HeadValue) -> Head:
+        return {"log_id": self._core.identity.log_id, "now_ms": self._clock.now_ms(), **fields}
+
+
+def split(body: Buffer) -> list[Batch]:
+    """View the PRODUCER batches that follow one another in a body.
+
+    Raises:
+        BatchMalformed: they do not fill it exactly, or one is no PRODUCER batch; nothing of the body is taken then.
+    """
+    batches: list[Batch] = []
+    position = 0
+    while position < len(body):
+        if len(body) - position < HEADER.size or len(batches) >= BATCHES_MAX:
+            raise BatchMalformed(f"a body of {len(body)} bytes does not end with a batch")
+        batch = parse(body, position)
+        if batch.kind is not BatchKind.PRODUCER:
+            raise BatchMalformed(f"a batch of kind {batch.kind.name} can't be sent; producers send PRODUCER batches")
+        batches.append(batch)
+        position += batch.total_bytes
+    if not batches:
+        raise BatchMalformed("a SEND without a batch; put at least one into its body")
+    return batches
+
+
+def _result(what: Accepted | DelaydError, duplicate: bool) -> Head:
+    if isinstance(what, Accepted):
+        return {
+            "base_sequence": what.base_sequence,
+            "count": what.rows,
+            "appended_at_ms": what.appended_at_ms,
+            "duplicate": duplicate,
+        }
+    return {
+        "error": what.code,
+        "message": what.message,
+        "retry_after_ms": what.retry_after_ms,
+        "rows": refused_rows(what) if isinstance(what, CallerError) else [],
+    }

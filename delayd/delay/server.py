@@ -1,0 +1,298 @@
+"""The delay server's shell: real files, sockets, threads and one timer around the core.
+
+The core is called on the loop's thread only, and its next wake-up is set again after every call.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+from delayd.batch import Buffer
+from delayd.clock import ClockEvidence, SystemClock
+from delayd.config import DelayConfig, describe
+from delayd.delay.core import DelayCore, Threads
+from delayd.delay.requests import Requests
+from delayd.delay.sender import OnAnswer, Wire
+from delayd.disk import Lock, RealDisk
+from delayd.errors import ConnectionLost, DelaydError, NotReady
+from delayd.executor import ThreadExecutor
+from delayd.log.checkpoint import read_checkpoint
+from delayd.net.connection import Connection, connect
+from delayd.net.program import Fail
+from delayd.net.registration import Registration
+from delayd.net.server import Server
+from delayd.net.timer import Timer
+from delayd.state import LmdbState
+from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
+from delayd.wire.meta import Registered, Routes
+
+REST_S = 0.02  # Between two parts of a checkpoint, so that group commits get their turn at the disk.
+SLEEP_MS_MAX = 500.0  # A cap on every sleep: a wall clock that is set ahead is noticed within it.
+PLACES_MS = 500  # How often meta is asked where realtime servers listen, while one that is needed is away.
+SPACE_S = 1
+SWEEP_S = 30
+CONNECT_MS = 2_000
+
+log = logging.getLogger(__name__)
+
+
+class DelayServer:
+    """One delay server; a Service of delayd.net.program and the Handler of its Server."""
+
+    def __init__(self, config: DelayConfig, fail: Fail) -> None:
+        self._config = config
+        self._fail = fail
+        self._disk = RealDisk()
+        self._started_at_ms = 0
+        self._port = config.port
+        self._executors: list[ThreadExecutor] = []
+        self._dials: set[asyncio.Task[None]] = set()
+        self._lock: Lock | None = None
+        self._state: LmdbState | None = None
+        self._clock: SystemClock | None = None
+        self._core: DelayCore | None = None
+        self._requests: Requests | None = None
+        self._timer: Timer | None = None
+        self._server: Server | None = None
+        self._registration: Registration | None = None
+        self._scheduler: AsyncIOScheduler | None = None
+        self._places: asyncio.Task[None] | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Recover, listen, register."""
+        config, folder = self._config, self._config.folder
+        log.info("starting %s", describe(config))
+        loop = asyncio.get_running_loop()
+        self._disk.make_folder(folder)
+        self._lock = self._disk.lock(f"{folder}/LOCK", config.role)
+        self._state = LmdbState(f"{folder}/state.lmdb")
+        clock = self._clock = SystemClock(_evidence(read_checkpoint(self._disk, folder)))
+        self._started_at_ms = clock.now_ms()
+        self._timer = Timer(loop, self._wake)
+        post = self._posting(loop.call_soon_threadsafe)
+        self._executors = [ThreadExecutor(f"delay-{name}", post) for name in ("commit", "outcomes", "worker")]
+        self._registration = Registration(config.meta, self._registered, on_now_ms=clock.reference)
+        core = self._core = DelayCore(
+            self._disk,
+            self._state,
+            clock,
+            config,
+            Threads(*self._executors),
+            self._dial,
+            self._ask_routes,
+            partial(secrets.randbits, 64),
+            clock.restart_evidence,
+            partial(time.sleep, REST_S),
+        )
+        self._requests = Requests(core, clock, self._status)
+        self._reserve()
+        self._server = Server(self, body_bytes_max=SEND_BODY_BYTES_MAX)
+        self._port = await self._server.listen(config.host, config.port)
+        self._registration.start()
+        self._places = loop.create_task(self._find_places(self._registration, core))
+        self._places.add_done_callback(_surface)
+        self._schedule()
+        self._wake()
+        return config.host, self._port
+
+    async def stop(self) -> None:
+        """Take no more, make everything durable, write a last checkpoint."""
+        core, server, registration = self._core, self._server, self._registration
+        assert core is not None and server is not None and registration is not None
+        server.stop_accepting()
+        if self._scheduler is not None:
+            self._scheduler.shutdown(wait=False)
+        for task in (self._places, *self._dials):
+            if task is not None:
+                task.cancel()
+        stopped = asyncio.Event()
+        core.stop(stopped.set)
+        await stopped.wait()
+        await server.close()
+        await registration.close()
+        if self._timer is not None:
+            self._timer.close()
+        for executor in self._executors:
+            executor.close()
+        core.close()
+        if self._state is not None:
+            self._state.close()
+        if self._lock is not None:
+            self._lock.release()
+        self._disk.close()
+
+    # Handler of the connections.
+
+    def connected(self, connection: Connection) -> None:
+        """Nothing is known of a client before its first request."""
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        """Give a request to the core."""
+        if self._requests is None:
+            raise NotReady("this delay server is starting; ask again in a moment")
+        self._requests.received(connection, frame)
+        self._rearm()
+
+    def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
+        """What a client sent is kept; only its answer has nowhere to go."""
+
+    def crashed(self, error: Exception) -> None:
+        """A bug: stop."""
+        self._fail(error)
+
+    # Time.
+
+    def _wake(self) -> None:
+        if self._core is not None:
+            self._core.wake()
+            self._rearm()
+
+    def _rearm(self) -> None:
+        core, clock, timer = self._core, self._clock, self._timer
+        if core is None or clock is None or timer is None:
+            return
+        delay_ms = min(SLEEP_MS_MAX, float(core.next_wake_ms() - clock.monotonic_ms()))
+        due_ms = core.next_due_ms()
+        if due_ms is not None:
+            # The clock counts whole ms: without its fraction a timer would fire up to one of them late.
+            fraction_ms = time.time_ns() % 1_000_000 / 1_000_000
+            delay_ms = min(delay_ms, due_ms - clock.now_ms() - fraction_ms)
+        timer.set_after_ms(max(0.0, delay_ms))
+
+    def _posting(self, post: Callable[..., object]) -> Callable[[Callable[[], object]], object]:
+        """Have what an executor finished called on the loop, and the timer set again."""
+
+        def called(done: Callable[[], object]) -> None:
+            done()
+            self._rearm()
+
+        return lambda done: post(called, done)
+
+    # What the core asks of the network.
+
+    def _dial(
+        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
+    ) -> None:
+        async def dial() -> None:
+            try:
+                connection = await connect(host, port, timeout_ms=CONNECT_MS)
+            except DelaydError as error:
+                lost(error)
+                self._rearm()
+                return
+            ended = ConnectionLost(f"the connection to {host}:{port} ended", sent=True)
+            connection.closed.add_done_callback(lambda closed: self._after(lost, ended))
+            connected(_Wire(connection, self._rearm))
+            self._rearm()
+
+        task = asyncio.get_running_loop().create_task(dial())
+        self._dials.add(task)
+        task.add_done_callback(self._dials.discard)
+        task.add_done_callback(_surface)
+
+    def _after(self, call: Callable[[DelaydError], None], error: DelaydError) -> None:
+        call(error)
+        self._rearm()
+
+    def _ask_routes(self, subjects: list[bytes]) -> None:
+        assert self._registration is not None
+        names = [subject.decode("ascii") for subject in subjects]
+        self._registration.ask_routes(names, partial(self._routed, subjects))
+
+    def _routed(self, subjects: list[bytes], answer: Routes | DelaydError) -> None:
+        core = self._core
+        assert core is not None
+        if isinstance(answer, DelaydError):
+            core.dispatcher.routed({}, subjects)
+        else:
+            routes = {name.encode("ascii"): target for name, target in answer.routes.items()}
+            core.dispatcher.routed(routes, [name.encode("ascii") for name in answer.unrouted])
+        self._rearm()
+
+    async def _find_places(self, registration: Registration, core: DelayCore) -> None:
+        """Keep the addresses of targets: a restarted realtime server may listen elsewhere."""
+        while True:
+            if core.dispatcher.wants_places:
+                try:
+                    for info in await registration.servers("realtime"):
+                        if info.alive:
+                            core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
+                    self._rearm()
+                except DelaydError as error:
+                    log.debug("places_unknown reason=%r", str(error))
+            await asyncio.sleep(PLACES_MS / 1000)
+
+    # Housekeeping: jobs only post requests to the core (rule T3).
+
+    def _schedule(self) -> None:
+        async def space() -> None:
+            self._reserve()
+
+        async def sweep() -> None:
+            if self._core is not None:
+                self._core.sweep()
+                self._rearm()
+
+        defaults = {"misfire_grace_time": None, "coalesce": True}
+        scheduler = self._scheduler = AsyncIOScheduler(job_defaults=defaults, timezone="UTC")
+        scheduler.add_job(space, "interval", seconds=SPACE_S)
+        scheduler.add_job(sweep, "interval", seconds=SWEEP_S)
+        scheduler.start()
+
+    def _reserve(self) -> None:
+        if self._core is not None:
+            self._core.reserve(self._disk.free_bytes(self._config.folder))
+
+    def _registered(self) -> Registered:
+        assert self._core is not None
+        identity = self._core.identity
+        return Registered("delay", identity.log_id, self._config.host, self._port, identity.epoch, os.getpid())
+
+    def _status(self) -> Head:
+        assert self._core is not None and self._clock is not None
+        return {
+            "role": "delay",
+            "log_id": self._core.identity.log_id,
+            "epoch": self._core.identity.epoch,
+            "pid": os.getpid(),
+            "now_ms": self._clock.now_ms(),
+            "started_at_ms": self._started_at_ms,
+            "counters": self._core.counters(),
+        }
+
+
+class _Wire:
+    """A connection to a target, as the core uses it: after each answer the timer is set again."""
+
+    def __init__(self, connection: Connection, rearm: Callable[[], None]) -> None:
+        self._connection = connection
+        self._rearm = rearm
+
+    def call(self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer) -> None:
+        def answered(answer: Frame | DelaydError) -> None:
+            on_answer(answer)
+            self._rearm()
+
+        self._connection.call(frame_type, head, body, answered)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _evidence(checkpoint: object) -> ClockEvidence | None:
+    if not isinstance(checkpoint, dict):
+        return None
+    boot_id, boottime_ms, wall_ms = checkpoint["clock"]
+    return ClockEvidence(boot_id, boottime_ms, wall_ms)
+
+
+def _surface(task: asyncio.Task[None]) -> None:
+    # An exception in a task is seen by nobody until the task is collected; a bug must end the server now.
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": "a bug in the delay server", "exception": error})
