@@ -1,0 +1,52 @@
+"""Stands for one server under a supervisor: it listens, says that it is ready, and ends as the test tells it to.
+
+A file ``<role>.start`` in its data directory holds the exit code with which it fails to start, ``<role>.end`` the one
+with which a running one ends; each is used up. ``<role>.deaf`` makes it ignore SIGTERM. It notes how it was started.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+_LOOK_S = 0.02
+
+
+def main() -> int:
+    """Serve until told to end."""
+    role, *options = sys.argv[1:]
+    given = {name: value for name, value in pairwise(options) if name.startswith("--")}
+    data = Path(given["--data"])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if (data / f"{role}.deaf").exists() else lambda *_: sys.exit(0))
+    with (data / f"{role}.starts").open("a") as notes:
+        notes.write(json.dumps([os.getpid(), *options]) + "\n")
+    code = _told(data / f"{role}.start")
+    if code is not None:
+        return code
+    with socket.create_server(("127.0.0.1", int(given["--port"]))) as listener:
+        print(f"ready {role} 127.0.0.1:{listener.getsockname()[1]} pid={os.getpid()}", flush=True)
+        while True:
+            if select.select([sys.stdin], [], [], 0)[0] and not os.read(0, 1):
+                return 0
+            code = _told(data / f"{role}.end")
+            if code is not None:
+                return code
+            time.sleep(_LOOK_S)
+
+
+def _told(file: Path) -> int | None:
+    try:
+        code = int(file.read_text())
+        file.unlink()
+    except (FileNotFoundError, ValueError):
+        return None
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""The supervisor, with fakes in the place of servers: what starts, what is started again, and how all of it ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .up_process import Up, is_running, up, up_command
+
+_ROLES = ("meta", "delay", "realtime")
+
+
+@pytest.fixture
+def three_ports() -> int:
+    """The first of three ports in a row that nobody listens on."""
+    while True:
+        with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+                third.bind(("127.0.0.1", port + 2))
+            except (OSError, OverflowError):
+                continue
+        return port
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Up]:
+    with up(tmp_path, "--port", "0", fakes=True) as running:
+        yield running.until_ready()
+
+
+def _starts(running: Up, role: str) -> list[list[str]]:
+    notes = running.data / f"{role}.starts"
+    return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+
+def _option(start: list[str], name: str) -> str:
+    return start[start.index(name) + 1]
+
+
+def _until_ready_again(running: Up, role: str, count: int) -> None:
+    running.until(lambda: len(running.ready(role)) == count, f"the {role} server serves for the time {count}")
+
+
+def _tell(running: Up, role: str, what: str, code: int) -> None:
+    (running.data / f"{role}.{what}").write_text(str(code))
+
+
+def test_each_server_says_that_it_is_ready_and_then_all_are(running: Up) -> None:
+    assert running.lines[0].startswith("ready meta 127.0.0.1:")
+    assert {line.split()[1] for line in running.lines[1:3]} == {"delay", "realtime"}
+    assert running.lines[3:] == ["ready"]
+
+
+def test_the_others_are_told_where_meta_is(running: Up) -> None:
+    meta = running.ready("meta")[0]
+    for role in ("delay", "realtime"):
+        assert _option(_starts(running, role)[0], "--meta") == f"127.0.0.1:{meta.port}"
+
+
+def test_ports_follow_that_of_meta(tmp_path: Path, three_ports: int) -> None:
+    with up(tmp_path, "--port", str(three_ports), fakes=True) as running:
+        running.until_ready()
+        assert [running.ready(role)[0].port for role in _ROLES] == [three_ports + index for index in range(3)]
+
+
+@pytest.mark.parametrize("role", _ROLES)
+def test_a_server_that_is_killed_is_started_again_on_its_port(running: Up, role: str) -> None:
+    first = running.ready(role)[0]
+    os.kill(first.pid, signal.SIGKILL)
+    _until_ready_again(running, role, 2)
+    second = running.ready(role)[1]
+    assert second.port == first.port
+    assert second.pid != first.pid
+    assert f"delayd: the {role} server was ended by SIGKILL; it is started again in 0.2 s\n" in running.errors
+    assert running.lines.count("ready") == 1
+
+
+def test_a_server_that_dies_again_and_again_waits_longer_each_time(running: Up) -> None:
+    for deaths in (1, 2, 3):
+        _tell(running, "delay", "end", 1)
+        _until_ready_again(running, "delay", deaths + 1)
+    waits = [line.rpartition(" in ")[2] for line in running.errors.splitlines() if "started again in" in line]
+    assert waits == ["0.2 s", "0.4 s", "0.8 s"]
+
+
+def test_a_server_that_stopped_itself_is_not_started_again_and_the_others_go_on(running: Up) -> None:
+    others = [running.ready(role)[0].pid for role in ("meta", "realtime")]
+    _tell(running, "delay", "end", 3)
+    running.until(lambda: "is not started again" in running.errors, "it says so")
+    assert "the meta and realtime servers go on; look at the disk" in running.errors
+    # A restart would come within a fifth of a second; another server's restart shows that one has passed.
+    os.kill(others[1], signal.SIGKILL)
+    _until_ready_again(running, "realtime", 2)
+    assert len(_starts(running, "delay")) == 1
+    assert is_running(others[0])
+    assert running.end() == 3
+
+
+def test_when_all_have_stopped_themselves_it_ends_with_3(running: Up) -> None:
+    for role in _ROLES:
+        _tell(running, role, "end", 3)
+    assert running.process.wait(30) == 3
+
+
+def test_a_server_with_a_wrong_setting_ends_all_with_2(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "delay.start").write_text("2")
+    with up(tmp_path, "--port", "0", fakes=True) as running:
+        assert running.process.wait(30) == 2
+        assert "the delay server can't start, its reason is above; all servers stop" in running.errors
+        assert not any(is_running(ready.pid) for role in _ROLES for ready in running.ready(role))
+
+
+def test_once_it_has_served_a_wrong_setting_may_pass(running: Up) -> None:
+    _tell(running, "delay", "start", 2)
+    os.kill(running.ready("delay")[0].pid, signal.SIGKILL)
+    _until_ready_again(running, "delay", 2)
+    assert len(_starts(running, "delay")) == 3
+
+
+def test_sigterm_stops_all_and_exits_with_0(running: Up) -> None:
+    pids = [running.ready(role)[0].pid for role in _ROLES]
+    assert running.end() == 0
+    assert not any(map(is_running, pids))
+
+
+def test_a_second_signal_ends_what_does_not_stop(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "delay.deaf").touch()
+    with up(tmp_path, "--port", "0", fakes=True) as running:
+        running.until_ready()
+        delay, meta = running.ready("delay")[0].pid, running.ready("meta")[0].pid
+        began = time.monotonic()
+        running.process.send_signal(signal.SIGINT)
+        running.until(lambda: not is_running(meta), "the first signal has come")
+        assert is_running(delay)
+        assert running.end(signal.SIGINT) == 130
+        assert time.monotonic() - began < 5
+        assert not is_running(delay)
+
+
+def test_a_server_that_does_not_stop_is_killed_and_named(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "delay.deaf").touch()
+    with up(tmp_path, "--port", "0", fakes=True) as running:
+        running.until_ready()
+        assert running.end() == 1
+        assert "the delay server did not stop within 5.5 s and is killed" in running.errors
+        assert not is_running(running.ready("delay")[0].pid)
+
+
+def test_servers_do_not_outlive_a_supervisor_that_is_killed(running: Up) -> None:
+    pids = [running.ready(role)[0].pid for role in _ROLES]
+    running.process.kill()
+    running.until(lambda: not any(map(is_running, pids)), "all have ended")
+
+
+def test_ctrl_c_reaches_the_supervisor_alone(running: Up) -> None:
+    groups = {os.getpgid(running.ready(role)[0].pid) for role in _ROLES}
+    assert os.getpgid(running.process.pid) not in groups
+    assert len(groups) == len(_ROLES)
+
+
+def test_servers_go_on_when_nobody_reads_the_ready_lines_any_more(tmp_path: Path) -> None:
+    command = up_command(tmp_path, "--port", "0", fakes=True)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(b"ready meta ")
+            process.stdout.close()
+            running = Up(process, tmp_path)
+            running.until(lambda: all(_starts(running, role) for role in _ROLES), "all have started")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

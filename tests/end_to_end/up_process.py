@@ -1,0 +1,105 @@
+"""Runs ``delayd up`` as a process, with the real servers or with fakes in their place, and watches what it writes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from cli.child import Ready, parse_ready
+
+DEADLINE_S = 30.0  # A machine under other load starts three Pythons in a few seconds.
+_LOOK_S = 0.02
+_FAKE = Path(__file__).with_name("fake_server.py")
+_WITH_FAKES = """
+import sys
+from cli.main import main
+from cli.programs import Programs
+sys.exit(main(Programs({}, print, sys.argv[1:3]), sys.argv[3:]))
+"""
+
+
+class Up:
+    """A running ``delayd up``; its stdout and stderr are files that the test reads."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", folder: Path) -> None:
+        self.process = process
+        self.data = folder / "data"
+        self._out = folder / "out"
+        self._err = folder / "err"
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has written to stdout, whole lines."""
+        return self._out.read_text().splitlines()
+
+    @property
+    def errors(self) -> str:
+        """What it and its servers have written to stderr."""
+        return self._err.read_text()
+
+    def ready(self, role: str) -> list[Ready]:
+        """Each ready line of a role."""
+        found = [ready for line in self.lines if (ready := parse_ready(line)) is not None]
+        return [ready for ready in found if ready.role == role]
+
+    def until_ready(self) -> Self:
+        """Wait until all serve."""
+        self.until(lambda: "ready" in self.lines, "all servers are ready")
+        return self
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait until something holds."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not holds():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {DEADLINE_S:g} s: {what}\n{self.lines}\n{self.errors}")
+            time.sleep(_LOOK_S)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait for the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def up_command(folder: Path, *options: str, fakes: bool) -> list[str]:
+    """The command line that starts it on ``folder/data``."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    words = ["up", "--data", str(folder / "data"), *options]
+    if fakes:
+        return [sys.executable, "-c", _WITH_FAKES, sys.executable, str(_FAKE), *words]
+    return [sys.executable, "-m", "delayd", *words]
+
+
+@contextmanager
+def up(folder: Path, *options: str, fakes: bool = False) -> Iterator[Up]:
+    """Run it for the length of the block; whatever still runs at its end is killed."""
+    command = up_command(folder, *options, fakes=fakes)
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+    running = Up(process, folder)
+    try:
+        yield running
+    finally:
+        process.kill()
+        process.wait()
+        for role in ("meta", "delay", "realtime"):
+            _kill([ready.pid for ready in running.ready(role)])
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)

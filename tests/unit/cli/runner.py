@@ -1,0 +1,36 @@
+"""Runs the command line in this process, through its real entry, and keeps what it wrote."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from click.testing import CliRunner
+
+from cli import main as entry
+from cli.programs import Programs
+
+
+class Ran(NamedTuple):
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+def no_spark(data: str) -> object:
+    """Stands for the Spark audit where none is wanted."""
+    raise AssertionError(f"nobody asked for the Spark audit of {data}")
+
+
+def run(
+    *arguments: str,
+    servers: Mapping[str, Callable[[object], int]] | None = None,
+    spark_audit: Callable[[str], object] = no_spark,
+    stdin: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+) -> Ran:
+    """Run one command line; ``servers`` stand for the programs that the launcher injects."""
+    programs = Programs(servers or {}, spark_audit)
+    with CliRunner().isolation(stdin, env=dict(environment or {})) as (out, err, _):
+        code = entry.main(programs, arguments)
+        return Ran(code, out.getvalue().decode(), err.getvalue().decode())

@@ -1,0 +1,164 @@
+"""Errors of the command line: one sentence on stderr that says what to do, and the documented exit code."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+import click
+import pytest
+
+from cli.exits import BUG, INTERRUPTED, NOT_BALANCED, TRY_LATER, USAGE, exit_code_of
+from cli.main import PLACES
+from delayd.errors import (
+    BadMagic,
+    BadSubject,
+    BatchMalformed,
+    ConnectionLost,
+    DamagedData,
+    DelaydError,
+    DirectoryInUse,
+    InternalError,
+    NewerFormat,
+    NoDelayServer,
+    OutcomeUnknown,
+    PastHorizon,
+    QueueFull,
+    SendHandle,
+    ServerUnavailable,
+    SyncFailed,
+)
+
+from .runner import Ran, run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadSubject("x"), USAGE),
+        (PastHorizon("x"), USAGE),
+        (BatchMalformed("x"), USAGE),
+        (DirectoryInUse("/d", "pid 1"), USAGE),
+        (NewerFormat("/f", 2, 1), USAGE),
+        (BadMagic("x"), USAGE),
+        (DamagedData("/f", 1, "x"), NOT_BALANCED),
+        (SyncFailed("/f", "x"), NOT_BALANCED),
+        (ServerUnavailable("x"), TRY_LATER),
+        (NoDelayServer("x"), TRY_LATER),
+        (QueueFull("x"), TRY_LATER),
+        (ConnectionLost("x", sent=True), TRY_LATER),
+        (OutcomeUnknown("x", SendHandle(1, 2, 3)), TRY_LATER),
+        (InternalError("x"), BUG),
+    ],
+)
+def test_an_exit_code_says_who_must_act(error: DelaydError, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_an_error_that_bundles_others_means_what_its_cause_means() -> None:
+    bundle = DelaydError("two failed")
+    bundle.__cause__ = PastHorizon("too far")
+    assert exit_code_of(bundle) == USAGE
+
+
+def _raises(error: BaseException) -> Callable[[object], int]:
+    def server(config: object) -> int:
+        raise error
+
+    return server
+
+
+def _meta(server: Callable[[object], int]) -> Ran:
+    return run("meta", servers={"meta": server})
+
+
+def test_an_error_of_delayd_is_one_sentence_without_a_traceback() -> None:
+    ran = _meta(_raises(DamagedData("/data/x.log", 64, "the checksum differs")))
+    assert ran.code == NOT_BALANCED
+    assert ran.out == ""
+    assert ran.err.startswith("delayd: /data/x.log is damaged at byte 64: the checksum differs; restore this file")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        _meta(lambda config: 1 // 0)
+
+
+def test_the_exit_code_of_a_server_is_that_of_the_process() -> None:
+    assert _meta(lambda config: 3).code == 3
+
+
+def test_an_interrupted_command_exits_with_130() -> None:
+    ran = _meta(_raises(KeyboardInterrupt()))
+    assert ran.code == INTERRUPTED
+    assert ran.err.endswith("delayd: stopped\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nonsense"], "'nonsense'; see delayd --help\n"),
+        (["up", "--nonsense"], "; see delayd up --help\n"),
+        (["servers", "--format", "xml"], "see delayd servers --help\n"),
+        (["up", "--port", "65534"], "see delayd up --help\n"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence_that_names_the_help(arguments: list[str], sentence: str) -> None:
+    ran = run(*arguments)
+    assert ran.code == USAGE
+    assert ran.err.startswith("delayd: ")
+    assert ran.err.endswith(sentence)
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["servers"], ["subjects"], ["groups"]])
+def test_a_meta_server_that_is_not_there_is_named_with_what_to_do(arguments: list[str], unused_port: int) -> None:
+    ran = run(*arguments, "--meta", f"127.0.0.1:{unused_port}")
+    assert ran.code == TRY_LATER
+    assert ran.err == (
+        f"delayd: no meta server answers at 127.0.0.1:{unused_port}; start it with `delayd up`, or give its address "
+        "with --meta\n"
+    )
+
+
+def test_the_address_of_meta_may_come_from_the_environment(unused_port: int) -> None:
+    ran = run("servers", environment={"DELAYD_META": f"127.0.0.1:{unused_port}"})
+    assert f"127.0.0.1:{unused_port}" in ran.err
+
+
+def test_an_address_that_is_none_is_refused_by_name() -> None:
+    ran = run("servers", "--meta", "here")
+    assert ran.code == USAGE
+    assert ran.err == "delayd: meta is 'here'; write it as host:port, such as 127.0.0.1:7400\n"
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_every_command_and_subcommand_has_help_with_an_example(name: str) -> None:
+    place = PLACES[name]
+    command = getattr(import_module(f"cli.{place.module}"), place.name)
+    names = [[name]]
+    if isinstance(command, click.Group):
+        names = [[name, sub] for sub in command.commands]
+    for words in names:
+        ran = run(*words, "--help")
+        assert ran.code == 0
+        assert "Example" in ran.out, words
+        assert f"delayd {' '.join(words)}" in ran.out
+
+
+def test_the_overview_says_what_each_command_says_of_itself() -> None:
+    overview = " ".join(run("--help").out.split())
+    for name, place in PLACES.items():
+        assert f"{name} {place.summary}" in overview
+
+
+def test_the_overview_imports_no_command() -> None:
+    sys.modules.pop("cli.up", None)
+    run("--help")
+    assert "cli.up" not in sys.modules
+
+
+def test_without_arguments_the_overview_is_shown() -> None:
+    ran = run()
+    assert ran.code == USAGE
+    assert "Commands:" in ran.err

@@ -1,0 +1,62 @@
+"""Commands that run one server: every setting is an option, and the command line wins over the file."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from cli.serve import server_command
+from delayd.config import CONFIGS, DelayConfig, MetaConfig, RealtimeConfig
+
+from .runner import Ran, run
+
+
+def _configured(role: str, *arguments: str) -> tuple[Ran, object]:
+    seen: list[object] = []
+
+    def server(config: object) -> int:
+        seen.append(config)
+        return 0
+
+    ran = run(role, *arguments, servers={role: server})
+    return ran, seen[0] if seen else None
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+def test_a_server_has_an_option_for_each_setting_and_no_other(role: str) -> None:
+    options = {parameter.name for parameter in server_command(role).params}
+    assert options == {each.name for each in fields(CONFIGS[role])} | {"config"}
+
+
+@pytest.mark.parametrize(("role", "kind"), [("meta", MetaConfig), ("delay", DelayConfig), ("realtime", RealtimeConfig)])
+def test_without_options_a_server_has_its_defaults(role: str, kind: type) -> None:
+    assert _configured(role)[1] == kind()
+
+
+def test_options_reach_the_config_of_the_server() -> None:
+    _, config = _configured("delay", "--data", "/d", "--port", "0", "--meta", "h:1", "--exit-with-stdin")
+    assert config == DelayConfig(data="/d", port=0, meta="h:1", exit_with_stdin=True)
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "delayd.toml"
+    file.write_text("host = '127.0.0.2'\n[meta]\nlease_ms = 9000\nheartbeat_ms = 500\n[delay]\nhorizon_days = 1\n")
+    _, config = _configured("meta", "--config", str(file), "--lease-ms", "8000")
+    assert config == MetaConfig(host="127.0.0.2", lease_ms=8000, heartbeat_ms=500)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--lease-ms", "50"], "lease_ms of the meta server: 50 is out of range; choose one within 100 and 3600000"),
+        (["--lease-ms", "200"], "a lease lasts at least 3 heartbeats"),
+        (["--config", "/no/such/file"], "/no/such/file can't be read"),
+        (["--port", "many"], "'many' is not a valid integer; see delayd meta --help"),
+    ],
+)
+def test_a_setting_that_is_wrong_starts_no_server(arguments: list[str], sentence: str) -> None:
+    ran, config = _configured("meta", *arguments)
+    assert config is None
+    assert ran.code == 2
+    assert sentence in ran.err
+    assert ran.err.count("\n") == 1
