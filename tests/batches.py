@@ -1,0 +1,80 @@
+"""Batches that tests are about, made the way a client, a server or an adversary would make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from crc32c import crc32c
+
+from delayd.batch import (
+    HEADER,
+    Batch,
+    BatchKind,
+    Buffer,
+    ColumnId,
+    Columns,
+    KindPart,
+    ProducerPart,
+    encode,
+    encode_subject_table,
+    lay_out,
+    parse,
+)
+
+SUBJECT = b"orders.eu"
+
+
+def messages(
+    bodies: Sequence[bytes],
+    *,
+    due: Sequence[int] | None = None,
+    headers: Sequence[bytes] | None = None,
+    subjects: Sequence[bytes] = (SUBJECT,),
+    subject_of: Sequence[int] | None = None,
+    sequences: Sequence[int] | None = None,
+    kind: BatchKind = BatchKind.PRODUCER,
+    part: KindPart = ProducerPart(1, 2, 0),  # noqa: B008
+) -> bytes:
+    """Encode one batch of messages."""
+    heap: list[Buffer] = [encode_subject_table(subjects)]
+    begin = len(heap[0])
+    columns: list[tuple[ColumnId, Columns]] = [
+        (ColumnId.DELIVER_AT_MS, np.array(due if due is not None else range(len(bodies)), np.int64))
+    ]
+    if sequences is not None:
+        columns.append((ColumnId.SEQUENCE, np.array(sequences, np.uint64)))
+    if subject_of is not None:
+        columns.append((ColumnId.SUBJECT, np.array(subject_of, np.uint32)))
+    for column, items in ((ColumnId.HEADERS_END, headers), (ColumnId.BODY_END, bodies)):
+        if items is not None:
+            ends, data = lay_out(items, begin)
+            columns.append((column, ends))
+            heap.append(data)
+            begin += len(data)
+    return encode(kind, part, len(bodies), columns, heap, len(subjects))
+
+
+def with_true_checksums(data: Buffer) -> bytes:
+    """Repair the three checksums of a batch that was tampered with, as far as its header makes sense."""
+    changed = bytearray(data)
+    fields = HEADER.unpack_from(changed)
+    total_bytes, heap_offset, kind_bytes = fields[4], fields[6], fields[8]
+    changed[28:32] = crc32c(changed[HEADER.size + kind_bytes : heap_offset]).to_bytes(4, "little")
+    changed[32:36] = crc32c(changed[heap_offset:total_bytes]).to_bytes(4, "little")
+    kind_part = changed[HEADER.size : HEADER.size + kind_bytes]
+    changed[36:40] = crc32c(kind_part, crc32c(changed[:36])).to_bytes(4, "little")
+    return bytes(changed)
+
+
+def bodies_of(batch: Batch) -> list[bytes]:
+    """The bodies, one by one, without the code under test for many rows."""
+    starts, ends = batch.region(ColumnId.BODY_END)
+    return [bytes(batch.heap[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+
+def parsed(data: bytes) -> Batch:
+    """Parse and verify."""
+    batch = parse(data)
+    batch.verify()
+    return batch
