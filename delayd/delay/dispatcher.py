@@ -58,6 +58,7 @@ class Dispatcher:
         self._order: list[Link] = []
         self._unrouted: defaultdict[int, list[Rows]] = defaultdict(list)
         self._asked: set[bytes] = set()
+        self._places: dict[int, tuple[str, int]] = {}
         self._ask_again_ms: int | None = None
         self._decided = NO_SEQUENCES
         self._trusted = False
@@ -128,8 +129,9 @@ class Dispatcher:
 
     def place(self, target: int, host: str, port: int) -> None:
         """Tell where a target listens."""
+        self._places[target] = (host, port)
         link = self.links.get(target)
-        if link is not None:
+        if link is not None and link.address != (host, port):
             link.address = (host, port)
             link.pump()
 
@@ -183,6 +185,7 @@ class Dispatcher:
         link = self.links.get(target)
         if link is None:
             link = self.links[target] = self._new_link(target)
+            link.address = self._places.get(target)
             self._order.append(link)
         return link
 

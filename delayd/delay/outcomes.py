@@ -173,7 +173,7 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int) -> Segment | None:
         return None
     tail = segment.recover(0, 0, 0, last=True)
     if tail.cut_bytes:
-        log.info("tail_recovered path=%s cut_bytes=%d reason=%r", path, tail.cut_bytes, tail.cut_reason)
+        log.info("tail_cut path=%s cut_bytes=%d reason=%r", path, tail.cut_bytes, tail.cut_reason)
     return segment
 
 

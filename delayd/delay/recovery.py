@@ -106,7 +106,8 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
     message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c)
     for tail in message_log.recovered:
-        log.info("tail_recovered path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
+        if tail.cut_bytes:
+            log.info("tail_cut path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
     found = Recovered(
         identity=identity,
         log=message_log,

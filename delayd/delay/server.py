@@ -211,6 +211,8 @@ class DelayServer:
         if isinstance(answer, DelaydError):
             core.dispatcher.routed({}, subjects)
         else:
+            for info in answer.servers:
+                core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
             routes = {name.encode("ascii"): target for name, target in answer.routes.items()}
             core.dispatcher.routed(routes, [name.encode("ascii") for name in answer.unrouted])
         self._rearm()

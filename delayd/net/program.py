@@ -143,6 +143,8 @@ def configure_logging(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # Its jobs only post requests; each run of one is no change of state.
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
 
 
 def _exit_code(error: BaseException, *, starting: bool) -> int:
