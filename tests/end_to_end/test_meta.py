@@ -1,0 +1,283 @@
+"""The meta server as a process: what it keeps over SIGKILL, whom it takes for alive, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from delayd.config import Value
+from delayd.errors import BadRequest, BadSubject, DelaydError, RequestFailed, StaleEpoch, UnknownRequest
+from delayd.net.connection import Connection, connect
+from delayd.net.registration import Registration, RegistrationState
+from delayd.wire.frame import Head
+from delayd.wire.meta import Registered, Routes, ServerInfo, read_routes, read_servers, read_subject_page
+from delayd.wire.requests import RequestType, need_int, need_map, need_str
+from tests.unit.net.loopback import error_of, on_loop, until
+
+from .processes import HOST, ServerProcess
+
+LONG: dict[str, Value] = {"lease_ms": 60_000}  # Of the tests in which nobody's lease may end.
+SHORT: dict[str, Value] = {
+    "lease_ms": 1_500,
+    "heartbeat_ms": 50,
+}  # Its end is waited for; a busy machine is no cause of it.
+
+
+def delay(log_id: int, *, epoch: int = 1, pid: int = 1) -> Registered:
+    return Registered("delay", log_id, HOST, 10_000 + log_id, epoch, pid)
+
+
+def realtime(log_id: int, *, epoch: int = 1, pid: int = 1) -> Registered:
+    return Registered("realtime", log_id, HOST, 20_000 + log_id, epoch, pid)
+
+
+class Client:
+    """A connection to meta that speaks its requests."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def ask(self, kind: RequestType, head: Head) -> Head:
+        return (await self.connection.request(kind, head, (), 10_000)).head
+
+    async def register(self, *servers: Registered) -> None:
+        for server in servers:
+            await self.ask(RequestType.REGISTER, server.to_head())
+
+    async def servers(self, role: str | None = None) -> list[ServerInfo]:
+        return read_servers(await self.ask(RequestType.SERVERS, {"role": role}))
+
+    async def alive(self) -> dict[int, bool]:
+        return {info.server.log_id: info.alive for info in await self.servers()}
+
+    async def routes(self, *subjects: str, assign: bool = True) -> Routes:
+        return read_routes(await self.ask(RequestType.ROUTES, {"subjects": [*subjects], "assign": assign}))
+
+
+@asynccontextmanager
+async def client_of(meta: ServerProcess) -> AsyncIterator[Client]:
+    connection = await connect(HOST, meta.port)
+    try:
+        yield Client(connection)
+    finally:
+        connection.close()
+        await connection.closed
+
+
+def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
+    on_loop(lambda _: scenario())
+
+
+def test_a_killed_meta_comes_back_with_servers_routes_and_a_whole_lease_for_each(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess("meta", tmp_path, SHORT) as meta:
+            async with client_of(meta) as client:
+                await client.register(delay(1, epoch=4), realtime(7), realtime(8))
+                before = await client.routes("orders.cancel", "mail")
+                assert before.routes == {"orders.cancel": 7, "mail": 8}
+                await until_alive(client, {1: False, 7: False, 8: False})
+                status = await client.ask(RequestType.STATUS, {})
+            meta.kill()
+            meta.start()
+            async with client_of(meta) as client:
+                assert [info.server for info in await client.servers()] == [delay(1, epoch=4), realtime(7), realtime(8)]
+                # Known for longer than a lease, heard of by nobody: alive all the same, and for one lease only.
+                assert await client.alive() == {1: True, 7: True, 8: True}
+                await until_alive(client, {1: False, 7: False, 8: False})
+                after = await client.routes("orders.cancel", "mail")
+                assert after.routes == before.routes
+                assert (await client.routes("new")).unrouted == ["new"]
+                again = await client.ask(RequestType.STATUS, {})
+            assert again["log_id"] == status["log_id"]
+            assert need_int(again, "epoch") == need_int(status, "epoch") + 1
+            assert need_int(need_map(again, "counters"), "routes") == 2
+
+    run(scenario)
+
+
+def test_rule_L1_a_route_that_was_answered_is_the_same_after_any_kill(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+
+    async def scenario() -> None:
+        told: dict[str, int] = {}
+        with ServerProcess("meta", tmp_path, LONG) as meta:
+            for life in range(6):
+                async with client_of(meta) as client:
+                    await client.register(*(realtime(log_id) for log_id in range(1, 6)))
+                    known = await client.routes(*told, assign=False)
+                    assert known.routes == told, f"seed {seed}"
+                    killer = asyncio.get_running_loop().call_later(
+                        chance.uniform(0.002, 0.04), meta.signal, signal.SIGKILL
+                    )
+                    for number in range(10_000):
+                        try:
+                            answer = await client.routes(f"life.{life}.{number}", f"both.{number}")
+                        except RequestFailed:
+                            break
+                        for subject, log_id in answer.routes.items():
+                            assert told.setdefault(subject, log_id) == log_id, f"seed {seed}"
+                    killer.cancel()
+                meta.wait()
+                meta.start()
+            assert len(told) > 6
+
+    run(scenario)
+
+
+def test_subjects_go_to_live_servers_only_the_emptiest_and_lowest_first(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess("meta", tmp_path, SHORT) as meta:
+            async with client_of(meta) as client:
+                assert await client.routes("a") == Routes({}, [], ["a"])
+                await client.register(realtime(5), realtime(3))
+                assert (await client.routes("a", "b", "c")).routes == {"a": 3, "b": 5, "c": 3}
+                await until_alive(client, {3: False, 5: False})
+                await client.register(realtime(9), delay(2))
+                answer = await client.routes("a", "d")
+                assert answer.routes == {"a": 3, "d": 9}
+                assert [(info.server.log_id, info.alive) for info in answer.servers] == [(3, False), (9, True)]
+
+    run(scenario)
+
+
+def test_an_older_epoch_is_refused_by_name_and_the_connection_goes_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess("meta", tmp_path, LONG) as meta:
+            async with client_of(meta) as client:
+                await client.register(delay(1, epoch=5, pid=50))
+                assert isinstance(await error_of(client.register(delay(1, epoch=4, pid=40))), StaleEpoch)
+                await client.register(delay(1, epoch=6, pid=60))
+                assert [info.server.pid for info in await client.servers("delay")] == [60]
+                assert await client.servers("realtime") == []
+
+    run(scenario)
+
+
+def test_subjects_are_paged_by_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess("meta", tmp_path, LONG) as meta:
+            async with client_of(meta) as client:
+                await client.register(realtime(1))
+                names = sorted(f"orders.{number}" for number in range(55))
+                await client.routes(*names, "other")
+                found: list[str] = []
+                more = True
+                while more:
+                    head: Head = {"prefix": "orders.", "after": found[-1] if found else "", "limit": 10}
+                    page = read_subject_page(await client.ask(RequestType.META_SUBJECTS, head))
+                    found += [name for name, log_id in page.subjects if log_id == 1]
+                    more = page.more
+                assert found == names
+
+    run(scenario)
+
+
+def test_a_bad_request_is_answered_alone_and_bad_framing_ends_only_its_connection(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess("meta", tmp_path, LONG) as meta:
+            async with client_of(meta) as client:
+                await client.register(realtime(1))
+                wrong: list[tuple[RequestType, Head, type[DelaydError]]] = [
+                    (RequestType.REGISTER, {}, BadRequest),
+                    (RequestType.REGISTER, {**delay(1).to_head(), "role": "meta"}, BadRequest),
+                    (RequestType.REGISTER, {**delay(1).to_head(), "port": 0}, BadRequest),
+                    (RequestType.REGISTER, {**delay(1).to_head(), "log_id": -1}, BadRequest),
+                    (RequestType.ROUTES, {"subjects": "a", "assign": True}, BadRequest),
+                    (RequestType.ROUTES, {"subjects": ["a b"], "assign": True}, BadSubject),
+                    (RequestType.ROUTES, {"subjects": ["ä"], "assign": False}, BadSubject),
+                    (RequestType.META_SUBJECTS, {"prefix": "", "after": "", "limit": 0}, BadRequest),
+                    (RequestType.SERVERS, {"role": 1}, BadRequest),
+                    (RequestType.PULL, {}, UnknownRequest),
+                ]
+                for kind, head, error in wrong:
+                    assert type(await error_of(client.ask(kind, head))) is error, (kind, head)
+                assert isinstance(await error_of(client.connection.request(99, {})), UnknownRequest)
+                # A batch that was meant for a delay server: refused by name, and the connection stands.
+                misled = client.connection.request(RequestType.SEND, {}, [bytes(8 << 20)], 10_000)
+                assert isinstance(await error_of(misled), UnknownRequest)
+                with socket.create_connection((HOST, meta.port)) as stranger:
+                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                    stranger.settimeout(10)
+                    assert b"bad_magic" in await asyncio.to_thread(stranger.recv, 4096)
+                assert (await client.routes("a")).routes == {"a": 1}
+                status = await client.ask(RequestType.STATUS, {})
+                assert need_str(status, "role") == "meta"
+                assert need_int(status, "pid") == meta.pid
+                ping = await client.ask(RequestType.PING, {})
+                assert need_int(ping, "now_ms") >= need_int(status, "started_at_ms")
+
+    run(scenario)
+
+
+def test_a_registration_rides_over_the_death_of_meta_and_over_a_meta_that_hangs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess("meta", tmp_path, SHORT) as meta:
+            registration = Registration(meta.address, lambda: realtime(3))
+            registration.start()
+            await registration.registered()
+            assert (await registration.routes(["a"])).routes == {"a": 3}
+            for _ in range(2):
+                meta.kill()
+                await until(lambda: registration.state is RegistrationState.AWAY, "the end of meta")
+                meta.start()
+                await until(lambda: registration.state is RegistrationState.REGISTERED, "the new registration")
+            meta.signal(signal.SIGSTOP)
+            await until(lambda: registration.state is RegistrationState.AWAY, "a heartbeat without an answer")
+            meta.signal(signal.SIGCONT)
+            await until(lambda: registration.state is RegistrationState.REGISTERED, "the answer")
+            async with client_of(meta) as client:
+                await until_alive(client, {3: True})
+                assert (await registration.routes(["a", "b"])).routes == {"a": 3, "b": 3}
+                await registration.close()
+                await until_alive(client, {3: False})
+
+    run(scenario)
+
+
+def test_a_second_meta_on_the_directory_says_who_holds_it(tmp_path: Path) -> None:
+    with ServerProcess("meta", tmp_path, LONG) as first:
+        second = ServerProcess("meta", tmp_path, LONG)
+        second.spawn()
+        assert second.wait() == 2
+        assert f"pid {first.pid} meta" in second.log
+        assert "Traceback" not in second.log
+
+
+def test_sigterm_ends_it_cleanly_and_what_was_answered_is_there_afterwards(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess("meta", tmp_path, LONG) as meta:
+            async with client_of(meta) as client:
+                await client.register(realtime(1))
+                subjects = [f"s.{number}" for number in range(2_000)]
+                assert (await client.routes(*subjects)).unrouted == []
+                assert await asyncio.to_thread(meta.terminate) == 0
+            meta.start()
+            async with client_of(meta) as client:
+                assert len((await client.routes(*subjects, assign=False)).routes) == 2_000
+            assert meta.terminate() == 0
+            assert "Traceback" not in meta.log
+
+    run(scenario)
+
+
+def test_a_port_that_is_taken_is_said_in_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        meta = ServerProcess("meta", tmp_path, LONG)
+        meta.port = taken.getsockname()[1]
+        meta.spawn()
+        assert meta.wait() == 2
+        assert f"{meta.address} can't be listened on" in meta.log
+
+
+async def until_alive(client: Client, expected: dict[int, bool]) -> None:
+    """Poll meta until it takes exactly these for alive."""
+    deadline = asyncio.get_running_loop().time() + 20
+    while (alive := await client.alive()) != expected:
+        assert asyncio.get_running_loop().time() < deadline, alive
+        await asyncio.sleep(0.01)
