@@ -241,7 +241,7 @@ class Pulls:
         messages, size_bytes, parts = waiting.max_messages, waiting.max_bytes, 0
         for offer in group.offers():
             first, left = offer.consume_first, offer.count
-            while left and messages and parts < PARTS_MAX:
+            while left and messages and size_bytes > 0 and parts < PARTS_MAX:
                 run = self._index.locate(group.subject, first)
                 batch = self._stored.fetch(run.offset)
                 available = min(run.rows, left)
@@ -252,12 +252,12 @@ class Pulls:
                     fitting = _rows_that_fit(batch, run.row, rows, size_bytes)
                     if parts and (whole or fitting < available):
                         return
-                    rows = fitting
+                    rows = max(1, fitting)
                     buffer = batch.buffer if rows == batch.count else _cut_out(batch, run.row, rows, group.subject.name)
                 yield Part(first, rows, offer.attempt, buffer)
                 parts += 1
                 first, left, messages = first + rows, left - rows, messages - rows
-                size_bytes = max(0, size_bytes - len(buffer))
+                size_bytes -= len(buffer)
 
     def _is_stale(self, group: Group, incarnation: int, pull_first: int, covered: int, held: bool) -> bool:
         if incarnation != self.incarnation:
@@ -309,7 +309,7 @@ def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:
     if batch.total_bytes <= size_bytes:
         return rows
     sizes = np.cumsum(row_bytes(batch)[row : row + rows])
-    return max(1, int(np.searchsorted(sizes, np.int64(size_bytes - OVERHEAD_BYTES), side="right")))
+    return int(np.searchsorted(sizes, np.int64(size_bytes - OVERHEAD_BYTES), side="right"))
 
 
 def _cut_out(batch: Batch, row: int, rows: int, subject: str) -> bytes:

@@ -1,0 +1,175 @@
+"""The receiving side of the handoff (rules H1, H2, H3, H6), against the core in memory."""
+
+import pytest
+
+from delayd.errors import BatchMalformed, DiskReserve, FencedInstance, ServerStopped, StaleEpoch, StaleSession
+from delayd.testing.executor import StepExecutor
+from delayd.wire.requests import RequestType
+
+from .batches import dispatch_batch
+from .world import SimPeer, World
+
+
+def test_a_window_says_all_that_the_lost_acknowledgement_would_have_said() -> None:
+    world = World()
+    first, second = SimPeer(), SimPeer()
+    assert world.hello(first, 1) == []
+    appended_at_ms, ((batch_id, offset),) = world.dispatch(first, 1, dispatch_batch(1, [b"a", b"b"]))
+    ((epoch, found_id, hour, found_offset, found_at_ms, claimed_at_ms, count),) = world.hello(second, 2)
+    assert (epoch, found_id, found_offset, found_at_ms, count) == (1, batch_id, offset, appended_at_ms, 2)
+    assert hour == 1_800_000_000_000 // 3_600_000
+    assert claimed_at_ms == 1_800_000_000_001
+
+
+def test_rule_H2_a_batch_is_remembered_until_w_passes_it() -> None:
+    world = World()
+    peer = SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]), dispatch_batch(2, [b"b"]), dispatch_batch(3, [b"c"]))
+    world.dispatch(peer, 1, dispatch_batch(4, [b"d"], w=(1, 1)))
+    assert [row[1] for row in world.hello(SimPeer(), 2)] == [2, 3, 4]
+    assert [row[1] for row in world.hello(SimPeer(), 3, w=(1, 3))] == [4]
+
+
+def test_rule_H2_a_new_epoch_forgets_nothing_of_an_older_one() -> None:
+    world = World()
+    peer, later = SimPeer(), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]), dispatch_batch(2, [b"b"]))
+    assert [row[:2] for row in world.hello(later, 1, epoch=2)] == [[1, 1], [1, 2]]
+    world.dispatch(later, 1, dispatch_batch(1, [b"c"], epoch=2), epoch=2)
+    assert [row[:2] for row in world.hello(SimPeer(), 2, epoch=2)] == [[1, 1], [1, 2], [2, 1]]
+    assert [row[:2] for row in world.hello(SimPeer(), 3, epoch=2, w=(1, 2))] == [[2, 1]]
+
+
+def test_rule_H3_a_hello_that_is_not_newer_is_refused() -> None:
+    world = World()
+    world.hello(SimPeer(), 5, epoch=3)
+    with pytest.raises(StaleEpoch):
+        world.hello(SimPeer(), 9, epoch=2)
+    with pytest.raises(FencedInstance):
+        world.hello(SimPeer(), 6, epoch=3, instance=8)
+    with pytest.raises(StaleSession):
+        world.hello(SimPeer(), 5, epoch=3)
+
+
+def test_rule_H3_the_record_of_the_epoch_survives_a_crash() -> None:
+    world = World()
+    world.hello(SimPeer(), 1, epoch=4)
+    after = World(world.disk.after_crash(), world.state.after_crash())
+    with pytest.raises(StaleEpoch):
+        after.hello(SimPeer(), 9, epoch=3)
+
+
+def test_rule_H3_a_batch_is_taken_only_from_a_session_heard_in_this_life() -> None:
+    world = World()
+    peer = SimPeer()
+    world.hello(peer, 1)
+    after = world.restarted()
+    request_id = after.send(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"a"]))
+    assert isinstance(peer.errors[request_id], StaleSession)
+    assert peer.closed
+
+
+def test_rule_H3_the_fence_moves_at_once_and_what_was_not_begun_is_dropped() -> None:
+    commit = StepExecutor()
+    world = World(commit=commit)
+    old, new = SimPeer(), SimPeer()
+    head = {"session": 1, "epoch": 1}
+    world.hello_later(old, 1)
+    commit.run_all()
+    begun = world.send(old, RequestType.DISPATCH, head, dispatch_batch(1, [b"begun"]))
+    queued = world.send(old, RequestType.DISPATCH, head, dispatch_batch(2, [b"queued"]))
+    asked = world.hello_later(new, 2)
+    assert old.closed
+    assert isinstance(old.errors[queued], StaleSession)
+    late = world.send(old, RequestType.DISPATCH, head, dispatch_batch(3, [b"late"]))
+    assert isinstance(old.errors[late], StaleSession)
+    commit.run_all()
+    assert begun in old.answers
+    assert [row[1] for row in world.window(new, asked)] == [1]
+
+
+def test_rule_H3_a_hello_fsyncs_also_when_nothing_is_dirty() -> None:
+    world = World()
+    syncs = world.disk.syncs
+    world.hello(SimPeer(), 1)
+    assert world.disk.syncs > syncs
+
+
+def test_rule_H6_a_frame_is_refused_as_a_whole_and_nothing_of_it_is_appended() -> None:
+    world = World()
+    peer = SimPeer()
+    world.hello(peer, 1)
+    end = world.recovered.message_log.end
+    broken = bytearray(dispatch_batch(2, [b"b"]))
+    broken[-8] ^= 1
+    with pytest.raises(BatchMalformed):
+        world.dispatch(peer, 1, dispatch_batch(1, [b"a"]), bytes(broken))
+    with pytest.raises(BatchMalformed):
+        world.dispatch(peer, 1, dispatch_batch(1, [b"a"], origin=99))
+    with pytest.raises(BatchMalformed):
+        world.dispatch(peer, 1, dispatch_batch(1, [b"a"], epoch=2))
+    assert world.recovered.message_log.end == end
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
+
+
+def test_a_batch_that_was_taken_or_decided_before_is_refused() -> None:
+    world = World()
+    peer = SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]), dispatch_batch(2, [b"b"]))
+    with pytest.raises(BatchMalformed):
+        world.dispatch(peer, 1, dispatch_batch(2, [b"b"]))
+    world.dispatch(peer, 1, dispatch_batch(3, [b"c"], w=(1, 2)))
+    with pytest.raises(BatchMalformed):
+        world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
+
+
+def test_rule_L8_a_disk_at_its_reserve_refuses_by_name_and_takes_again_when_space_returns() -> None:
+    world = World(settings={"free_bytes_all": 1 << 20})
+    peer = SimPeer()
+    world.hello(peer, 1)
+    capacity = world.disk.capacity_bytes
+    world.disk.capacity_bytes = world.disk.used_bytes + (1 << 20)
+    with pytest.raises(DiskReserve):
+        world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
+    world.disk.capacity_bytes = capacity
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
+
+
+def test_rule_L8_a_full_disk_refuses_nothing_that_was_begun_and_goes_on_by_itself() -> None:
+    world = World(settings={"free_bytes_all": 0})
+    peer = SimPeer()
+    world.hello(peer, 1)
+    batch = dispatch_batch(1, [bytes(4000)])
+    world.disk.capacity_bytes = world.disk.used_bytes + len(batch)
+    request_id = world.send(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, batch)
+    assert request_id not in peer.answers and request_id not in peer.errors
+    world.disk.capacity_bytes *= 100
+    world.pass_time(1_000)
+    assert request_id in peer.answers
+    assert world.pull(peer).bodies == [bytes(4000)]
+
+
+def test_rule_H6_after_a_failed_append_the_server_stops_instead_of_refusing() -> None:
+    world = World()
+    peer = SimPeer()
+    world.hello(peer, 1)
+    world.disk.faults.fail_write_at = world.disk.writes + 1
+    request_id = world.send(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"a"]))
+    assert request_id not in peer.answers and request_id not in peer.errors
+    assert [type(failure) for failure in world.failures] == [ServerStopped]
+
+
+def test_a_large_window_is_answered_in_several_frames() -> None:
+    world = World()
+    peer = SimPeer()
+    world.hello(peer, 1)
+    for batch_id in range(1, 11):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [b""] * 60_000))
+    asker = SimPeer()
+    assert [row[1] for row in world.hello(asker, 2)] == list(range(1, 11))
+    frames = asker.answers[1]
+    assert len(frames) > 1
+    assert sum(len(body) for _, body in frames) == 10 * 60_000 * 16
