@@ -14,16 +14,13 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from delayd.client.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, Columns, ProducerSettings, Single
-from delayd.client.block import Progress
+from delayd.client.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, ProducerSettings, Single
 from delayd.client.gathering import ROW_BYTES
 from delayd.client.instants import HORIZON_MS, DeliverAtMs
 from delayd.client.limits import Headers, parse_address
-from delayd.client.meta import MetaView
-from delayd.client.outbox import Outbox
+from delayd.client.producer_core import ProducerCore, queue_full
 from delayd.client.receipt import Accepted, BatchReceipt, Receipt
-from delayd.client.sender import Sender
-from delayd.errors import AlreadyClosed, QueueFull, SendHandle
+from delayd.errors import SendHandle
 
 HORIZON = timedelta(milliseconds=HORIZON_MS)
 
@@ -48,7 +45,7 @@ class AsyncProducer:
         self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
         parse_address(address)
         self._arguments = Arguments(horizon)
-        self._core = ProducerCore(address, self._settings)
+        self._core = _AsyncCore(address, self._settings)
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,7 +76,7 @@ class AsyncProducer:
             OutcomeUnknown: it may be kept; `outcome` asks with the error's handle.
         """
         single = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
-        return self._standing_core().send(single)
+        return self._standing_core().queue(single)
 
     send_nowait = send  # As the blocking Producer calls it.
 
@@ -100,11 +97,11 @@ class AsyncProducer:
             BatchFailed: some messages failed; it holds the receipt of the others. If all failed in one way, that error.
         """
         columns = self._arguments.columns(subject, bodies, deliver_at_ms, delay, deliver_at, headers)
-        return await self._standing_core().send_batch(columns)
+        return await self._standing_core().core.send_batch(columns)
 
     async def outcome(self, handle: SendHandle) -> Accepted | None:
         """What became of the batch of an OutcomeUnknown: accepted, or None while the server does not hold it."""
-        return await self._standing_core().sender.ask(handle)
+        return await self._standing_core().core.sender.ask(handle)
 
     async def flush(self) -> None:
         """Wait until everything that was sent before has ended; failures are raised by the sends themselves."""
@@ -114,32 +111,27 @@ class AsyncProducer:
         """Flush and disconnect; calling it again does nothing."""
         await self._core.close()
 
-    def _standing_core(self) -> ProducerCore:
-        if self._core.pid != os.getpid():
-            # Sockets and numbers belong to the parent process, which goes on with them.
+    def _standing_core(self) -> _AsyncCore:
+        if self._core.core.pid != os.getpid():
+            # Sockets and numbers belong to the parent process, which goes on with them (rule I2).
             _LEFT_TO_PARENTS.append(self._core)
-            self._core = ProducerCore(self._address, self._settings)
+            self._core = _AsyncCore(self._address, self._settings)
         return self._core
 
 
-class ProducerCore:
-    """A producer without its arguments' checks: queue, outbox and connections, on one loop of one process."""
+class _AsyncCore:
+    """A core, and the line of sends that its full queue has no room for."""
 
     def __init__(self, address: str, settings: ProducerSettings) -> None:
-        self.pid = os.getpid()
+        self.core = ProducerCore(address, settings, self._free)
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._meta = MetaView(address)
-        self.sender = Sender(self._meta, settings.timeout_ms)
-        self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, self._free)
         self._queued_bytes = 0
         self._line: deque[_InLine] = deque()
-        self._closed = False
 
-    def send(self, single: Single) -> asyncio.Future[Receipt]:
-        """Queue one send, or let it wait in line while the queue is full."""
-        if self._closed:
-            raise AlreadyClosed("this producer was closed")
+    def queue(self, single: Single) -> asyncio.Future[Receipt]:
+        """Queue one send, or let it wait in line."""
+        self.core.check_open()
         answered: asyncio.Future[Receipt] = self._loop.create_future()
         byte_count = len(single.body) + len(single.headers) + ROW_BYTES
         if self._line or self._queued_bytes + byte_count > self._settings.queue_bytes_max:
@@ -147,50 +139,38 @@ class ProducerCore:
             self._line.append(_InLine(single, byte_count, answered, timer))
         else:
             self._queued_bytes += byte_count
-            self.outbox.add(*single, answered)
+            self.core.outbox.add(*single, answered)
         return answered
-
-    async def send_batch(self, columns: Columns) -> BatchReceipt:
-        """Send the rows of one call."""
-        if self._closed:
-            raise AlreadyClosed("this producer was closed")
-        if not columns.bodies:
-            return BatchReceipt(())
-        answered: asyncio.Future[BatchReceipt] = self._loop.create_future()
-        await self.outbox.add_batch(Progress(len(columns.bodies), answered), columns)
-        return await answered
 
     async def flush(self) -> None:
         """See AsyncProducer."""
-        while self._line:
-            await self.outbox.flush()
-        await self.outbox.flush()
+        in_line = [waiting.answered for waiting in self._line]
+        if in_line:
+            await asyncio.wait(in_line)
+        await self.core.outbox.flush()
 
     async def close(self) -> None:
         """See AsyncProducer."""
-        if self._closed:
-            return
-        self._closed = True
-        await self.flush()
-        await self.sender.close()
-        await self._meta.close()
+        if not self.core.closed:
+            self.core.closed = True
+            await self.flush()
+            await self.core.disconnect()
 
     def _free(self, byte_count: int) -> None:
         self._queued_bytes -= byte_count
-        while self._line and (
-            self._line[0].answered.done()
-            or self._queued_bytes + self._line[0].byte_count <= self._settings.queue_bytes_max
-        ):
-            waiting = self._line.popleft()
-            waiting.timer.cancel()
+        while self._line:
+            waiting = self._line[0]
             if not waiting.answered.done():
+                if self._queued_bytes + waiting.byte_count > self._settings.queue_bytes_max:
+                    return
                 self._queued_bytes += waiting.byte_count
-                self.outbox.add(*waiting.single, waiting.answered)
+                self.core.outbox.add(*waiting.single, waiting.answered)
+            waiting.timer.cancel()
+            self._line.popleft()
 
     def _queue_full(self, answered: asyncio.Future[Receipt]) -> None:
         if not answered.done():
-            limit = self._settings.queue_bytes_max
-            answered.set_exception(QueueFull(f"{limit} bytes of sends are waiting and nothing left for the timeout"))
+            answered.set_exception(queue_full(self._settings))
 
 
 class _InLine(NamedTuple):
@@ -200,4 +180,4 @@ class _InLine(NamedTuple):
     timer: asyncio.TimerHandle
 
 
-_LEFT_TO_PARENTS: list[ProducerCore] = []
+_LEFT_TO_PARENTS: list[_AsyncCore] = []

@@ -1,0 +1,110 @@
+"""The background thread behind the blocking clients: one event loop, and ways to hand it work.
+
+Invariant: work is done on the loop's thread in the order in which each caller posted it. After a fork the child has no
+such thread and leaves what it inherited untouched, for the parent goes on with it (rule I2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import cache
+from typing import TypeVar
+from weakref import WeakSet
+
+import uvloop
+
+from delayd.errors import AlreadyClosed
+
+R = TypeVar("R")
+Work = Callable[[], None]
+
+
+class LoopThread:
+    """A running loop; made by the first use of a blocking client in a process, ended by its close."""
+
+    def __init__(self, name: str) -> None:
+        self.pid = os.getpid()
+        self.loop = uvloop.new_event_loop()
+        self.owned: list[object] = []  # What lives on the loop: it must not be freed in a child either.
+        self._inbox: deque[Work] = deque()
+        self._woken = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        _heed_forks()
+        _standing.add(self)
+
+    def post(self, work: Work) -> None:
+        """Do it on the loop, soon; many posts cost one wake-up."""
+        self._inbox.append(work)
+        # Set before the wake-up and cleared before the inbox is emptied: a post between the two wakes once more.
+        if not self._woken:
+            self._woken = True
+            self.loop.call_soon_threadsafe(self._empty_inbox)
+
+    def call(self, coroutine: Coroutine[object, object, R]) -> R:
+        """Run a coroutine on the loop, after what was posted before, and wait for its result.
+
+        AlreadyClosed when the thread has ended.
+        """
+        if self._closed:
+            coroutine.close()
+            raise AlreadyClosed("this client was closed")
+        done: Future[R] = Future()
+
+        def finished(task: asyncio.Task[R]) -> None:
+            if task.cancelled():
+                done.set_exception(AlreadyClosed("this client was closed meanwhile"))
+            elif (error := task.exception()) is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(task.result())
+
+        self.post(lambda: self.loop.create_task(coroutine).add_done_callback(finished))
+        return done.result()
+
+    def close(self) -> None:
+        """End the loop and the thread; whoever still waits in `call` gets AlreadyClosed."""
+        if not self._closed:
+            self._closed = True
+            self.post(self.loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            self.loop.close()
+
+    def _empty_inbox(self) -> None:
+        self._woken = False
+        inbox = self._inbox
+        while inbox:
+            inbox.popleft()()
+
+
+_standing: WeakSet[LoopThread] = WeakSet()
+
+
+@cache
+def _heed_forks() -> None:
+    os.register_at_fork(after_in_child=_never_free)
+
+
+def _never_free() -> None:
+    # Freeing a loop of libuv takes its sockets out of an epoll set that the child shares with the parent, which would
+    # then never hear of them again. One reference too many keeps it from ever being freed.
+    for thread in list(_standing):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thread))
+    _standing.clear()

@@ -1,0 +1,182 @@
+"""The blocking clients: the same cores as the asynchronous ones, on a background thread.
+
+Invariant: every method may be called from any thread, and after a fork from the child too, which gets a client of its
+own (rule I2).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from delayd.client.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, ProducerSettings, Single
+from delayd.client.gathering import ROW_BYTES
+from delayd.client.instants import HORIZON_MS, DeliverAtMs
+from delayd.client.limits import Headers, parse_address
+from delayd.client.loop_thread import LoopThread
+from delayd.client.producer_core import ProducerCore, queue_full
+from delayd.client.receipt import Accepted, BatchReceipt, Receipt
+from delayd.client.room import Room
+from delayd.client.rows import Waiter
+from delayd.client.ticket import SendFuture, Ticket
+from delayd.errors import AlreadyClosed, SendHandle
+
+HORIZON = timedelta(milliseconds=HORIZON_MS)
+
+
+class Producer:
+    """Sends messages to be delivered later; thread-safe, best used with ``with``.
+
+    Nothing is asked of the network before the first send. Sends of all threads share batches.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        linger_ms: float = LINGER_MS,
+        queue_bytes_max: int = QUEUE_BYTES_MAX,
+        timeout_ms: float = TIMEOUT_MS,
+        horizon: timedelta = HORIZON,
+    ) -> None:
+        parse_address(address)
+        self._address = address
+        self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
+        self._arguments = Arguments(horizon)
+        self._closed = False
+        self._engine: _Engine | None = None
+        self._starting = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        deliver_at_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> Receipt:
+        """Send one message, due at one of the three, and wait until it is kept.
+
+        Raises:
+            CallerError: an argument is wrong; nothing was queued.
+            QueueFull: the queue stayed full for the timeout; nothing was sent.
+            RetryLater: no server took it within the timeout; nothing is kept.
+            OutcomeUnknown: it may be kept; `outcome` asks with the error's handle.
+        """
+        single = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
+        ticket = Ticket()
+        self._standing_engine().queue(single, ticket)
+        return ticket.wait(2 * self._settings.timeout_ms / 1000 + 5)
+
+    def send_nowait(
+        self,
+        subject: str,
+        body: bytes,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        deliver_at_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> SendFuture:
+        """As `send`, without waiting for the outcome: the future has the receipt or raises the error.
+
+        It waits for room while the queue is full, and raises CallerError and QueueFull itself.
+        """
+        single = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
+        future = SendFuture()
+        self._standing_engine().queue(single, future)
+        return future
+
+    def send_batch(
+        self,
+        subject: str,
+        bodies: Sequence[bytes],
+        deliver_at_ms: DeliverAtMs | None = None,
+        *,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        headers: Headers | Sequence[Headers | None] | None = None,
+    ) -> BatchReceipt:
+        """Send many messages of one subject, as columns; `deliver_at_ms` and `headers` are one for all or one for each.
+
+        Raises:
+            CallerError: an argument is wrong; nothing was sent.
+            BatchFailed: some messages failed; it holds the receipt of the others. If all failed in one way, that error.
+        """
+        columns = self._arguments.columns(subject, bodies, deliver_at_ms, delay, deliver_at, headers)
+        engine = self._standing_engine()
+        return engine.thread.call(engine.core.send_batch(columns))
+
+    def outcome(self, handle: SendHandle) -> Accepted | None:
+        """What became of the batch of an OutcomeUnknown: accepted, or None while the server does not hold it."""
+        engine = self._standing_engine()
+        return engine.thread.call(engine.core.sender.ask(handle))
+
+    def flush(self) -> None:
+        """Wait until everything that was sent before has ended; failures are raised by the sends themselves."""
+        engine = self._standing_engine()
+        engine.thread.call(engine.core.outbox.flush())
+
+    def close(self) -> None:
+        """Flush and disconnect; calling it again does nothing."""
+        with self._starting:
+            closed, self._closed = self._closed, True
+            engine, self._engine = self._engine, None
+        if not closed and engine is not None and engine.thread.pid == os.getpid():
+            engine.close()
+
+    def _standing_engine(self) -> _Engine:
+        engine = self._engine
+        if engine is not None and engine.thread.pid == os.getpid():
+            return engine
+        with self._starting:
+            if self._closed:
+                raise AlreadyClosed("this producer was closed")
+            if self._engine is None or self._engine.thread.pid != os.getpid():
+                # The parent's thread does not exist in a child, and its numbers are the parent's.
+                self._engine = _Engine(self._address, self._settings)
+            return self._engine
+
+
+class _Engine:
+    """A core on a thread of its own."""
+
+    def __init__(self, address: str, settings: ProducerSettings) -> None:
+        self.thread = LoopThread("delayd-producer")
+        self._settings = settings
+        self._room = Room(settings.queue_bytes_max)
+        self.core = self.thread.call(_made(lambda: ProducerCore(address, settings, self._room.give)))
+        self.thread.owned.append(self.core)
+        self._add = self.core.outbox.add
+
+    def queue(self, single: Single, waiter: Waiter[Receipt]) -> None:
+        """Hand one send over when there is room for it."""
+        byte_count = len(single.body) + len(single.headers) + ROW_BYTES
+        if not self._room.take(byte_count, self._settings.timeout_ms / 1000):
+            raise queue_full(self._settings)
+        self.thread.post(partial(self._add, *single, waiter))
+
+    def close(self) -> None:
+        """Flush, disconnect and end the thread."""
+        self.thread.call(self.core.outbox.flush())
+        self.thread.call(self.core.disconnect())
+        self.thread.close()
+
+
+async def _made(make: Callable[[], ProducerCore]) -> ProducerCore:
+    return make()
