@@ -129,8 +129,8 @@ class Producers:
 
 def _forget_below(producer: Producer, low_water: int) -> None:
     producer.low_water = low_water
-    # Numbers were accepted about in order, so what is below the mark is at the front.
-    for number in [number for number in producer.accepted if number < low_water]:
+    # Numbers are accepted about in order: one that is not at the front yet is forgotten when it gets there.
+    while producer.accepted and (number := next(iter(producer.accepted))) < low_water:
         del producer.accepted[number]
 
 

@@ -50,6 +50,7 @@ class DelayServer:
         self._fail = fail
         self._disk = RealDisk()
         self._started_at_ms = 0
+        self._rearming = False
         self._port = config.port
         self._executors: list[ThreadExecutor] = []
         self._dials: set[asyncio.Task[None]] = set()
@@ -137,7 +138,7 @@ class DelayServer:
         if self._requests is None:
             raise NotReady("this delay server is starting; ask again in a moment")
         self._requests.received(connection, frame)
-        self._rearm()
+        self._rearm_soon()
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         """What a client sent is kept; only its answer has nowhere to go."""
@@ -151,9 +152,16 @@ class DelayServer:
     def _wake(self) -> None:
         if self._core is not None:
             self._core.wake()
-            self._rearm()
+            self._rearm_soon()
+
+    def _rearm_soon(self) -> None:
+        """Set the timer again, once, when all that came in this turn of the loop has been served."""
+        if not self._rearming:
+            self._rearming = True
+            asyncio.get_running_loop().call_soon(self._rearm)
 
     def _rearm(self) -> None:
+        self._rearming = False
         core, clock, timer = self._core, self._clock, self._timer
         if core is None or clock is None or timer is None:
             return
@@ -170,7 +178,7 @@ class DelayServer:
 
         def called(done: Callable[[], object]) -> None:
             done()
-            self._rearm()
+            self._rearm_soon()
 
         return lambda done: post(called, done)
 
@@ -184,12 +192,12 @@ class DelayServer:
                 connection = await connect(host, port, timeout_ms=CONNECT_MS)
             except DelaydError as error:
                 lost(error)
-                self._rearm()
+                self._rearm_soon()
                 return
             ended = ConnectionLost(f"the connection to {host}:{port} ended", sent=True)
             connection.closed.add_done_callback(lambda closed: self._after(lost, ended))
-            connected(_Wire(connection, self._rearm))
-            self._rearm()
+            connected(_Wire(connection, self._rearm_soon))
+            self._rearm_soon()
 
         task = asyncio.get_running_loop().create_task(dial())
         self._dials.add(task)
@@ -198,7 +206,7 @@ class DelayServer:
 
     def _after(self, call: Callable[[DelaydError], None], error: DelaydError) -> None:
         call(error)
-        self._rearm()
+        self._rearm_soon()
 
     def _ask_routes(self, subjects: list[bytes]) -> None:
         assert self._registration is not None
@@ -215,17 +223,18 @@ class DelayServer:
                 core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
             routes = {name.encode("ascii"): target for name, target in answer.routes.items()}
             core.dispatcher.routed(routes, [name.encode("ascii") for name in answer.unrouted])
-        self._rearm()
+        self._rearm_soon()
 
     async def _find_places(self, registration: Registration, core: DelayCore) -> None:
         """Keep the addresses of targets: a restarted realtime server may listen elsewhere."""
+        await registration.registered()
         while True:
             if core.dispatcher.wants_places:
                 try:
                     for info in await registration.servers("realtime"):
                         if info.alive:
                             core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
-                    self._rearm()
+                    self._rearm_soon()
                 except DelaydError as error:
                     log.debug("places_unknown reason=%r", str(error))
             await asyncio.sleep(PLACES_MS / 1000)
@@ -239,7 +248,7 @@ class DelayServer:
         async def sweep() -> None:
             if self._core is not None:
                 self._core.sweep()
-                self._rearm()
+                self._rearm_soon()
 
         defaults = {"misfire_grace_time": None, "coalesce": True}
         scheduler = self._scheduler = AsyncIOScheduler(job_defaults=defaults, timezone="UTC")
@@ -279,7 +288,7 @@ class _Wire:
     def call(self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer) -> None:
         def answered(answer: Frame | DelaydError) -> None:
             on_answer(answer)
-            self._rearm()
+            self._rearm_soon()
 
         self._connection.call(frame_type, head, body, answered)
 
