@@ -288,7 +288,7 @@ class _Wire:
     def call(self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer) -> None:
         def answered(answer: Frame | DelaydError) -> None:
             on_answer(answer)
-            self._rearm_soon()
+            self._rearm()
 
         self._connection.call(frame_type, head, body, answered)
 
