@@ -17,7 +17,7 @@ WRITE_BUFFER_BYTES_MAX = 1 << 20  # Enough to keep a socket busy for a turn of t
 class Writer:
     """Gathers the frames of one turn of the loop; used by one Connection."""
 
-    __slots__ = ("_flush_due", "_loop", "_pending", "_transport", "_waiting", "flushes", "writable")
+    __slots__ = ("_flush_due", "_loop", "_pending", "_pending_bytes", "_transport", "_waiting", "flushes", "writable")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.writable = True
@@ -25,6 +25,7 @@ class Writer:
         self._loop = loop
         self._transport: asyncio.WriteTransport | None = None
         self._pending: list[list[Buffer]] = []
+        self._pending_bytes = 0  # Of the frames pending, those taken back included.
         self._flush_due = False
         self._waiting: list[Callable[[], None]] = []
 
@@ -48,6 +49,11 @@ class Writer:
     def write(self, pieces: list[Buffer]) -> None:
         """Send one frame at the end of this turn; emptying `pieces` before it left takes it back."""
         self._pending.append(pieces)
+        self._pending_bytes += sum(map(len, pieces))
+        if self.writable and self._pending_bytes > WRITE_BUFFER_BYTES_MAX:
+            # So that the transport says in this very turn that it is full, before more is answered.
+            self.flush()
+            return
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -76,7 +82,7 @@ class Writer:
         # A transport that is closing takes bytes and drops them, which would make "nothing was sent" unknowable.
         if self._transport is None or not self._pending or self._transport.is_closing():
             return
-        pending, self._pending = self._pending, []
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
         self.flushes += 1
         self._transport.writelines([piece for pieces in pending for piece in pieces])
 

@@ -119,6 +119,41 @@ def test_an_expiry_that_the_loop_has_not_seen_yet_is_taken_back_by_a_later_time(
     on_loop(scenario())
 
 
+def test_an_expiry_that_another_callback_of_the_same_turn_takes_back_does_not_fire() -> None:
+    async def scenario() -> None:
+        bugs: list[dict[str, object]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: bugs.append(context))
+        fired: list[str] = []
+
+        def on_first() -> None:
+            fired.append("first")
+            second.set_after_ms(60_000)
+
+        def on_second() -> None:
+            fired.append("second")
+            first.set_after_ms(60_000)
+
+        first, second, witness = Timer(loop, on_first), Timer(loop, on_second), Firings()
+        for _ in range(20):
+            fired.clear()
+            first.set_after_ms(0.1)
+            second.set_after_ms(0.1)
+            hold_the_loop_until = time.monotonic() + 0.002
+            while time.monotonic() < hold_the_loop_until:
+                pass
+            await until(lambda: bool(fired), "one of them")
+            witness.timer.set_after_ms(2)
+            count = len(witness.times) + 1
+            await witness.count(count)
+            assert len(fired) == 1
+        assert bugs == []
+        for timer in (first, second, witness.timer):
+            timer.close()
+
+    on_loop(scenario())
+
+
 def test_close_gives_the_descriptor_back() -> None:
     async def scenario() -> None:
         before = len(os.listdir("/proc/self/fd"))
