@@ -30,17 +30,19 @@ class Kind(Enum):
     """What a column holds, which says how a table writes it."""
 
     TEXT = "text"
-    NUMBER = "number"
+    NUMBER = "number"  # A count.
+    NAME = "name"  # A number that names something, written without separators.
     INSTANT = "instant"  # Milliseconds since the epoch.
     DURATION = "duration"  # Milliseconds.
     SIZE = "size"  # Bytes.
 
 
 class Column(NamedTuple):
-    """A column: its name in JSON and CSV, and what it holds."""
+    """A column: its name in JSON and CSV, what it holds, and whether a table, which has no room, leaves it out."""
 
     name: str
     kind: Kind = Kind.TEXT
+    detail: bool = False
 
     @property
     def heading(self) -> str:
@@ -97,12 +99,17 @@ class _Counted(Iterator[Sequence[Cell]]):
 
 def _write_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out: TextIO) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
+    shown = [number for number, column in enumerate(columns) if not column.detail]
+    for column in (columns[number] for number in shown):
         numeric = column.kind not in (Kind.TEXT, Kind.INSTANT)
         table.add_column(Text(column.heading), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell_text(column, cell)) for column, cell in zip(columns, row, strict=True)))
-    Console(file=out, width=None if out.isatty() else PIPE_COLUMNS).print(table)
+    try:
+        for row in rows:
+            table.add_row(*(Text(_cell_text(columns[number], row[number])) for number in shown))
+    finally:
+        # What was read before a damaged place is shown, as in the other formats.
+        if table.row_count or not sys.exc_info()[0]:
+            Console(file=out, width=None if out.isatty() else PIPE_COLUMNS).print(table)
 
 
 def _write_json(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out: TextIO) -> None:
@@ -141,5 +148,5 @@ def _cell_text(column: Column, cell: Cell) -> str:
             return size_text(cell)
         case Kind.NUMBER:
             return f"{cell:,}"
-        case Kind.TEXT:
+        case Kind.TEXT | Kind.NAME:
             return str(cell)

@@ -47,3 +47,4 @@ from_option = click.option(
 to_option = click.option(
     "--to", "to_ms", type=instant, metavar="INSTANT", help="Due before this, such as now, +30m or ISO 8601."
 )
+subject_option = click.option("--subject", metavar="NAME", help="Messages of this subject only.")

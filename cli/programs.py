@@ -4,12 +4,24 @@ Invariant: each of them imports its program only when it is called.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from delayd.reading.books import AuditReport
 
 ServerConfig = object
 
 OWN_COMMAND = (sys.executable, "-m", "delayd")
+
+
+class SparkAudit(Protocol):
+    """Audits a data directory in Spark; the terms are those of `delayd.reading.books.audit_directory`."""
+
+    def __call__(
+        self, data: str, *, hours: Container[int], late_ms_limit: int, findings_limit: int
+    ) -> "AuditReport": ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,5 +29,5 @@ class Programs:
     """The three servers by role, the audit in Spark, and how delayd itself is started in another process."""
 
     run_server: Mapping[str, Callable[[ServerConfig], int]]
-    spark_audit: Callable[[str], object]
+    spark_audit: SparkAudit
     command: Sequence[str] = OWN_COMMAND  # Followed by a role and its options.

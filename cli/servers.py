@@ -12,8 +12,8 @@ COLUMNS = (
     Column("address"),
     Column("alive"),
     Column("seen_ago_ms", Kind.DURATION),
-    Column("epoch", Kind.NUMBER),
-    Column("pid"),
+    Column("epoch", Kind.NAME),
+    Column("pid", Kind.NAME),
 )
 
 
@@ -45,5 +45,5 @@ def _row(server: ask.Known) -> tuple[Cell, ...]:
         server.alive,
         server.seen_ms_ago,
         server.epoch,
-        str(server.pid),
+        server.pid,
     )

@@ -6,7 +6,7 @@ calls ``main(programs)`` with a ``cli.programs.Programs`` that holds what the co
     run_server["meta"](config)       calls  meta.program.run(config)
     run_server["delay"](config)      calls  delayd.delay.program.run(config)
     run_server["realtime"](config)   calls  realtime.program.run(config)
-    spark_audit(data)                calls  spark.program.audit(data)
+    spark_audit(data, …)             calls  spark.program.audit(data, …)
 
 ``run`` serves until it is told to stop and returns the exit code of the process; it owns its event loop and signals.
 Invariant: a program is imported when it is called, never before, so ``delayd send`` pays for no server and needs no
@@ -14,7 +14,7 @@ Spark.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from delayd.programs import ProgramNotFound, find
 
 if TYPE_CHECKING:
-    from cli.programs import Programs, ServerConfig
+    from cli.programs import Programs, ServerConfig, SparkAudit
+    from delayd.reading.books import AuditReport
 
 _EXIT_NOT_INSTALLED = 1
 _SPARK_DISTRIBUTIONS = ("pyspark", "pandas", "pyarrow")  # What the extra `spark` installs.
@@ -58,10 +59,10 @@ def _server(load: Callable[[], ModuleType]) -> "Callable[[ServerConfig], int]":
     return run
 
 
-def _spark_audit(data: str) -> object:
+def _spark_audit(data: str, *, hours: Container[int], late_ms_limit: int, findings_limit: int) -> "AuditReport":
     try:
-        audit: Callable[[str], object] = find("spark.program").audit
-        return audit(data)
+        audit: SparkAudit = find("spark.program").audit
+        return audit(data, hours=hours, late_ms_limit=late_ms_limit, findings_limit=findings_limit)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _SPARK_DISTRIBUTIONS:
             raise

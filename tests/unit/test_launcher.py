@@ -45,16 +45,21 @@ def test_the_command_line_alone_loads_no_server_and_no_spark() -> None:
     assert not loaded & {"meta", "realtime", "spark", "delayd.delay", "uvloop", "pyspark"}
 
 
+def _audit(programs: Programs) -> int:
+    programs.spark_audit("data", hours=(), late_ms_limit=0, findings_limit=0)
+    return 0
+
+
 def test_without_pyspark_the_audit_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = ModuleType("spark.program")
 
-    def audit(data: str) -> object:
+    def audit(data: str, **terms: object) -> object:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
     vars(program)["audit"] = audit
     monkeypatch.setitem(sys.modules, "spark.program", program)
-    monkeypatch.setattr(cli.main, "main", lambda programs: programs.spark_audit("data"))
+    monkeypatch.setattr(cli.main, "main", _audit)
     assert main() == 1
     assert capsys.readouterr().err == "delayd: the Spark audit needs pyspark: pip install 'delayd[spark]'\n"

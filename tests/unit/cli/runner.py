@@ -1,12 +1,13 @@
 """Runs the command line in this process, through its real entry, and keeps what it wrote."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
 from click.testing import CliRunner
 
 from cli import main as entry
-from cli.programs import Programs
+from cli.programs import Programs, SparkAudit
+from delayd.reading.books import AuditReport
 
 
 class Ran(NamedTuple):
@@ -17,7 +18,7 @@ class Ran(NamedTuple):
     err: str
 
 
-def no_spark(data: str) -> object:
+def no_spark(data: str, *, hours: Container[int], late_ms_limit: int, findings_limit: int) -> AuditReport:
     """Stands for the Spark audit where none is wanted."""
     raise AssertionError(f"nobody asked for the Spark audit of {data}")
 
@@ -25,7 +26,7 @@ def no_spark(data: str) -> object:
 def run(
     *arguments: str,
     servers: Mapping[str, Callable[[object], int]] | None = None,
-    spark_audit: Callable[[str], object] = no_spark,
+    spark_audit: SparkAudit = no_spark,
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> Ran:

@@ -1,0 +1,252 @@
+"""``delayd audit`` and ``delayd spark-audit``: the books of a data directory, hour by hour, and what breaks them.
+
+Invariant: the exit code is 0 when the books balance and 3 when they do not, whatever the format; a message that came
+late is named and breaks no book.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ParamSpec, TypeVar
+
+import click
+
+from delayd.hours import hour_name, hour_of_ms
+from delayd.reading.audit import LATE_MS_LIMIT
+from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.findings import Finding
+from delayd.reading.histogram import QUANTILES
+from delayd.reading.summary import HourSummary
+
+from .exits import NOT_BALANCED, OK
+from .listing import Cell, Column, Kind, show
+from .options import data_option, format_option
+from .programs import Programs
+from .progress import Advance, progress
+from .times import duration, duration_text, instant
+
+FINDINGS_DEFAULT = 100  # A screen or two; they are counted in any case.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MS = timedelta(milliseconds=1)
+_QUANTILE_NAMES = tuple(f"late_p{f'{100 * quantile:g}'.replace('.', '')}_ms" for quantile in QUANTILES)
+_FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch")
+_CLASSES = ("cancelled", "expired", "in_doubt", "pending", "undecided", "missing")
+HOUR_COLUMNS = (
+    Column("hour"),
+    *(Column(name, Kind.NUMBER) for name in ("scheduled", "dispatched", "dead")),
+    *(Column(name, Kind.NUMBER, detail=name not in ("pending", "undecided")) for name in _CLASSES),
+    *(Column(name, Kind.NUMBER) for name in _FAULTS),
+    Column("late", Kind.NUMBER),
+    *(Column(name, Kind.NUMBER, detail=True) for name in ("unproven", "past_due")),
+    *(Column(name, Kind.DURATION) for name in (*_QUANTILE_NAMES, "late_max_ms")),
+    Column("delay_log_id", detail=True),
+)
+FINDING_COLUMNS = (
+    Column("hour"),
+    Column("finding"),
+    Column("sequence", Kind.NAME),
+    Column("subject"),
+    Column("deliver_at_ms", Kind.INSTANT),
+    Column("detail"),
+    Column("delay_log_id", detail=True),
+)
+
+_TERMS = (
+    data_option,
+    click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC."),
+    click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour that holds this, left out."),
+    click.option(
+        "--late-limit",
+        type=duration,
+        default=f"{LATE_MS_LIMIT}ms",
+        show_default=True,
+        help="A message that came later than this after it was due is named as LATE.",
+    ),
+    click.option(
+        "--findings",
+        "findings_limit",
+        type=click.IntRange(min=0),
+        default=FINDINGS_DEFAULT,
+        show_default=True,
+        metavar="N",
+        help="Findings to name at the most; all are counted.",
+    ),
+    format_option,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HourRange:
+    """Hours from one to another, the second left out; None sets no bound."""
+
+    first: int | None
+    until: int | None
+
+    @classmethod
+    def of(cls, from_ms: int | None, to_ms: int | None) -> "HourRange":
+        """The hours that hold two instants and those between, without the second."""
+        return cls(None if from_ms is None else hour_of_ms(from_ms), None if to_ms is None else hour_of_ms(to_ms))
+
+    def __contains__(self, hour: object) -> bool:
+        if not isinstance(hour, int):
+            return False
+        return (self.first is None or hour >= self.first) and (self.until is None or hour < self.until)
+
+
+def _terms(command: Callable[P, R]) -> Callable[P, R]:
+    for option in reversed(_TERMS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_terms
+def audit(
+    data: str, from_ms: int | None, to_ms: int | None, late_limit: timedelta, findings_limit: int, form: str
+) -> int:
+    """Check that each message left once, not early, and how late.
+
+    Compares the schedule side, the dispatch logs and the realtime message logs of a data directory, of running servers,
+    stopped ones, or a copy. Names each message that is LOST, DUPLICATE, EARLY, ORPHAN, MISMATCH or LATE. JSON holds
+    everything, CSV the hours.
+
+    Exit codes: 0 the books balance, 3 they do not or a file is damaged.
+
+    Example: delayd audit --data /var/lib/delayd --from -24h
+    """
+    with progress("hours", None) as advance:
+        report = audit_directory(
+            data,
+            now_ms=time.time_ns() // 1_000_000,
+            hours=HourRange.of(from_ms, to_ms),
+            late_ms_limit=late_limit // _MS,
+            findings_limit=findings_limit,
+            progress=_Hours(advance),
+        )
+    return show_report(report, form)
+
+
+@click.command("spark-audit")
+@_terms
+@click.pass_obj
+def spark_audit(
+    programs: Programs,
+    data: str,
+    from_ms: int | None,
+    to_ms: int | None,
+    late_limit: timedelta,
+    findings_limit: int,
+    form: str,
+) -> int:
+    """The same check with Spark, the hours dealt out to its tasks.
+
+    It needs the extra: pip install 'delayd[spark]', and Java 17. The figures are those of `delayd audit`.
+
+    Exit codes: 0 the books balance, 3 they do not or a file is damaged.
+
+    Example: delayd spark-audit --data /var/lib/delayd --from -24h
+    """
+    report = programs.spark_audit(
+        data, hours=HourRange.of(from_ms, to_ms), late_ms_limit=late_limit // _MS, findings_limit=findings_limit
+    )
+    return show_report(report, form)
+
+
+def show_report(report: AuditReport, form: str) -> int:
+    """Write a report to stdout; returns the exit code."""
+    if form == "json":
+        click.echo(json.dumps(_as_json(report), indent=2))
+    else:
+        hours = [_hour_row(summary) for summary in report.hours]
+        if form == "table" and len(hours) > 1:
+            hours.append(_hour_row(report.total))
+        show(HOUR_COLUMNS, hours, form)
+    if form == "table":
+        if report.findings:
+            click.echo()
+            show(FINDING_COLUMNS, _finding_rows(report.findings), form)
+        for line in _verdict(report):
+            click.echo(line)
+    return OK if report.balanced else NOT_BALANCED
+
+
+class _Hours:
+    """Turns "so many of so many" into steps."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self._advance(done - self._done, total)
+        self._done = done
+
+
+def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:
+    counts = ("scheduled", "dispatched", "dead", *_CLASSES, *_FAULTS, "late", "unproven", "past_due")
+    figures: Iterator[int] = (getattr(summary, name) for name in counts)
+    quantiles = (summary.late_ms(quantile) for quantile in QUANTILES)
+    name = hour_name(summary.hour) if summary.hour else "all"
+    timed = summary.dispatched > summary.past_due
+    return (name, *figures, *quantiles, summary.late_ms_max if timed else None, f"{summary.log_id:016x}")
+
+
+def _finding_rows(findings: Sequence[Finding]) -> Iterator[tuple[Cell, ...]]:
+    for found in findings:
+        yield (
+            hour_name(found.hour),
+            found.kind.name,
+            found.sequence,
+            found.subject,
+            found.deliver_at_ms,
+            found.detail,
+            f"{found.log_id:016x}",
+        )
+
+
+def _verdict(report: AuditReport) -> Iterator[str]:
+    total = report.total
+    yield ""
+    if report.findings_count > len(report.findings):
+        yield f"{report.findings_count - len(report.findings):,} more findings; --findings N names more of them"
+    for torn in report.torn:
+        yield (
+            f"{torn.path} has {torn.size_bytes:,} bytes behind its last whole group, at byte {torn.position}: an "
+            "append under way, or cut short by a crash; the server takes them off at its next start"
+        )
+    if report.deleted_rows:
+        yield f"{report.deleted_rows:,} messages of hours that retention has removed were left out"
+    if total.dispatched > total.past_due:
+        figures = [f"p{100 * quantile:g} {duration_text(total.late_ms(quantile) or 0)}" for quantile in QUANTILES]
+        yield f"lateness: {', '.join(figures)}, max {duration_text(total.late_ms_max)}"
+    classes = [(name, getattr(total, name)) for name in ("dispatched", "dead", *_CLASSES)]
+    parts = " + ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in classes if count) or "0"
+    yield f"scheduled {total.scheduled:,} = {parts}"
+    faults = ", ".join(f"{name} {getattr(total, name):,}" for name in _FAULTS)
+    yield f"the books {'balance' if report.balanced else 'do NOT balance'}: {faults}"
+
+
+def _as_json(report: AuditReport) -> dict[str, object]:
+    names = [column.name for column in HOUR_COLUMNS]
+    finding_names = [column.name for column in FINDING_COLUMNS]
+    total = dict(zip(names, _hour_row(report.total), strict=True))
+    del total["hour"], total["delay_log_id"]
+    return {
+        "data": report.data,
+        "read_at_ms": report.read_at_ms,
+        "balanced": report.balanced,
+        "total": total,
+        "hours": [dict(zip(names, _hour_row(summary), strict=True)) for summary in report.hours],
+        "findings": [dict(zip(finding_names, row, strict=True)) for row in _finding_rows(report.findings)],
+        "findings_count": report.findings_count,
+        "torn": [
+            {"path": torn.path, "position": torn.position, "size_bytes": torn.size_bytes, "reason": torn.reason}
+            for torn in report.torn
+        ],
+        "deleted_rows": report.deleted_rows,
+    }

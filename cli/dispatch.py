@@ -1,0 +1,106 @@
+"""``delayd dispatch``: what became of messages, read from the dispatch logs."""
+
+from collections.abc import Iterator
+
+import click
+import numpy as np
+
+from delayd.disk import RealDisk
+from delayd.log.dispatch import Outcome
+
+from .listing import Cell, Column, Kind, show
+from .options import data_option, format_option, from_option, limit_option, subject_option, to_option
+from .rows import NONE, Hour, Schedule, Window, in_chunks, schedules
+
+COLUMNS = (
+    Column("sequence", Kind.NAME),
+    Column("subject"),
+    Column("deliver_at_ms", Kind.INSTANT),
+    Column("outcome"),
+    Column("late_ms", Kind.DURATION),
+    Column("claimed_at_ms", Kind.INSTANT, detail=True),
+    Column("appended_at_ms", Kind.INSTANT),
+    Column("attempt", Kind.NUMBER),
+    Column("epoch", Kind.NAME, detail=True),
+    Column("batch_id", Kind.NAME, detail=True),
+    Column("target_log_id"),
+    Column("target_offset", Kind.NAME, detail=True),
+    Column("delay_log_id", detail=True),
+)
+
+
+@click.group(no_args_is_help=True)
+def dispatch() -> None:
+    """Look at what became of messages, from files.
+
+    Example: delayd dispatch show --from -10m
+    """
+
+
+@dispatch.command("show")
+@data_option
+@subject_option
+@from_option
+@to_option
+@click.option(
+    "--outcome",
+    type=click.Choice([each.name.lower() for each in Outcome]),
+    help="Messages with this outcome only.",
+)
+@limit_option
+@format_option
+def show_outcomes(
+    data: str, subject: str | None, from_ms: int | None, to_ms: int | None, outcome: str | None, limit: int, form: str
+) -> None:
+    """List outcomes hour by hour, in the order in which they came to be known.
+
+    How late a message is counts from when it was due, or from when it was accepted if that was later, to when the
+    realtime server appended it.
+
+    Example: delayd dispatch show --subject orders.cancel --from -10m --format csv
+    """
+    kind = None if outcome is None else Outcome[outcome.upper()]
+    show(COLUMNS, _rows(schedules(RealDisk(), data), Window(from_ms, to_ms, subject), kind), form, limit)
+
+
+def _rows(found: list[Schedule], window: Window, kind: Outcome | None) -> Iterator[tuple[Cell, ...]]:
+    wanted = [(hour, each) for each in found for hour in each.hours(window)]
+    wanted.sort(key=lambda pair: (pair[0], pair[1].directory.log_id))
+    for number, each in wanted:
+        yield from _hour_rows(each.read(number), window, kind, f"{each.directory.log_id:016x}")
+
+
+def _hour_rows(hour: Hour, window: Window, kind: Outcome | None, log_id: str) -> Iterator[tuple[Cell, ...]]:
+    rows, outcomes = hour.rows, hour.outcomes
+    row_of = hour.row_of()
+    # An outcome without a row can't be told by its subject or its time: only a listing of all shows it.
+    unbounded = window == Window()
+    held = window.holds(rows)
+    chosen = np.full(len(row_of), unbounded)
+    if len(held):
+        chosen |= (row_of != NONE) & held[np.maximum(row_of, 0)]
+    if kind is not None:
+        chosen &= outcomes.parts["outcome"][outcomes.part_of] == kind
+    due_ms = rows.due_from_ms()
+    for chunk in in_chunks(np.flatnonzero(chosen)):
+        for index in chunk:
+            part = outcomes.parts[outcomes.part_of[index]]
+            row = int(row_of[index])
+            deliver_ms = int(outcomes.deliver_at_ms[index])
+            handed_over = part["outcome"] == Outcome.DISPATCHED
+            due = deliver_ms if row == NONE else int(due_ms[row])
+            yield (
+                int(outcomes.sequences[index]),
+                None if row == NONE else rows.subjects[rows.subject[row]],
+                deliver_ms,
+                Outcome(int(part["outcome"])).name.lower(),
+                int(part["target_appended_at_ms"]) - due if handed_over else None,
+                int(part["claimed_at_ms"]) or None,
+                int(part["target_appended_at_ms"]) or None,
+                int(part["attempt"]),
+                int(part["epoch"]),
+                int(part["batch_id"]),
+                f"{int(part['target_log_id']):016x}" if handed_over else None,
+                int(part["target_offset"]) if handed_over else None,
+                log_id,
+            )

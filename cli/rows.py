@@ -1,0 +1,155 @@
+"""Messages of a data directory hour by hour, each with what became of it.
+
+Invariant: an hour's dispatch log is read before its schedule side, so that each outcome finds its row (rule P3); when a
+running server moves its files on meanwhile, the hour is read again below its new checkpoint.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s
+from delayd.disk import Disk
+from delayd.errors import BadArgument, DamagedData
+from delayd.hours import hour_of_ms
+from delayd.log.dispatch import OutcomeRows
+from delayd.reading.columns import ScheduleRows
+from delayd.reading.directory import Directory, Role, find_directories
+from delayd.reading.dispatch import dispatch_sizes, read_outcomes
+from delayd.reading.groups import LogMoved
+from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_body, read_hour, read_tail, take_snapshot
+
+TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
+NONE = -1  # In place of an index: there is none.
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which messages a listing wants: due in [from_ms, to_ms), of one subject; None sets no bound.
+
+    A message that was accepted after its time counts as due when it was accepted, as it is filed (rule P5).
+    """
+
+    from_ms: int | None = None
+    to_ms: int | None = None
+    subject: str | None = None
+
+    def holds_hour(self, hour: int) -> bool:
+        """Whether any message of an hour may be wanted."""
+        if self.from_ms is not None and hour < hour_of_ms(self.from_ms):
+            return False
+        return self.to_ms is None or hour <= hour_of_ms(self.to_ms - 1)
+
+    def holds(self, rows: ScheduleRows) -> Mask:
+        """Which rows are wanted."""
+        due_ms = rows.due_from_ms()
+        wanted = np.ones(len(rows), np.bool_)
+        if self.from_ms is not None:
+            wanted &= due_ms >= self.from_ms
+        if self.to_ms is not None:
+            wanted &= due_ms < self.to_ms
+        if self.subject is not None:
+            known = [number for number, name in enumerate(rows.subjects) if name == self.subject]
+            wanted &= np.isin(rows.subject, known)
+        return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """An hour of one delay server: its rows by rising sequence, and for each the index of its last outcome or NONE."""
+
+    hour: int
+    rows: ScheduleRows
+    outcomes: OutcomeRows
+    outcome_of: Int64s
+    sealed: bool
+
+    def row_of(self) -> Int64s:
+        """For each outcome the index of its row or NONE."""
+        return _find(self.rows.sequence, self.outcomes.sequences)
+
+
+class Schedule:
+    """What one delay server's files hold, read as it is asked for."""
+
+    def __init__(self, disk: Disk, directory: Directory) -> None:
+        self.directory = directory
+        self._disk = disk
+        self._sizes: dict[int, int] = {}
+        self._snapshot, self._tail = self._look()
+
+    def hours(self, window: Window) -> list[int]:
+        """The hours that may have wanted messages, rising."""
+        known = set(self._sizes) | set(self._snapshot.hours) | set(self._tail.counts())
+        return sorted(filter(window.holds_hour, known))
+
+    def read(self, hour: int) -> Hour:
+        """Read an hour.
+
+        Raises:
+            DamagedData: a file does not check, or the files never stand still.
+        """
+        moved: LogMoved | None = None
+        for _ in range(TRIES_MAX):
+            try:
+                return self._read(hour)
+            except LogMoved as error:
+                moved = error
+                self._snapshot, self._tail = self._look()
+        raise DamagedData(self.directory.path, 0, f"{moved}, and no newer checkpoint says why")
+
+    def body(self, hour: Hour, row: int) -> bytes:
+        """The body of one row."""
+        try:
+            return read_body(self._disk, self._snapshot, hour.hour, int(hour.rows.location[row]))
+        except LogMoved:
+            # It was in the message log, which a checkpoint has passed: by now its schedule log has it.
+            moved = self.read(hour.hour).rows
+            place = int(np.searchsorted(moved.sequence, hour.rows.sequence[row]))
+            return read_body(self._disk, self._snapshot, hour.hour, int(moved.location[place]))
+
+    def _read(self, hour: int) -> Hour:
+        outcomes = read_outcomes(self._disk, self.directory, hour, self._sizes.get(hour, 0))
+        rows = read_hour(self._disk, self._snapshot, self._tail, hour)
+        filed = self._snapshot.hours.get(hour)
+        found = _find(outcomes.sequences, rows.sequence)
+        return Hour(hour, rows, outcomes, found, filed is not None and filed.sealed)
+
+    def _look(self) -> tuple[ScheduleSnapshot, MessageTail]:
+        for tries_left in reversed(range(TRIES_MAX)):
+            try:
+                self._sizes = dispatch_sizes(self._disk, self.directory)
+                snapshot = take_snapshot(self._disk, self.directory)
+                return snapshot, read_tail(self._disk, snapshot)
+            except LogMoved as error:
+                if not tries_left:
+                    raise DamagedData(self.directory.path, 0, f"{error}, and no newer checkpoint says why") from error
+        raise AssertionError("the last try returns or raises")
+
+
+def schedules(disk: Disk, data: str) -> list[Schedule]:
+    """The delay servers' files in a data directory; BadArgument when there are none."""
+    found = [directory for directory in find_directories(disk, data) if directory.role == Role.DELAY]
+    if not found:
+        raise BadArgument(f"{data} holds no delay server's directory; give the one that `delayd up --data` was given")
+    return [Schedule(disk, directory) for directory in found]
+
+
+def in_chunks(rows: Int64s, size: int = 1_000) -> Iterator[list[int]]:
+    """Indexes as Python numbers, some at a time: a listing ends after a few of millions."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size].tolist()
+
+
+def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> Int64s:
+    """For each wanted number the index of its last place among the known ones, or NONE."""
+    if not len(known):
+        return np.full(len(wanted), NONE, np.int64)
+    order = np.argsort(known, kind="stable")
+    behind = np.searchsorted(known, wanted, side="right", sorter=order) - 1
+    index = order[np.maximum(behind, 0)]
+    return np.where((behind >= 0) & (known[index] == wanted), index, NONE)

@@ -1,0 +1,142 @@
+"""``delayd schedule``: what waits, read from the files of a running server, a stopped one, or a copy."""
+
+from collections.abc import Iterator
+
+import click
+import numpy as np
+
+from delayd.disk import RealDisk
+from delayd.hours import hour_name
+from delayd.log.dispatch import Outcome
+
+from .listing import Cell, Column, Kind, printable, show
+from .options import data_option, format_option, from_option, limit_option, subject_option, to_option
+from .progress import progress
+from .rows import NONE, Hour, Schedule, Window, in_chunks, schedules
+
+HOUR_COLUMNS = (
+    Column("hour"),
+    Column("messages", Kind.NUMBER),
+    Column("pending", Kind.NUMBER),
+    Column("dispatched", Kind.NUMBER),
+    Column("other_outcomes", Kind.NUMBER),
+    Column("body_bytes", Kind.SIZE),
+    Column("sealed"),
+    Column("delay_log_id", detail=True),
+)
+MESSAGE_COLUMNS = (
+    Column("sequence", Kind.NAME),
+    Column("subject"),
+    Column("deliver_at_ms", Kind.INSTANT),
+    Column("accepted_at_ms", Kind.INSTANT),
+    Column("body_bytes", Kind.SIZE),
+    Column("state"),
+    Column("delay_log_id", detail=True),
+)
+
+
+@click.group(no_args_is_help=True)
+def schedule() -> None:
+    """Look at what is scheduled, from files.
+
+    Example: delayd schedule hours --data /var/lib/delayd
+    """
+
+
+@schedule.command()
+@data_option
+@subject_option
+@from_option
+@to_option
+@limit_option
+@format_option
+def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None, limit: int, form: str) -> None:
+    """Count the messages of each hour, in UTC, and how many of them still wait.
+
+    Example: delayd schedule hours --from now --to +2d
+    """
+    window = Window(from_ms, to_ms, subject)
+    show(HOUR_COLUMNS, _hour_rows(schedules(RealDisk(), data), window), form, limit)
+
+
+@schedule.command("show")
+@data_option
+@subject_option
+@from_option
+@to_option
+@click.option("--all", "everything", is_flag=True, help="Messages that are done, too.")
+@click.option("--body", "with_body", is_flag=True, help="Show the beginning of each body.")
+@limit_option
+@format_option
+def show_messages(
+    data: str,
+    subject: str | None,
+    from_ms: int | None,
+    to_ms: int | None,
+    everything: bool,
+    with_body: bool,
+    limit: int,
+    form: str,
+) -> None:
+    """List pending messages, the next due first.
+
+    Example: delayd schedule show --subject orders.cancel --to +30m --body
+    """
+    window = Window(from_ms, to_ms, subject)
+    columns = (*MESSAGE_COLUMNS, Column("body")) if with_body else MESSAGE_COLUMNS
+    rows = _message_rows(schedules(RealDisk(), data), window, everything, with_body)
+    show(columns, rows, form, limit)
+
+
+def _hour_rows(found: list[Schedule], window: Window) -> Iterator[tuple[Cell, ...]]:
+    wanted = [(hour, each) for each in found for hour in each.hours(window)]
+    wanted.sort(key=lambda pair: (pair[0], pair[1].directory.log_id))
+    with progress("hours", len(wanted)) as done:
+        for hour, each in wanted:
+            counts = _count(each.read(hour), window)
+            done(1)
+            if counts[0]:
+                yield (hour_name(hour), *counts, f"{each.directory.log_id:016x}")
+
+
+def _count(hour: Hour, window: Window) -> tuple[int, int, int, int, int, bool]:
+    wanted = window.holds(hour.rows)
+    found = hour.outcome_of[wanted]
+    done = found[found != NONE]
+    kinds = hour.outcomes.parts["outcome"][hour.outcomes.part_of[done]]
+    dispatched = int((kinds == Outcome.DISPATCHED).sum())
+    size = int(hour.rows.body_bytes[wanted].sum(dtype=np.int64))
+    return len(found), len(found) - len(done), dispatched, len(done) - dispatched, size, hour.sealed
+
+
+def _message_rows(
+    found: list[Schedule], window: Window, everything: bool, with_body: bool
+) -> Iterator[tuple[Cell, ...]]:
+    wanted = [(hour, each) for each in found for hour in each.hours(window)]
+    wanted.sort(key=lambda pair: (pair[0], pair[1].directory.log_id))
+    for number, each in wanted:
+        hour = each.read(number)
+        rows, log_id = hour.rows, f"{each.directory.log_id:016x}"
+        mask = window.holds(rows) if everything else window.holds(rows) & (hour.outcome_of == NONE)
+        chosen = np.flatnonzero(mask)
+        chosen = chosen[np.argsort(rows.due_from_ms()[chosen], kind="stable")]
+        for chunk in in_chunks(chosen):
+            for row in chunk:
+                accepted_ms = int(rows.appended_at_ms[row])
+                line: tuple[Cell, ...] = (
+                    int(rows.sequence[row]),
+                    rows.subjects[rows.subject[row]],
+                    int(rows.deliver_at_ms[row]),
+                    accepted_ms or None,
+                    int(rows.body_bytes[row]),
+                    _state(hour, row),
+                    log_id,
+                )
+                yield (*line, printable(each.body(hour, row))) if with_body else line
+
+
+def _state(hour: Hour, row: int) -> str:
+    index = int(hour.outcome_of[row])
+    if index == NONE:
+        return "pending"
+    return Outcome(int(hour.outcomes.parts["outcome"][hour.outcomes.part_of[index]])).name.lower()
