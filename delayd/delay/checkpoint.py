@@ -84,6 +84,7 @@ class Checkpointer:
         self._waiters: list[tuple[int, Callable[[], None]]] = []
         self._owed: tuple[list[tuple[bytes, bytes]], list[bytes]] = ([], [])
         self._running = False
+        self._not_before_ms = 0
         self._due_ms = clock.monotonic_ms() + config.checkpoint_every_ms
 
     @property
@@ -99,9 +100,10 @@ class Checkpointer:
         """Whether time or bytes ask for one."""
         if self._running:
             return False
+        now = self._clock.monotonic_ms()
         lag = durable - self.replay.offset
-        overdue = self._clock.monotonic_ms() >= self._due_ms
-        return bool(self._waiters) or lag >= self._config.checkpoint_bytes or overdue
+        asked = bool(self._waiters) or lag >= self._config.checkpoint_bytes
+        return now >= self._due_ms or (asked and now >= self._not_before_ms)
 
     def when_covers(self, offset: int, callback: Callable[[], None]) -> None:
         """Call back when a published checkpoint covers the message log up to ``offset``; asks for one."""
@@ -110,8 +112,15 @@ class Checkpointer:
         else:
             self._waiters.append((offset, callback))
 
-    def begin(self, stop: Mark, next_sequence: int, appended_at_ms: int, notes: list[tuple[bytes, int]]) -> None:
-        """File everything up to ``stop``, which is durable and indexed."""
+    def begin(
+        self,
+        stop: Mark,
+        next_sequence: int,
+        appended_at_ms: int,
+        notes: list[tuple[bytes, int]],
+        published: Callable[[], None],
+    ) -> None:
+        """File everything up to ``stop``, which is durable and indexed; call back when that is published."""
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
         puts, removes = self._producers.changes(self._clock.now_ms() - self._config.producer_keep_ms)
@@ -122,7 +131,7 @@ class Checkpointer:
         rows = self._pending.view()
         self._executor.submit(
             partial(self._write, facts, rows, self._clock.now_ms(), self._evidence()),
-            partial(self._written, facts, len(rows)),
+            partial(self._written, facts, len(rows), published),
         )
 
     def close(self) -> None:
@@ -160,14 +169,14 @@ class Checkpointer:
             now_ms,
         )
 
-    def _written(self, facts: Facts, rows: int, done: Done[dict[int, HourFile]]) -> None:
+    def _written(self, facts: Facts, rows: int, published: Callable[[], None], done: Done[dict[int, HourFile]]) -> None:
         self._running = False
         try:
             written = done.result()
         except DiskFull as error:
             # Nothing counts what was written. What only this one would have said, the next one says.
             self._owed = (facts.puts, facts.removes)
-            self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+            self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
             log.warning("checkpoint_put_off reason=%r", str(error))
             return
         self._hours.files.update(written)
@@ -176,5 +185,5 @@ class Checkpointer:
         log.info("checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, rows, len(written))
         ready = [callback for offset, callback in self._waiters if offset <= facts.stop.offset]
         self._waiters = [waiter for waiter in self._waiters if waiter[0] > facts.stop.offset]
-        for callback in ready:
+        for callback in (*ready, published):
             callback()

@@ -198,7 +198,7 @@ class DelayCore:
     def next_wake_ms(self) -> int:
         """Latest instant, monotonic, at which to call `wake` though nothing is due."""
         times = (self.dispatcher.next_wake_ms(), self._outcomes.next_wake_ms(), self._checkpointer.next_wake_ms())
-        return min((time for time in times if time is not None), default=self._tick_due_ms)
+        return min((time for time in times if time is not None and time < self._tick_due_ms), default=self._tick_due_ms)
 
     def stop(self, done: Callable[[], None]) -> None:
         """Refuse sends, make everything durable, write a last checkpoint, and call back."""
@@ -293,6 +293,9 @@ class DelayCore:
         for hour in self._wheel.hours():
             if hour < last_hour and not self._wheel.len_of(hour):
                 self._wheel.drop_hour(hour)
+        if self._decided and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
+            # No answer about an earlier epoch comes any more; only hours that are still to be loaded ask for these.
+            self._decided = {hour: found for hour, found in self._decided.items() if hour > self._loaded_until}
         if hour_of_ms(now_ms + self._config.load_ahead_ms) > self._loaded_until:
             self._load_next()
 
@@ -325,9 +328,8 @@ class DelayCore:
             return
         changed, self.dispatcher.changed = self.dispatcher.changed, set()
         notes = [(subject, self.dispatcher.targets[subject]) for subject in sorted(changed)]
-        mark = self.intake.durable
-        self._checkpointer.when_covers(mark.offset, self._checkpointed)
-        self._checkpointer.begin(mark, self.intake.next_sequence, self.intake.appended_at_ms, notes)
+        intake = self.intake
+        self._checkpointer.begin(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, self._checkpointed)
 
     def _checkpointed(self) -> None:
         now = self._clock.monotonic_ms()
@@ -339,10 +341,11 @@ class DelayCore:
     def _full_hours(self) -> None:
         rows_max = self._config.hour_rows_max
         pending = self._pending.view()["hour"]
-        hours, counts = np.unique(pending, return_counts=True)
-        rows = dict(zip(hours.tolist(), counts.tolist(), strict=True))
-        for hour, file in self._hours.files.items():
-            rows[hour] = rows.get(hour, 0) + file.rows
+        first = int(pending.min()) if len(pending) else 0
+        counts = np.bincount(pending - np.uint32(first))
+        rows = {hour: file.rows for hour, file in self._hours.files.items()}
+        for index in np.flatnonzero(counts).tolist():
+            rows[first + index] = rows.get(first + index, 0) + int(counts[index])
         self.intake.reserve.full_hours = {hour for hour, count in rows.items() if count >= rows_max}
 
     def _release_segments(self) -> None:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 ROWS_A_STEP = 65_536  # Taken from the wheel at a time; only a herd has more, and then links are pumped in between.
 ASK_AGAIN_MS = 1_000  # After an answer without a route, while no realtime server is alive.
 NO_TARGET = -1
+SUBJECTS_MIN = 1_024  # A first capacity of the table of links.
 
 LogControl = Callable[[bytes, Callable[[], None]], None]
 AskRoutes = Callable[[list[bytes]], None]
@@ -54,7 +55,8 @@ class Dispatcher:
         self._new_link = new_link
         self._log_control = log_control
         self._ask_routes = ask_routes
-        self._numbers: list[int] = []  # By subject number: index of its link, or NO_TARGET.
+        self._link_of = np.full(SUBJECTS_MIN, NO_TARGET, np.int32)  # By subject number: index of its link in _order.
+        self._known = 0  # Subjects that were given a place in it.
         self._order: list[Link] = []
         self._unrouted: defaultdict[int, list[Rows]] = defaultdict(list)
         self._asked: set[bytes] = set()
@@ -122,7 +124,7 @@ class Dispatcher:
         number = self._subjects.number(subject)
         self._route_new_subjects()
         link = self._link(target)
-        self._numbers[number] = self._order.index(link)
+        self._link_of[number] = self._order.index(link)
         for rows in self._unrouted.pop(number, []):
             link.offer(without(rows, self._decided))
         link.pump()
@@ -150,8 +152,7 @@ class Dispatcher:
     def _hand_out(self, rows: Rows) -> None:
         if not len(rows):
             return
-        numbers = np.asarray(self._numbers, np.int32)
-        targets = numbers.take(rows["subject"])
+        targets = self._link_of.take(rows["subject"])
         first = int(targets[0])
         if first != NO_TARGET and bool((targets == first).all()):
             self._order[first].offer(rows)
@@ -169,14 +170,20 @@ class Dispatcher:
         ask: list[bytes] = []
         if self._ask_again_ms is not None and self._clock.monotonic_ms() >= self._ask_again_ms:
             self._ask_again_ms = None
-            known = self._subjects.names[: len(self._numbers)]
+            known = self._subjects.names[: self._known]
             ask = [name for name in known if name not in self.targets and name not in self._asked]
-        while len(self._numbers) < len(self._subjects):
-            name = self._subjects.names[len(self._numbers)]
+        if len(self._subjects) > len(self._link_of):
+            grown = np.full(2 * len(self._subjects), NO_TARGET, np.int32)
+            grown[: self._known] = self._link_of[: self._known]
+            self._link_of = grown
+        for number in range(self._known, len(self._subjects)):
+            name = self._subjects.names[number]
             target = self.targets.get(name)
-            self._numbers.append(NO_TARGET if target is None else self._order.index(self._link(target)))
-            if target is None and name not in self._asked:
+            if target is not None:
+                self._link_of[number] = self._order.index(self._link(target))
+            elif name not in self._asked:
                 ask.append(name)
+        self._known = len(self._subjects)
         if ask:
             self._asked.update(ask)
             self._ask_routes(ask)
