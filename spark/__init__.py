@@ -1,1 +1,1 @@
-"""Audits of a data directory as Spark tasks."""
+"""Audits of a data directory as Spark tasks, and its logs as a Spark data source."""

@@ -14,6 +14,7 @@ from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
 from delayd.reading.histogram import count_ms
+from delayd.reading.join import Join, rows_or_zeros
 from delayd.reading.realtime import TargetRows
 from delayd.reading.summary import HourSummary
 
@@ -67,22 +68,6 @@ def audit_hour(
     return Findings(origin_log_id, table, subjects), books.summary(origin_log_id, table)
 
 
-class _Join:
-    """Rows of another log by the schedule row that they belong to."""
-
-    def __init__(self, scheduled: UInt64s, sequence: UInt64s) -> None:
-        count = len(scheduled)
-        place = np.searchsorted(scheduled, sequence)
-        inside = np.minimum(place, max(count - 1, 0))
-        self.known: Mask = (place < count) & (scheduled[inside] == sequence) if count else np.zeros(len(sequence), bool)
-        self.rows = np.flatnonzero(self.known)  # Rows of the other log that have a schedule row, and which.
-        self.scheduled = place[self.rows]
-        self.times = np.bincount(self.scheduled, minlength=count)
-        # Filled from behind, so that the first row of each sequence is the one that stays.
-        self.first = np.full(count, -1, np.int64)
-        self.first[self.scheduled[::-1]] = self.rows[::-1]
-
-
 class _Books:
     def __init__(
         self, hour: int, schedule: ScheduleRows, dispatch: OutcomeRows, realtime: TargetRows, terms: AuditTerms
@@ -94,13 +79,13 @@ class _Books:
         self._realtime = realtime
         self._terms = terms
         self._due_from_ms = schedule.due_from_ms()
-        self._outcomes = _Join(schedule.sequence, dispatch.sequences)
-        self._stored = _Join(schedule.sequence, realtime.sequence)
+        self._outcomes = Join(schedule.sequence, dispatch.sequences)
+        self._stored = Join(schedule.sequence, realtime.sequence)
         # The first outcome of each scheduled row and the first stored row, as rows of their tables; 0 where none is.
         self._has_outcome: Mask = self._outcomes.times > 0
         self._at_target: Mask = self._stored.times > 0
-        self._part = _rows_or_zeros(dispatch.parts, dispatch.part_of, self._outcomes.first)
-        self._batch = _rows_or_zeros(realtime.batches, realtime.batch_of, self._stored.first)
+        self._part = rows_or_zeros(dispatch.parts, dispatch.part_of, self._outcomes.first)
+        self._batch = rows_or_zeros(realtime.batches, realtime.batch_of, self._stored.first)
         self._outcome = self._part["outcome"]
         self._dispatched: Mask = self._outcome == Outcome.DISPATCHED
         target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)
@@ -277,11 +262,3 @@ class _Books:
         rows["sequence"], rows["deliver_at_ms"], rows["subject"] = sequence, deliver_at_ms, subject
         rows["value"], rows["other"] = value, other
         self.found.append(rows)
-
-
-def _rows_or_zeros(table: NDArray[np.void], row_of: Int64s, first: Int64s) -> NDArray[np.void]:
-    """The table's row for each item of ``first``, which is an index into ``row_of``; zeros where that is -1."""
-    rows = np.zeros(len(first), table.dtype)
-    there = first >= 0
-    rows[there] = table[row_of[first[there]]]
-    return rows

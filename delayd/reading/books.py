@@ -1,75 +1,23 @@
-"""The books of a data directory: what to read, in which order, and the audit of each hour.
+"""The books of a data directory: the audit of each of its hours, put together.
 
-Invariant (rule P3): realtime logs are read first, then the sizes of the dispatch logs are taken, then the checkpoint
-and the message log's size; later bytes are left out. So each outcome's row and each row's origin is there.
+Invariant: the figures are sums over hours, so it does not matter who audits which hour, or when.
 """
 
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
-
-import numpy as np
+from dataclasses import dataclass
 
 from delayd.disk import Disk, RealDisk
-from delayd.errors import BadArgument, DamagedData
-from delayd.log.checkpoint import read_checkpoint
-from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms, audit_hour
-from delayd.reading.directory import Directory, Role, find_directories, is_running
-from delayd.reading.dispatch import dispatch_sizes, read_outcomes
-from delayd.reading.findings import UNBALANCING, Finding, FindingKind, Findings
-from delayd.reading.groups import LogMoved, TornTail
-from delayd.reading.realtime import TargetIndex, index_targets, read_target_rows
-from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, read_tail, take_snapshot
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
+from delayd.reading.findings import Finding, FindingKind, Findings
+from delayd.reading.groups import TornTail
+from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
+from delayd.reading.schedule import MessageTail
 from delayd.reading.summary import HourSummary, sum_up
 
-ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always does.
 FINDINGS_LIMIT = 1_000
 
 Progress = Callable[[int, int], None]  # Hours audited, hours in all.
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What bounds the reading of one delay server's logs; ``hours`` are those to audit."""
-
-    snapshot: ScheduleSnapshot
-    dispatch_sizes: dict[int, int]
-    terms: AuditTerms
-    hours: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AuditPlan:
-    """Everything that an audit needs to know before it reads hours; small, and can be pickled."""
-
-    origins: tuple[Origin, ...]
-    index: TargetIndex
-    torn: tuple[TornTail, ...] = ()
-    deleted_rows: int = 0  # Rows of the targets whose hours the delay server's retention has removed.
-
-    @property
-    def hour_count(self) -> int:
-        """Hours to audit."""
-        return sum(len(origin.hours) for origin in self.origins)
-
-    def split(self, parts: int) -> "list[AuditPlan]":
-        """Deal the hours out to at most ``parts`` plans, each with only what its hours need."""
-        every = [(number, hour) for number, origin in enumerate(self.origins) for hour in origin.hours]
-        return [self._part(every[first::parts]) for first in range(min(parts, len(every)))]
-
-    def _part(self, chosen: Sequence[tuple[int, int]]) -> "AuditPlan":
-        origins: list[Origin] = []
-        keep = np.zeros(len(self.index.batches), np.bool_)
-        for number, origin in enumerate(self.origins):
-            hours = tuple(hour for at, hour in chosen if at == number)
-            filed = {hour: origin.snapshot.hours[hour] for hour in hours if hour in origin.snapshot.hours}
-            sizes = {hour: origin.dispatch_sizes[hour] for hour in hours if hour in origin.dispatch_sizes}
-            origins.append(Origin(replace(origin.snapshot, hours=filed), sizes, origin.terms, hours))
-            log_id = origin.snapshot.directory.log_id
-            keep |= np.isin(self.index.batches["hour"], hours) & (self.index.batches["origin_log_id"] == log_id)
-        return AuditPlan(tuple(origins), replace(self.index, batches=self.index.batches[keep]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +49,15 @@ class Collected:
         self._late: list[Finding] = []
         self._count = 0
 
-    def add(self, found: Findings, summary: HourSummary) -> None:
-        """Add one hour."""
+    def add(self, summary: HourSummary, findings: Sequence[Finding], count: int) -> None:
+        """Add one hour: its figures, its first findings and how many it has."""
         self.summaries.append(summary)
-        self._count += len(found)
-        self._faults += found.first(UNBALANCING, self._limit - len(self._faults))
-        self._late += found.first([FindingKind.LATE], self._limit - len(self._late))
+        self._count += count
+        if findings:
+            late = [finding for finding in findings if finding.kind == FindingKind.LATE]
+            faults = [finding for finding in findings if finding.kind != FindingKind.LATE]
+            self._late = sorted(self._late + late)[: self._limit]
+            self._faults = sorted(self._faults + faults)[: self._limit]
 
     def report(self, data: str, now_ms: int, plan: AuditPlan) -> AuditReport:
         """The report on all hours that were added."""
@@ -151,47 +102,12 @@ def audit_directory(
         plan, tails = plan_audit(disk, data, now_ms, hours, late_ms_limit, lost_grace_ms)
         collected = Collected(findings_limit)
         for found, summary in audit_plan(disk, plan, tails):
-            collected.add(found, summary)
+            collected.add(summary, found.first(findings_limit), len(found))
             if progress is not None:
                 progress(len(collected.summaries), plan.hour_count)
         return collected.report(data, now_ms, plan)
 
     return until_still(data, audit)
-
-
-def plan_audit(
-    disk: Disk, data: str, now_ms: int, hours: Container[int] | None, late_ms_limit: int, lost_grace_ms: int
-) -> tuple[AuditPlan, list[MessageTail]]:
-    """Scan the realtime logs, then take the bounds of all others; with each delay server's tail of its message log.
-
-    Raises:
-        LogMoved: files went away meanwhile.
-    """
-    directories = find_directories(disk, data)
-    delays = [directory for directory in directories if directory.role == Role.DELAY]
-    if not delays:
-        raise BadArgument(f"{data} holds no delay server's directory, so nothing says what was scheduled")
-    torn: list[TornTail] = []
-    index = index_targets(disk, [directory for directory in directories if directory.role == Role.REALTIME], torn)
-    origins: list[Origin] = []
-    tails: list[MessageTail] = []
-    deleted_rows = 0
-    for directory in delays:
-        sizes = dispatch_sizes(disk, directory)
-        snapshot = take_snapshot(disk, directory)
-        tail = read_tail(disk, snapshot, torn)
-        own = index.batches[index.batches["origin_log_id"] == directory.log_id]
-        alive_ms = now_ms if is_running(directory) else min(now_ms, _last_seen_ms(disk, directory, tail, index))
-        known = set(snapshot.hours) | set(sizes) | set(tail.counts())
-        # Retention removes whole hours, oldest first: what the targets hold of them has nothing left to compare with.
-        deleted = own["hour"] < min(known, default=0)
-        deleted_rows += int(own["count"][deleted].sum())
-        wanted = sorted(known | set(own["hour"][~deleted].tolist()))
-        terms = AuditTerms(now_ms, alive_ms, late_ms_limit, lost_grace_ms)
-        chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
-        origins.append(Origin(snapshot, sizes, terms, chosen))
-        tails.append(tail)
-    return AuditPlan(tuple(origins), index, tuple(torn), deleted_rows), tails
 
 
 def audit_plan(
@@ -202,35 +118,5 @@ def audit_plan(
     Raises:
         LogMoved: files went away meanwhile.
     """
-    tails = tails or [read_tail(disk, origin.snapshot) for origin in plan.origins]
-    batches = plan.index.batches
-    for origin, tail in zip(plan.origins, tails, strict=True):
-        directory = origin.snapshot.directory
-        own = batches[batches["origin_log_id"] == directory.log_id]
-        own = own[np.argsort(own["hour"], kind="stable")]
-        for hour in origin.hours:
-            first, until = np.searchsorted(own["hour"], [hour, hour + 1])
-            realtime = read_target_rows(disk, plan.index, own[first:until])
-            outcomes = read_outcomes(disk, directory, hour, origin.dispatch_sizes.get(hour, 0))
-            schedule = read_hour(disk, origin.snapshot, tail, hour)
-            yield audit_hour(directory.log_id, hour, schedule, outcomes, realtime, origin.terms)
-
-
-def until_still(data: str, read: Callable[[], Result]) -> Result:
-    """Call ``read`` until the files stand still beneath it (rule P3); DamagedData when they never do."""
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            return read()
-        except LogMoved as moved:
-            last = moved
-    raise DamagedData(data, 0, f"{last}, and no newer checkpoint says why") from last
-
-
-def _last_seen_ms(disk: Disk, directory: Directory, tail: MessageTail, index: TargetIndex) -> int:
-    """The last instant that the logs of a stopped delay server, or of its targets, name."""
-    own = index.batches["origin_log_id"] == directory.log_id
-    claimed_ms = int(index.batches["claimed_at_ms"][own].max(initial=0))
-    published = read_checkpoint(disk, directory.path, directory.log_id) or {}
-    clock = published.get("clock")
-    wall_ms = clock[2] if isinstance(clock, list) and len(clock) == 3 else 0
-    return max(claimed_ms, tail.last_appended_at_ms, wall_ms if isinstance(wall_ms, int) else 0)
+    for hour in plan_hours(disk, plan, tails):
+        yield audit_hour(hour.log_id, hour.hour, hour.schedule(), hour.outcomes(), hour.realtime(), hour.terms)

@@ -4,7 +4,7 @@ Invariant: a finding is a row of numbers until somebody reads it; its sentence i
 million findings costs arrays.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -22,9 +22,6 @@ class FindingKind(IntEnum):
     ORPHAN = 4
     MISMATCH = 5  # The dispatch log and the target's log both know the message and differ about it.
     LATE = 6
-
-
-UNBALANCING = frozenset(FindingKind) - {FindingKind.LATE}
 
 
 class Reason(IntEnum):
@@ -109,9 +106,10 @@ class Findings:
     def __iter__(self) -> Iterator[Finding]:
         return (self._finding(row) for row in self.table)
 
-    def first(self, kinds: Collection[FindingKind], count: int) -> list[Finding]:
-        """At most ``count`` of those of some kinds."""
-        rows = np.flatnonzero(np.isin(self.table["kind"], list(kinds)))[: max(count, 0)]
+    def first(self, limit: int | None) -> list[Finding]:
+        """At most ``limit`` of those that unbalance the books, and as many of the others; None for all."""
+        late = self.table["kind"] == FindingKind.LATE
+        rows = np.concatenate((np.flatnonzero(~late)[:limit], np.flatnonzero(late)[:limit]))
         return [self._finding(row) for row in self.table[rows]]
 
     def _finding(self, row: np.void) -> Finding:

@@ -1,0 +1,190 @@
+"""The plan of an audit: what to read of a data directory, and in which order.
+
+Invariant (rule P3): realtime logs are read first, then the sizes of the dispatch logs are taken, then the checkpoint
+and the message log's size; later bytes are left out. So each outcome's row and each row's origin is there.
+"""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from delayd.disk import Disk
+from delayd.errors import BadArgument, DamagedData
+from delayd.log.checkpoint import read_checkpoint
+from delayd.log.dispatch import OutcomeRows
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
+from delayd.reading.columns import ScheduleRows
+from delayd.reading.directory import Directory, Role, find_directories, is_running
+from delayd.reading.dispatch import dispatch_sizes, read_outcomes
+from delayd.reading.groups import LogMoved, TornTail
+from delayd.reading.realtime import Batches, TargetIndex, TargetRows, index_targets, read_target_rows
+from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, read_tail, take_snapshot
+
+ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always does.
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What bounds the reading of one delay server's logs; ``hours`` are those to audit."""
+
+    snapshot: ScheduleSnapshot
+    dispatch_sizes: dict[int, int]
+    terms: AuditTerms
+    hours: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPlan:
+    """Everything that an audit needs to know before it reads hours; small, and can be pickled."""
+
+    origins: tuple[Origin, ...]
+    index: TargetIndex
+    torn: tuple[TornTail, ...] = ()
+    deleted_rows: int = 0  # Rows of the targets whose hours the delay server's retention has removed.
+
+    @property
+    def hour_count(self) -> int:
+        """Hours to audit."""
+        return sum(len(origin.hours) for origin in self.origins)
+
+    def split(self, parts: int) -> "list[AuditPlan]":
+        """Deal the hours out to at most ``parts`` plans, each with only what its hours need."""
+        every = [(number, hour) for number, origin in enumerate(self.origins) for hour in origin.hours]
+        return [self._part(every[first::parts]) for first in range(min(parts, len(every)))]
+
+    def _part(self, chosen: Sequence[tuple[int, int]]) -> "AuditPlan":
+        origins: list[Origin] = []
+        keep = np.zeros(len(self.index.batches), np.bool_)
+        for number, origin in enumerate(self.origins):
+            hours = tuple(hour for at, hour in chosen if at == number)
+            filed = {hour: origin.snapshot.hours[hour] for hour in hours if hour in origin.snapshot.hours}
+            sizes = {hour: origin.dispatch_sizes[hour] for hour in hours if hour in origin.dispatch_sizes}
+            origins.append(Origin(replace(origin.snapshot, hours=filed), sizes, origin.terms, hours))
+            log_id = origin.snapshot.directory.log_id
+            keep |= np.isin(self.index.batches["hour"], hours) & (self.index.batches["origin_log_id"] == log_id)
+        return AuditPlan(tuple(origins), replace(self.index, batches=self.index.batches[keep]))
+
+
+@dataclass(frozen=True, slots=True)
+class HourBooks:
+    """The three logs of one hour of one delay server, each read when it is asked for."""
+
+    disk: Disk
+    origin: Origin
+    hour: int
+    tail: "_Tail"
+    index: TargetIndex
+    batches: Batches
+
+    @property
+    def log_id(self) -> int:
+        """Of the delay server."""
+        return self.origin.snapshot.directory.log_id
+
+    @property
+    def terms(self) -> AuditTerms:
+        """What the audit judges by."""
+        return self.origin.terms
+
+    def schedule(self) -> ScheduleRows:
+        """What was scheduled, by rising sequence."""
+        return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour)
+
+    def outcomes(self) -> OutcomeRows:
+        """What the dispatch log says became of it."""
+        size = self.origin.dispatch_sizes.get(self.hour, 0)
+        return read_outcomes(self.disk, self.origin.snapshot.directory, self.hour, size)
+
+    def realtime(self) -> TargetRows:
+        """What the targets hold of it."""
+        return read_target_rows(self.disk, self.index, self.batches)
+
+
+def plan_audit(
+    disk: Disk,
+    data: str,
+    now_ms: int,
+    hours: Container[int] | None = None,
+    late_ms_limit: int = LATE_MS_LIMIT,
+    lost_grace_ms: int = LOST_GRACE_MS,
+) -> tuple[AuditPlan, list[MessageTail]]:
+    """Scan the realtime logs, then take the bounds of all others; with each delay server's tail of its message log.
+
+    Raises:
+        LogMoved: files went away meanwhile.
+    """
+    directories = find_directories(disk, data)
+    delays = [directory for directory in directories if directory.role == Role.DELAY]
+    if not delays:
+        raise BadArgument(f"{data} holds no delay server's directory, so nothing says what was scheduled")
+    torn: list[TornTail] = []
+    index = index_targets(disk, [directory for directory in directories if directory.role == Role.REALTIME], torn)
+    origins: list[Origin] = []
+    tails: list[MessageTail] = []
+    deleted_rows = 0
+    for directory in delays:
+        sizes = dispatch_sizes(disk, directory)
+        snapshot = take_snapshot(disk, directory)
+        tail = read_tail(disk, snapshot, torn)
+        own = index.batches[index.batches["origin_log_id"] == directory.log_id]
+        alive_ms = now_ms if is_running(directory) else min(now_ms, _last_seen_ms(disk, directory, tail, index))
+        known = set(snapshot.hours) | set(sizes) | set(tail.counts())
+        # Retention removes whole hours, oldest first: what the targets hold of them has nothing left to compare with.
+        deleted = own["hour"] < min(known, default=0)
+        deleted_rows += int(own["count"][deleted].sum())
+        wanted = sorted(known | set(own["hour"][~deleted].tolist()))
+        terms = AuditTerms(now_ms, alive_ms, late_ms_limit, lost_grace_ms)
+        chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
+        origins.append(Origin(snapshot, sizes, terms, chosen))
+        tails.append(tail)
+    return AuditPlan(tuple(origins), index, tuple(torn), deleted_rows), tails
+
+
+def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None) -> Iterator["HourBooks"]:
+    """The hours of a plan, nothing of them read yet; the message log's tail is read once, when it is wanted."""
+    batches = plan.index.batches
+    for number, origin in enumerate(plan.origins):
+        own = batches[batches["origin_log_id"] == origin.snapshot.directory.log_id]
+        own = own[np.argsort(own["hour"], kind="stable")]
+        tail = _Tail(disk, origin.snapshot, tails[number] if tails else None)
+        for hour in origin.hours:
+            first, until = np.searchsorted(own["hour"], [hour, hour + 1])
+            yield HourBooks(disk, origin, hour, tail, plan.index, own[first:until])
+
+
+def until_still(data: str, read: Callable[[], Result]) -> Result:
+    """Call ``read`` until the files stand still beneath it (rule P3); DamagedData when they never do."""
+    for _ in range(ATTEMPTS_MAX):
+        try:
+            return read()
+        except LogMoved as moved:
+            last = moved
+    raise DamagedData(data, 0, f"{last}, and no newer checkpoint says why") from last
+
+
+class _Tail:
+    """The message log from the replay offset on; read at most once."""
+
+    def __init__(self, disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail | None) -> None:
+        self._disk = disk
+        self._snapshot = snapshot
+        self._tail = tail
+
+    def get(self) -> MessageTail:
+        if self._tail is None:
+            self._tail = read_tail(self._disk, self._snapshot)
+        return self._tail
+
+
+def _last_seen_ms(disk: Disk, directory: Directory, tail: MessageTail, index: TargetIndex) -> int:
+    """The last instant that the logs of a stopped delay server, or of its targets, name."""
+    own = index.batches["origin_log_id"] == directory.log_id
+    claimed_ms = int(index.batches["claimed_at_ms"][own].max(initial=0))
+    published = read_checkpoint(disk, directory.path, directory.log_id) or {}
+    clock = published.get("clock")
+    wall_ms = clock[2] if isinstance(clock, list) and len(clock) == 3 else 0
+    return max(claimed_ms, tail.last_appended_at_ms, wall_ms if isinstance(wall_ms, int) else 0)

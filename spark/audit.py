@@ -1,0 +1,140 @@
+"""The audit as Spark tasks: the same pure `audit_hour`, some hours a task.
+
+Invariant: the driver fixes what is read (rule P3) before the first task runs, and a task does no more than a command
+without Spark does for the same hours; so the figures are equal.
+"""
+
+import os
+import pickle
+from collections.abc import Container, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from delayd.disk import RealDisk
+from delayd.errors import DelaydError, error_by_code
+from delayd.hours import hour_from_name, hour_name
+from delayd.reading.books import AuditReport, Collected, audit_plan
+from delayd.reading.findings import Finding, FindingKind, Findings
+from delayd.reading.groups import LogMoved
+from delayd.reading.plan import AuditPlan, plan_audit, until_still
+from delayd.reading.summary import COUNTS, HourSummary
+
+TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
+MOVED = "log_moved"  # The error code of a task whose files went away: the audit starts again.
+FINDING = pa.struct(
+    [
+        ("kind", pa.string()),
+        ("sequence", pa.int64()),
+        ("deliver_at_ms", pa.int64()),
+        ("subject", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+HOUR = pa.schema(
+    [
+        ("log_id", pa.string()),
+        ("hour", pa.string()),
+        *((name, pa.int64()) for name in COUNTS),
+        ("lateness", pa.list_(pa.int64())),
+        ("past_due_lateness", pa.list_(pa.int64())),
+        ("findings_count", pa.int64()),
+        ("findings", pa.list_(FINDING)),
+        ("error_code", pa.string()),
+        ("error", pa.string()),
+    ]
+)
+
+
+def audit_data(
+    session: SparkSession,
+    data: str,
+    now_ms: int,
+    hours: Container[int] | None,
+    late_ms_limit: int,
+    lost_grace_ms: int,
+    findings_limit: int | None,
+    tasks: int | None = None,
+) -> AuditReport:
+    """Audit a data directory in a session; see `delayd.reading.books.audit_directory`."""
+
+    def audit() -> AuditReport:
+        plan, _ = plan_audit(RealDisk(), data, now_ms, hours, late_ms_limit, lost_grace_ms)
+        collected = Collected(findings_limit)
+        if plan.hour_count:
+            for row in audit_frame(session, plan, findings_limit, tasks).toArrow().to_pylist():
+                _raise_error(row["error_code"], row["error"])
+                collected.add(*_decode(row))
+        return collected.report(data, now_ms, plan)
+
+    return until_still(data, audit)
+
+
+def audit_frame(
+    session: SparkSession, plan: AuditPlan, findings_limit: int | None, tasks: int | None = None
+) -> DataFrame:
+    """The hours of a plan as a frame: one row an hour, with its figures and its first findings."""
+    parts = plan.split(tasks or TASKS_A_CORE * (os.cpu_count() or 1))
+    table = pa.table({"part": range(len(parts)), "plan": [pickle.dumps(part) for part in parts]})
+    # By range, for a hash would put two parts into one task and none into another.
+    frame = session.createDataFrame(table).repartitionByRange(len(parts), "part")
+
+    def audit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for part in batch.column("plan").to_pylist():
+                yield from audit_part(pickle.loads(part), findings_limit)
+
+    return frame.mapInArrow(audit, from_arrow_schema(HOUR))
+
+
+def audit_part(plan: AuditPlan, findings_limit: int | None) -> Iterator[pa.RecordBatch]:
+    """What one task does; an error that the driver must act on is a row."""
+    try:
+        for found, summary in audit_plan(RealDisk(), plan):
+            yield _encode(found, summary, findings_limit)
+    except LogMoved as moved:
+        yield pa.RecordBatch.from_pylist([{"error_code": MOVED, "error": str(moved)}], HOUR)
+    except DelaydError as error:
+        yield pa.RecordBatch.from_pylist([{"error_code": error.code, "error": error.message}], HOUR)
+
+
+def _encode(found: Findings, summary: HourSummary, findings_limit: int | None) -> pa.RecordBatch:
+    row: dict[str, object] = {name: getattr(summary, name) for name in COUNTS}
+    row |= {"log_id": f"{summary.log_id:016x}", "hour": hour_name(summary.hour), "findings_count": len(found)}
+    row |= {"lateness": summary.lateness, "past_due_lateness": summary.past_due_lateness}
+    row["findings"] = [
+        {
+            "kind": finding.kind.name,
+            "sequence": finding.sequence,
+            "deliver_at_ms": finding.deliver_at_ms,
+            "subject": finding.subject,
+            "detail": finding.detail,
+        }
+        for finding in found.first(findings_limit)
+    ]
+    return pa.RecordBatch.from_pylist([row], HOUR)
+
+
+def _decode(row: dict[str, Any]) -> tuple[HourSummary, list[Finding], int]:
+    log_id, hour = int(row["log_id"], 16), hour_from_name(row["hour"])
+    counts = {name: int(row[name]) for name in COUNTS}
+    lateness, past_due = (np.array(row[name], np.int64) for name in ("lateness", "past_due_lateness"))
+    summary = HourSummary(log_id, hour, **counts, lateness=lateness, past_due_lateness=past_due)
+    findings = [
+        Finding(
+            *(hour, FindingKind[found["kind"]], found["sequence"], found["deliver_at_ms"]),
+            *(found["subject"], found["detail"], log_id),
+        )
+        for found in row["findings"]
+    ]
+    return summary, findings, row["findings_count"]
+
+
+def _raise_error(code: str | None, message: str) -> None:
+    if code == MOVED:
+        raise LogMoved(message)
+    if code is not None:
+        raise error_by_code(code, message)

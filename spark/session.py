@@ -1,0 +1,82 @@
+"""The Spark session of an audit, and a plain sentence where there can't be one.
+
+Invariant: a session that is there is used as it is; one that is made here runs in this process, in UTC, without a web
+page, and its Python workers are this Python.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from delayd.errors import BadSetting
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DISTRIBUTIONS = ("pyspark", "pyarrow", "pandas")
+JAVA_MIN = 17  # What PySpark 4 is compiled for.
+REMEDY = "install 'delayd[spark]' and Java 17"
+LOOPBACK = "127.0.0.1"
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
+}
+
+
+def open_session(master: str | None) -> "SparkSession":
+    """The active session, or a new one on ``master``; None leaves the master to `spark-submit` and its settings.
+
+    Raises:
+        BadSetting: pyspark or Java is missing or too old.
+    """
+    check_spark()
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    # Without it the workers are the first `python3` of the path, which may not have what this one has.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Else Spark warns of a host name that resolves to loopback, which is all that a local session needs.
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    builder = SparkSession.builder.appName("delayd audit")
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def check_spark() -> None:
+    """Raise BadSetting, with what to do, unless pyspark and a Java for it are there."""
+    for name in DISTRIBUTIONS:
+        if find_spec(name) is None:
+            raise BadSetting(f"an audit in Spark needs {name}: {REMEDY}")
+    version = java_version()
+    if version is None:
+        raise BadSetting(f"an audit in Spark needs Java, and there is none: {REMEDY}, or set JAVA_HOME")
+    if version < JAVA_MIN:
+        raise BadSetting(f"an audit in Spark needs Java {JAVA_MIN} or newer, this is Java {version}: {REMEDY}")
+
+
+def java_version() -> int | None:
+    """The version of the Java that Spark would start; None when there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    # Up to Java 8 the version was called 1.8.
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found[1]) if found else None

@@ -1,0 +1,92 @@
+"""The data source ``delayd``: ``spark.read.format("delayd").option("kind", "lifecycle").load(DATA)``.
+
+Invariant: what is read is fixed when Spark plans the query: a task that is repeated reads the same rows, and what a
+server writes meanwhile is left out. Load again to see more.
+"""
+
+import os
+import pickle
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from delayd.disk import RealDisk
+from delayd.errors import BadArgument
+from delayd.hours import hour_from_name
+from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
+
+from .tables import TABLES, HourTables, columns_of
+
+ROWS_MAX = 65_536  # About 10 MB of Arrow.
+TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
+HOURS_MAX = 1 << 32  # An hour is a u32 in every file.
+
+
+class DelaydDataSource(DataSource):
+    """The logs of a data directory as tables.
+
+    Options: ``kind`` (schedule, dispatch, message or lifecycle, which is the default: one row a message), ``from`` and
+    ``to`` (hours as YYYYMMDDHH, both included), ``tasks``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "delayd"
+
+    def schema(self) -> str:
+        return ", ".join(f"{name} {kind}" for name, (kind, _) in columns_of(self._kind()).items())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = dict(self.options)
+        first = hour_from_name(options["from"]) if "from" in options else 0
+        last = hour_from_name(options["to"]) if "to" in options else HOURS_MAX
+        if "path" not in options:
+            raise BadArgument("nothing says where the data is: end with .load(DATA)")
+        tasks = int(options.get("tasks", TASKS_A_CORE * (os.cpu_count() or 1)))
+        return DelaydReader(self._kind(), options["path"], range(first, last + 1), tasks, schema.names)
+
+    def _kind(self) -> str:
+        kind = self.options.get("kind", "lifecycle")
+        if kind not in TABLES:
+            raise BadArgument(f"kind {kind!r} is not one of {', '.join(TABLES)}")
+        return kind
+
+
+class HourPartition(InputPartition):
+    """Some hours, for one task."""
+
+    def __init__(self, plan: AuditPlan) -> None:
+        super().__init__(pickle.dumps(plan))
+
+
+class DelaydReader(DataSourceReader):
+    """Plans the hours and reads them."""
+
+    def __init__(self, kind: str, data: str, hours: range, tasks: int, names: list[str]) -> None:
+        self._kind = kind
+        self._data = data
+        self._hours = hours
+        self._tasks = tasks
+        self._names = names
+
+    def partitions(self) -> list[InputPartition]:
+        def plan() -> AuditPlan:
+            now_ms = time.time_ns() // 1_000_000
+            return plan_audit(RealDisk(), self._data, now_ms, self._hours)[0]
+
+        return [HourPartition(part) for part in until_still(self._data, plan).split(self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Spark asks for one partition with nothing in it when there is none.
+        if partition.value is None:
+            return
+        columns = columns_of(self._kind)
+        for books in plan_hours(RealDisk(), pickle.loads(partition.value)):
+            tables = HourTables(books)
+            arrays = [columns[name][1](tables) for name in self._names]
+            batch = pa.RecordBatch.from_arrays(arrays, names=self._names)
+            for first in range(0, batch.num_rows, ROWS_MAX):
+                yield batch.slice(first, ROWS_MAX)

@@ -1,0 +1,119 @@
+"""An audit in Spark says what the audit without Spark says, figure by figure and finding by finding."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from freezegun import freeze_time
+
+from delayd.errors import BadArgument, DamagedData, DelaydError
+from delayd.log.dispatch import Outcome
+from delayd.reading.books import AuditReport, audit_directory
+from spark.program import audit
+from tests.books import HOUR_MS, START_MS, Books, Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Spark and its libraries warn about each other; what they say is no fault of a test here.
+pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.filterwarnings("ignore")]
+
+NOW_MS = START_MS + 3 * HOUR_MS
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Books:
+    """Three hours with one of each fault in the second, an hour that is pending, rows filed and rows not filed."""
+    books = Books(str(tmp_path_factory.mktemp("books")))
+    first = books.send([START_MS + row for row in range(40)], subjects=("orders", "bills"))
+    books.hand_over(first)
+    books.checkpoint()
+    rows = books.send([START_MS + HOUR_MS + row for row in range(40)])
+    lost, late, early, twice, told_otherwise, dead, *sound = rows
+    del lost
+    books.hand_over([late], delay_ms=5_000)
+    books.hand_over([early], claimed_ms=START_MS)
+    books.record(books.hand_over([twice]))
+    ((hour, part),) = books.hand_over([told_otherwise], record=False)
+    books.record([(hour, part._replace(target_offset=8))])
+    books.decide([dead], Outcome.DEAD)
+    books.hand_over(sound)
+    books.store([Row(9_999, START_MS + HOUR_MS, 0, "ghosts")], "ghosts", hour, NOW_MS, NOW_MS)
+    books.send([START_MS + 50 * HOUR_MS])
+    books.tick(NOW_MS)
+    books.close()
+    return books
+
+
+def test_the_figures_and_findings_equal_those_without_spark(faulty: Books) -> None:
+    expected = audit_directory(faulty.root, now_ms=NOW_MS)
+    found = audit(faulty.root, now_ms=NOW_MS, tasks=2)
+    assert found == expected
+    total = found.total
+    assert (total.lost, total.duplicate, total.early, total.orphan, total.mismatch, total.late) == (1, 1, 1, 1, 1, 1)
+    assert (total.scheduled, total.dispatched, total.dead, total.pending) == (81, 78, 1, 1)
+    assert not found.balanced and found.findings_count == len(found.findings) == 6
+    assert [hour.lateness.sum() for hour in found.hours] == [40, 38, 0]
+
+
+def test_only_the_wanted_hours_are_audited_in_spark(faulty: Books) -> None:
+    hour = START_MS // HOUR_MS
+    assert audit(faulty.root, now_ms=NOW_MS, hours=range(hour, hour + 1)).balanced
+    assert audit(faulty.root, now_ms=NOW_MS, hours=range(3)) == _nothing(faulty)
+
+
+def test_damage_that_a_task_meets_is_the_same_sentence_as_without_spark(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    books.send([START_MS])
+    books.checkpoint()
+    books.close()
+    path = books.path_of("schedule")
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedData) as expected:
+        audit_directory(books.root, now_ms=NOW_MS)
+    with pytest.raises(DelaydError) as found:
+        audit(books.root, now_ms=NOW_MS)
+    assert found.value.message == expected.value.message and found.value.code == expected.value.code
+
+
+def test_a_frozen_clock_decides_what_is_pending(faulty: Books) -> None:
+    with freeze_time("2026-11-20T16:30:00Z", ignore=["pyspark", "py4j"]):
+        assert audit(faulty.root).total.pending == 2
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("schedule", 81), ("dispatch", 80), ("message", 79), ("lifecycle", 81)])
+def test_the_data_source_has_a_table_for_each_log(session: "SparkSession", faulty: Books, kind: str, rows: int) -> None:
+    frame = session.read.format("delayd").option("kind", kind).load(faulty.root)
+    assert frame.count() == rows
+
+
+def test_lifecycle_says_of_each_message_what_became_of_it_and_how_late(session: "SparkSession", faulty: Books) -> None:
+    frame = session.read.format("delayd").load(faulty.root)
+    rows = {row["sequence"]: row for row in frame.collect()}
+    assert (rows[2]["subject"], rows[2]["outcome"], rows[2]["hour"]) == ("bills", "DISPATCHED", "2026112016")
+    assert rows[41]["outcome"] is None and rows[41]["late_ms"] is None
+    assert rows[42]["late_ms"] == timedelta(seconds=5) // timedelta(milliseconds=1)
+    assert rows[46]["outcome"] == "DEAD" and rows[46]["target"] is None
+
+
+def test_a_query_that_names_two_columns_and_one_hour_reads_no_more(session: "SparkSession", faulty: Books) -> None:
+    source = session.read.format("delayd").option("from", "2026112017").option("to", "2026112017")
+    frame = source.schema("sequence long, subject string").load(faulty.root)
+    assert frame.columns == ["sequence", "subject"] and frame.count() == 40
+
+
+def test_an_unknown_kind_of_table_is_refused_by_name(session: "SparkSession", faulty: Books) -> None:
+    with pytest.raises(Exception, match="kind 'bodies' is not one of schedule, dispatch, message, lifecycle"):
+        session.read.format("delayd").option("kind", "bodies").load(faulty.root).count()
+
+
+def test_a_directory_without_books_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="holds no messages of delayd"):
+        audit(str(tmp_path))
+
+
+def _nothing(books: Books) -> AuditReport:
+    return audit_directory(books.root, now_ms=NOW_MS, hours=range(3))

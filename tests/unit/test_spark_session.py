@@ -1,0 +1,55 @@
+"""Where Spark can't run, one sentence says what to install."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from delayd.errors import BadSetting
+from spark.session import check_spark, java_version
+
+
+def test_a_java_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_java(tmp_path, monkeypatch, 'openjdk version "11.0.2" 2019-01-15')
+    with pytest.raises(BadSetting, match=r"needs Java 17 or newer, this is Java 11: install 'delayd\[spark\]' and"):
+        check_spark()
+
+
+def test_a_missing_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadSetting, match="needs Java, and there is none"):
+        check_spark()
+
+
+def test_a_missing_pyspark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark.session.find_spec", lambda name: None)
+    with pytest.raises(BadSetting, match=r"needs pyspark: install 'delayd\[spark\]' and Java 17"):
+        check_spark()
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [('java version "1.8.0_292"', 8), ('openjdk version "17.0.15" 2025-04-15', 17), ('openjdk version "21"', 21)],
+)
+def test_the_version_is_read_from_what_java_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, version: int
+) -> None:
+    _fake_java(tmp_path, monkeypatch, said)
+    assert java_version() == version
+
+
+def test_the_module_that_spark_finds_by_itself_offers_the_source() -> None:
+    if importlib.util.find_spec("pyspark") is None:
+        pytest.skip("pyspark is not installed")
+    import pyspark_delayd
+
+    assert pyspark_delayd.DefaultSource.name() == "delayd"
+
+
+def _fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
