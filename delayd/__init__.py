@@ -10,13 +10,69 @@ __version__ = "0.1.0"
 
 # Each name that delayd offers, and the module that it lives in. Type checkers read the same names from imports
 # under TYPE_CHECKING.
-_HOMES: dict[str, str] = {}
+_HOMES: dict[str, str] = {
+    "AsyncConsumer": "delayd.client.consumer",
+    "AsyncMessage": "delayd.client.consumer",
+    "AsyncMessageBatch": "delayd.client.consumer",
+    "AsyncProducer": "delayd.client.producer",
+    "BatchFailed": "delayd.client.receipt",
+    "BatchReceipt": "delayd.client.receipt",
+    "CallerError": "delayd.errors",
+    "Consumer": "delayd.client.sync_consumer",
+    "DelaydError": "delayd.errors",
+    "Message": "delayd.client.sync_consumer",
+    "MessageBatch": "delayd.client.sync_consumer",
+    "OutcomeUnknown": "delayd.errors",
+    "Producer": "delayd.client.sync_producer",
+    "Receipt": "delayd.client.receipt",
+    "RetryLater": "delayd.errors",
+    "SendHandle": "delayd.errors",
+}
 
-__all__ = ["__version__"]
+__all__ = [
+    "AsyncConsumer",
+    "AsyncMessage",
+    "AsyncMessageBatch",
+    "AsyncProducer",
+    "BatchFailed",
+    "BatchReceipt",
+    "CallerError",
+    "Consumer",
+    "DelaydError",
+    "Message",
+    "MessageBatch",
+    "OutcomeUnknown",
+    "Producer",
+    "Receipt",
+    "RetryLater",
+    "SendHandle",
+    "__version__",
+    "errors",
+]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from delayd import errors as errors
+    from delayd.client.consumer import AsyncConsumer as AsyncConsumer
+    from delayd.client.consumer import AsyncMessage as AsyncMessage
+    from delayd.client.consumer import AsyncMessageBatch as AsyncMessageBatch
+    from delayd.client.producer import AsyncProducer as AsyncProducer
+    from delayd.client.receipt import BatchFailed as BatchFailed
+    from delayd.client.receipt import BatchReceipt as BatchReceipt
+    from delayd.client.receipt import Receipt as Receipt
+    from delayd.client.sync_consumer import Consumer as Consumer
+    from delayd.client.sync_consumer import Message as Message
+    from delayd.client.sync_consumer import MessageBatch as MessageBatch
+    from delayd.client.sync_producer import Producer as Producer
+    from delayd.errors import CallerError as CallerError
+    from delayd.errors import DelaydError as DelaydError
+    from delayd.errors import OutcomeUnknown as OutcomeUnknown
+    from delayd.errors import RetryLater as RetryLater
+    from delayd.errors import SendHandle as SendHandle
+else:
     # Hidden from type checkers, which would take any misspelt name for one that exists.
     def __getattr__(name: str) -> object:
+        if name == "errors":
+            return import_module("delayd.errors")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)

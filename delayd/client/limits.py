@@ -17,6 +17,7 @@ from delayd.errors import BadArgument, BadSubject, MessageTooLarge
 MESSAGE_BYTES_MAX = 4 << 20  # Headers and body: four of the largest still share a batch.
 HEADERS_BYTES_MAX = 32 << 10  # They are read by routers and consoles, which should not need megabytes.
 SUBJECT_BYTES_MAX = 255
+GROUP_BYTES_MAX = 255
 
 Headers = Mapping[str, str | bytes]
 
@@ -32,6 +33,14 @@ def check_subject(subject: str) -> bytes:
     if _SUBJECT.fullmatch(subject) is None:
         raise BadSubject(f"subject {subject[:300]!r} is not 1 to {SUBJECT_BYTES_MAX} characters of [A-Za-z0-9._%/-]")
     return subject.encode("ascii")
+
+
+def check_group(group: str) -> None:
+    """BadArgument for a name that no group may have."""
+    if not isinstance(group, str):
+        raise BadArgument(f"a group is text, not a {type(group).__name__}")
+    if not 0 < len(group.encode("utf-8", "replace")) <= GROUP_BYTES_MAX:
+        raise BadArgument(f"group {group[:300]!r} is not a name of 1 to {GROUP_BYTES_MAX} bytes")
 
 
 def check_body(body: bytes, headers_bytes: int = 0) -> None:

@@ -1,6 +1,6 @@
-"""The blocking clients: the same cores as the asynchronous ones, on a background thread.
+"""Producer: the blocking form of AsyncProducer, on a background thread.
 
-Invariant: every method may be called from any thread, and after a fork from the child too, which gets a client of its
+Invariant: every method may be called from any thread, and after a fork from the child too, which gets a producer of its
 own (rule I2).
 """
 

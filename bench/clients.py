@@ -1,0 +1,205 @@
+"""What the clients themselves cost: against a server in another process that checks each batch and acknowledges it.
+
+    python -m bench.clients [--rows N]
+
+One JSON line a result. Nothing is stored, so these are costs of client, wire and loopback, and not of a disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection as Pipe
+
+import uvloop
+
+from delayd.batch import parse
+from delayd.client.producer import AsyncProducer
+from delayd.client.sync_producer import Producer
+from delayd.errors import DelaydError
+from delayd.net.connection import Connection
+from delayd.net.server import Server, run
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType
+
+HOST = "127.0.0.1"
+LOG_ID = 7
+BODY = b"x" * 200
+ROUNDS = 5
+
+
+class Acknowledger:
+    """Meta and delay server in one: verifies every batch, keeps nothing."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.batches = 0
+        self.rows = 0
+
+    def connected(self, connection: Connection) -> None:
+        """Nothing is kept of it."""
+
+    def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
+        """Nothing was kept of it."""
+
+    def crashed(self, error: Exception) -> None:
+        raise error
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        head: Head = {"log_id": LOG_ID, "now_ms": now_ms}
+        if frame.type == RequestType.SEND:
+            batch = parse(frame.body)
+            batch.verify()
+            result: Head = {"base_sequence": 1 + self.rows, "count": batch.count, "duplicate": False}
+            head["results"] = [{**result, "appended_at_ms": now_ms}]
+            self.batches += 1
+            self.rows += batch.count
+        elif frame.type == RequestType.SERVERS:
+            place: Head = {"role": "delay", "log_id": LOG_ID, "host": HOST, "port": self.port, "alive": True}
+            head["servers"] = [{**place, "epoch": 1, "pid": 1, "seen_ms_ago": 0}]
+        connection.answer(frame.request_id, head)
+
+
+def serve(pipe: Pipe) -> None:
+    """Run the acknowledger until the pipe says that it is over."""
+
+    async def main() -> None:
+        acknowledger = Acknowledger()
+        server = Server(acknowledger)
+        acknowledger.port = await server.listen(HOST, 0)
+        pipe.send(acknowledger.port)
+        loop = asyncio.get_running_loop()
+        while await loop.run_in_executor(None, pipe.recv):
+            pipe.send((acknowledger.batches, acknowledger.rows))
+        await server.close()
+
+    run(main)
+
+
+class Measure:
+    """Times rounds and prints their medians."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+
+    def _served(self) -> tuple[int, int]:
+        self._pipe.send(True)
+        batches, rows = self._pipe.recv()
+        return batches, rows
+
+    def report(self, name: str, count: int, wall: list[float], cpu: list[float], before: tuple[int, int]) -> None:
+        """Print one result: us a message by the clock and of this process's CPU, and how full the batches were."""
+        batches, rows = self._served()
+        line = {
+            "case": name,
+            "messages": count,
+            "us": round(statistics.median(wall) / count * 1e6, 2),
+            "us_min": round(min(wall) / count * 1e6, 2),
+            "us_max": round(max(wall) / count * 1e6, 2),
+            "cpu_us": round(statistics.median(cpu) / count * 1e6, 2),
+            "rows_per_batch": round((rows - before[1]) / max(1, batches - before[0]), 1),
+        }
+        print(json.dumps(line), flush=True)
+
+    def blocking(self, name: str, count: int, work: Callable[[], None]) -> None:
+        """Rounds of a function."""
+        before = self._served()
+        wall: list[float] = []
+        cpu: list[float] = []
+        for _ in range(ROUNDS):
+            started, used = time.perf_counter(), time.process_time()
+            work()
+            wall.append(time.perf_counter() - started)
+            cpu.append(time.process_time() - used)
+        self.report(name, count, wall, cpu, before)
+
+    async def running(self, name: str, count: int, work: Callable[[], Awaitable[object]]) -> None:
+        """Rounds of a coroutine."""
+        before = self._served()
+        wall: list[float] = []
+        cpu: list[float] = []
+        for _ in range(ROUNDS):
+            started, used = time.perf_counter(), time.process_time()
+            await work()
+            wall.append(time.perf_counter() - started)
+            cpu.append(time.process_time() - used)
+        self.report(name, count, wall, cpu, before)
+
+
+def blocking_cases(measure: Measure, address: str, rows: int) -> None:
+    """What the blocking producer costs."""
+    bodies = [BODY] * rows
+    few = bodies[:500]
+    with Producer(address) as producer:
+
+        def lone() -> None:
+            for _ in range(500):
+                producer.send("bench", BODY, deliver_at_ms=1)
+
+        def gathered() -> None:
+            for body in bodies:
+                producer.send_nowait("bench", body, deliver_at_ms=1)
+            producer.flush()
+
+        def one_batch() -> None:
+            producer.send_batch("bench", bodies, 1)
+
+        def small_batches() -> None:
+            for _ in range(100):
+                producer.send_batch("bench", few, 1)
+
+        measure.blocking("blocking send, one after the other", 500, lone)
+        measure.blocking("blocking send_nowait", rows, gathered)
+        measure.blocking("blocking send_batch, all rows", rows, one_batch)
+        measure.blocking("blocking send_batch of 500, one after the other", 50_000, small_batches)
+
+
+async def async_cases(measure: Measure, address: str, rows: int) -> None:
+    """What the asynchronous producer costs."""
+    bodies = [BODY] * rows
+    few = bodies[:500]
+    async with AsyncProducer(address) as producer:
+
+        async def sender() -> None:
+            for _ in range(rows // 1000):
+                await producer.send("bench", BODY, deliver_at_ms=1)
+
+        async def batches() -> None:
+            for _ in range(rows // 8_000):
+                await producer.send_batch("bench", few, 1)
+
+        await measure.running("send, 1,000 tasks", rows, lambda: asyncio.gather(*(sender() for _ in range(1000))))
+        await measure.running(
+            "send_batch of 500, 16 tasks",
+            rows // 8_000 * 8_000,
+            lambda: asyncio.gather(*(batches() for _ in range(16))),
+        )
+        await measure.running("send_batch, all rows", rows, lambda: producer.send_batch("bench", bodies, 1))
+
+
+def main() -> None:
+    """Run all cases."""
+    parser = argparse.ArgumentParser(description="What the clients cost, one JSON line a result.")
+    parser.add_argument("--rows", type=int, default=100_000)
+    rows = parser.parse_args().rows
+    pipe, other = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(other,))
+    server.start()
+    address = f"{HOST}:{pipe.recv()}"
+    measure = Measure(pipe)
+    try:
+        blocking_cases(measure, address, rows)
+        uvloop.run(async_cases(measure, address, rows))
+    finally:
+        pipe.send(False)
+        server.join()
+
+
+if __name__ == "__main__":
+    main()

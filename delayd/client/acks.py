@@ -1,0 +1,164 @@
+"""Acknowledgements on their way: gathered into ranges, one request under way for each of ack and nack.
+
+Invariant: whoever waits learns that its messages are acknowledged only when that is durable; what fails and has nobody
+waiting is kept until somebody asks (rule Q1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from delayd.client.retry import Backoff, spread_ms
+from delayd.errors import DelaydError, RequestFailed, RetryLater, StaleHandle
+from delayd.net.connection import Connection
+from delayd.wire.frame import Head
+from delayd.wire.requests import RequestType, need_rows
+
+HANDLES_MAX = 8_192  # Of one request: at most 27 bytes each, far below the limit of a head.
+
+Handles = list[list[int]]  # Of (incarnation, pull_first, count).
+
+
+class AckLane:
+    """ACK or NACK of one group of one subject; belongs to a loop."""
+
+    def __init__(
+        self,
+        request: RequestType,
+        subject: str,
+        group: str,
+        connection: Callable[[], Awaitable[Connection]],
+        timeout_ms: float,
+    ) -> None:
+        self._request = request
+        self._subject = subject
+        self._group = group
+        self._connection = connection
+        self._timeout_s = timeout_ms / 1000
+        self._loop = asyncio.get_running_loop()
+        self._gathered: Handles = []
+        self._waiting: list[_Waiting] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._failures: deque[DelaydError] = deque()
+
+    def give(self, handles: Handles) -> None:
+        """Acknowledge soon; a failure is raised by `raise_failures`."""
+        self._gathered.extend(handles)
+        self._start()
+
+    def give_and_wait(self, handles: Handles) -> asyncio.Future[None]:
+        """Acknowledge now: done when it is durable.
+
+        Raises:
+            StaleHandle: the server does not hold some of them any more; the others are acknowledged.
+            DelaydError: the server could not be reached in time, or refused.
+        """
+        durable: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(_Waiting(handles, durable))
+        self._start()
+        return durable
+
+    def raise_failures(self) -> None:
+        """Raise what failed while nobody waited, once."""
+        # Also called from other threads than the loop's: single operations on a deque need no lock.
+        failures: list[DelaydError] = []
+        while self._failures:
+            failures.append(self._failures.popleft())
+        if failures:
+            first = failures[0]
+            if len(failures) > 1:
+                first.add_note(f"{len(failures) - 1} further requests to acknowledge failed since the last call")
+            raise first
+
+    async def flush(self) -> None:
+        """Wait until everything that was given is durable or failed."""
+        while self._sending is not None:
+            await asyncio.wait([self._sending])
+
+    def _start(self) -> None:
+        if self._sending is None:
+            self._sending = self._loop.create_task(self._send_all())
+
+    async def _send_all(self) -> None:
+        try:
+            while self._gathered or self._waiting:
+                gathered, self._gathered = self._gathered, []
+                waiting, self._waiting = self._waiting, []
+                handles = merge([*gathered, *(handle for one in waiting for handle in one.handles)])
+                error: DelaydError | None = None
+                stale: Handles = []
+                try:
+                    for start in range(0, len(handles), HANDLES_MAX):
+                        stale += await self._send(handles[start : start + HANDLES_MAX])
+                except DelaydError as failure:
+                    error = failure
+                self._tell(gathered, waiting, stale, error)
+        finally:
+            self._sending = None
+
+    async def _send(self, handles: Handles) -> Handles:
+        deadline = self._loop.time() + self._timeout_s
+        backoff = Backoff()
+        head: Head = {"subject": self._subject, "group": self._group, "handles": handles}
+        while True:
+            try:
+                connection = await self._connection()
+                left_ms = max((deadline - self._loop.time()) * 1000, 1)
+                answer = await connection.request(self._request, head, timeout_ms=left_ms)
+                return need_rows(answer.head, "stale", 3)
+            except (RequestFailed, RetryLater) as error:
+                # Acknowledged twice is acknowledged once, so an unknown outcome is simply tried again.
+                later = isinstance(error, RetryLater)
+                wait_s = (spread_ms(error.retry_after_ms) if later else backoff.next_ms()) / 1000
+                if self._loop.time() + wait_s >= deadline:
+                    raise
+            await asyncio.sleep(wait_s)
+
+    def _tell(self, gathered: Handles, waiting: Sequence[_Waiting], stale: Handles, error: DelaydError | None) -> None:
+        for one in waiting:
+            lost = error or _stale(one.handles, stale)
+            if one.durable.done():
+                continue
+            if lost is None:
+                one.durable.set_result(None)
+            else:
+                one.durable.set_exception(lost)
+        failure = error or _stale(gathered, stale)
+        if gathered and failure is not None:
+            self._failures.append(failure)
+
+
+class _Waiting(NamedTuple):
+    handles: Handles
+    durable: asyncio.Future[None]
+
+
+def merge(handles: Handles) -> Handles:
+    """The same messages in the fewest ranges, rising."""
+    merged: Handles = []
+    for incarnation, first, count in sorted(handles):
+        last = merged[-1] if merged else None
+        if last is not None and last[0] == incarnation and first <= last[1] + last[2]:
+            last[2] = max(last[2], first + count - last[1])
+        else:
+            merged.append([incarnation, first, count])
+    return merged
+
+
+def _stale(handles: Handles, stale: Handles) -> StaleHandle | None:
+    lost = sum(
+        max(0, min(first + count, stale_first + stale_count) - max(first, stale_first))
+        for incarnation, first, count in handles
+        for stale_incarnation, stale_first, stale_count in stale
+        if incarnation == stale_incarnation
+    )
+    if not lost:
+        return None
+    return StaleHandle(
+        f"{lost} messages were no longer held for this consumer (their lease ran out, or the server was restarted);"
+        " they are offered again",
+        count=lost,
+    )

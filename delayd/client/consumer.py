@@ -1,0 +1,151 @@
+"""AsyncConsumer: takes messages of one subject for one group, from the caller's own event loop.
+
+Invariant: a message that was handed out is the caller's until its lease ends, and `ack()` returns only when the
+acknowledgement is durable.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from delayd.client.acks import Handles
+from delayd.client.arguments import TIMEOUT_MS
+from delayd.client.consumer_core import LEASE, MESSAGES_MAX, WAIT, ConsumerCore, ConsumerSettings
+from delayd.client.limits import parse_address
+from delayd.client.message import MessageColumns, MessageView, Pulled
+
+
+class AsyncConsumer:
+    """One consumer of a group; made and used inside a running loop, best with ``async with`` and ``async for``.
+
+    Any number of consumers share a group, and each message goes to one of them until its lease ends. With `prefetch`
+    the next answer of the server is under way while the caller works on the last one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        subject: str,
+        group: str,
+        *,
+        lease: timedelta = LEASE,
+        prefetch: bool = True,
+        max_messages: int = MESSAGES_MAX,
+        timeout_ms: float = TIMEOUT_MS,
+    ) -> None:
+        parse_address(address)
+        self._address = address
+        self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
+        self._own_core = ConsumerCore(address, self._settings)
+        self._current: AsyncMessageBatch | None = None
+        self._row = 0  # Of the current batch: the next one to hand out.
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AsyncMessage:
+        """The next message; waits for it as long as it takes, and raises what `pull` raises."""
+        while True:
+            current = self._current
+            if current is not None and self._row < len(current) and time.monotonic() < current.pulled.lease_ends:
+                self._row += 1
+                return AsyncMessage(current, self._row - 1)
+            self._current, self._row = None, 0
+            pulled = await self.core.pull(None, WAIT)
+            if pulled is not None:
+                self._current = AsyncMessageBatch(pulled, self)
+
+    async def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> AsyncMessageBatch:
+        """The next messages, as columns: at least one, or none when none came within ``wait``.
+
+        Raises:
+            RetryLater: no server was reached within the timeout.
+            StaleHandle: an `ack(wait=False)` came too late; it is raised once, here or at the next call of any kind.
+        """
+        pulled = await self.core.pull(max_messages, wait)
+        return AsyncMessageBatch(pulled or Pulled.nothing(self._settings.subject), self)
+
+    async def flush(self) -> None:
+        """Wait until all acknowledgements are durable; raises what failed since the last call."""
+        await self.core.flush()
+
+    async def close(self) -> None:
+        """Flush, give back what was not handed out, disconnect; calling it again does nothing."""
+        left: Handles = [] if self._current is None else self._current.pulled.cut(self._row)[1].handles
+        self._current = None
+        await self._own_core.close(left)
+
+    @property
+    def core(self) -> ConsumerCore:
+        """The core of this process; after a fork a new one."""
+        if self._own_core.pid != os.getpid():
+            _LEFT_TO_PARENTS.append(self._own_core)
+            self._own_core = ConsumerCore(self._address, self._settings)
+        return self._own_core
+
+
+class AsyncMessageBatch(MessageColumns):
+    """Messages as columns; iterate over it for single ones."""
+
+    def __init__(self, pulled: Pulled, consumer: AsyncConsumer) -> None:
+        super().__init__(pulled)
+        self.consumer = consumer
+
+    def __getitem__(self, row: int) -> AsyncMessage:
+        return AsyncMessage(self, range(len(self))[row])
+
+    async def ack(self, *, wait: bool = True) -> None:
+        """All of them are done. With ``wait`` it is durable then; without, a failure is raised at a later call.
+
+        Raises:
+            StaleHandle: some were no longer held for this consumer, and are offered again.
+            DelaydError: the server was not reached within the timeout; the messages come again when the lease ends.
+        """
+        await _settle(self.consumer, self.pulled.handles, wait)
+
+    async def nack(self, *, wait: bool = True) -> None:
+        """Give all of them back: they are offered again at once, attempt + 1. Raises what `ack` raises."""
+        await _settle(self.consumer, self.pulled.handles, wait, back=True)
+
+
+class AsyncMessage(MessageView):
+    """One message."""
+
+    __slots__ = ("_consumer",)
+
+    def __init__(self, batch: AsyncMessageBatch, row: int) -> None:
+        super().__init__(batch, row)
+        self._consumer = batch.consumer
+
+    async def ack(self, *, wait: bool = True) -> None:
+        """It is done; see AsyncMessageBatch.ack."""
+        await _settle(self._consumer, [self.handle], wait)
+
+    async def nack(self, *, wait: bool = True) -> None:
+        """Give it back; see AsyncMessageBatch.nack."""
+        await _settle(self._consumer, [self.handle], wait, back=True)
+
+
+async def _settle(consumer: AsyncConsumer, handles: Handles, wait: bool, *, back: bool = False) -> None:
+    if not handles:
+        return
+    if wait:
+        await consumer.core.settle_and_wait(handles, back=back)
+    else:
+        consumer.core.check()
+        consumer.core.settle(handles, back=back)
+
+
+_LEFT_TO_PARENTS: list[ConsumerCore] = []

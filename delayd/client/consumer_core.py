@@ -1,0 +1,258 @@
+"""What the asynchronous and the blocking consumer share: pulls, what was pulled ahead, and acknowledgements.
+
+Invariant: a message whose lease is over is not handed out, for the server gives it to somebody else; what was pulled
+and not handed out is given back at the close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+
+from delayd.batch import BatchKind, parse
+from delayd.client.acks import AckLane, Handles
+from delayd.client.arguments import TIMEOUT_MS
+from delayd.client.instants import monotonic_us
+from delayd.client.limits import check_group, check_subject
+from delayd.client.link import Link
+from delayd.client.message import Part, Pulled
+from delayd.client.meta import MetaView
+from delayd.client.retry import Backoff, spread_ms
+from delayd.errors import (
+    AlreadyClosed,
+    BadArgument,
+    BadRequest,
+    BadSetting,
+    DelaydError,
+    RequestFailed,
+    RequestTimedOut,
+    RetryLater,
+    ServerUnavailable,
+)
+from delayd.net.connection import Connection
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
+
+LEASE = timedelta(seconds=60)
+MESSAGES_MAX = 500  # Pulled at once, unless the caller says otherwise: enough to make the way to the server cheap.
+PULL_BYTES_MAX = 16 << 20  # Of one answer.
+POLL_MS = 5_000  # A long poll; a consumer that is closed ends it by closing its connection.
+ANSWER_MS_MAX = 10_000.0  # How much longer than it was asked to a server may take.
+WAIT = timedelta(seconds=5)
+
+_MS = timedelta(milliseconds=1)
+_SECOND = timedelta(seconds=1)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """How a consumer behaves; a named error when a value is wrong."""
+
+    subject: str
+    group: str
+    lease: timedelta = LEASE
+    prefetch: bool = True
+    max_messages: int = MESSAGES_MAX
+    timeout_ms: float = TIMEOUT_MS
+
+    def __post_init__(self) -> None:
+        check_subject(self.subject)
+        check_group(self.group)
+        if self.lease < timedelta(seconds=0.1):
+            raise BadSetting(f"lease is {self.lease} and must be at least 0.1 s")
+        if self.max_messages < 1:
+            raise BadSetting(f"max_messages is {self.max_messages} and must be at least 1")
+        if self.timeout_ms <= 0:
+            raise BadSetting(f"timeout_ms is {self.timeout_ms} and must be above 0")
+
+
+class ConsumerCore:
+    """Made inside the running loop, all of it belongs to that loop's thread."""
+
+    def __init__(self, address: str, settings: ConsumerSettings) -> None:
+        self.pid = os.getpid()
+        self.closed = False
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._meta = MetaView(address)
+        self._link: Link | None = None
+        self._routing = asyncio.Lock()
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._ready: deque[Pulled] = deque()
+        self._pulling: asyncio.Task[None] | None = None
+        self._acks = AckLane(RequestType.ACK, settings.subject, settings.group, self._connection, settings.timeout_ms)
+        self._nacks = AckLane(RequestType.NACK, settings.subject, settings.group, self._connection, settings.timeout_ms)
+
+    def check(self) -> None:
+        """AlreadyClosed after the close, and what failed while nobody waited; from any thread."""
+        if self.closed:
+            raise AlreadyClosed("this consumer was closed")
+        self._raise_failures()
+
+    async def pull(self, max_messages: int | None, wait: timedelta) -> Pulled | None:
+        """The next messages, or None when none came in time; see AsyncConsumer."""
+        self.check()
+        most = self._settings.max_messages if max_messages is None else max_messages
+        if most < 1:
+            raise BadArgument(f"max_messages is {most} and must be at least 1")
+        until = self._loop.time() + max(wait / _SECOND, 0)
+        while True:
+            pulled = self._take(most)
+            if pulled is not None:
+                if self._settings.prefetch and not self._ready:
+                    self._start_pull(self._settings.max_messages, POLL_MS)
+                return pulled
+            left_s = until - self._loop.time()
+            if self._pulling is None:
+                if left_s < 0:
+                    return None
+                self._start_pull(most, POLL_MS if self._settings.prefetch else min(int(left_s * 1000), POLL_MS))
+            pulling = self._pulling
+            assert pulling is not None, "a pull was started"
+            # Without prefetch nothing may come when nobody waits for it, so the server's own wait decides.
+            await asyncio.wait([pulling], timeout=max(left_s, 0) if self._settings.prefetch else None)
+            if not pulling.done():
+                return None
+            if self._pulling is pulling:
+                self._pulling = None
+            pulling.result()
+            self.check()
+
+    def settle(self, handles: Handles, *, back: bool) -> None:
+        """Acknowledge, or give back, soon; what fails is raised by a later call."""
+        (self._nacks if back else self._acks).give(handles)
+
+    def settle_and_wait(self, handles: Handles, *, back: bool) -> asyncio.Future[None]:
+        """Acknowledge, or give back, durably."""
+        self.check()
+        return (self._nacks if back else self._acks).give_and_wait(handles)
+
+    async def flush(self) -> None:
+        """Wait until what was acknowledged or given back is durable; raises what failed since the last call."""
+        await self._acks.flush()
+        await self._nacks.flush()
+        self._raise_failures()
+
+    async def close(self, not_handled: Handles) -> None:
+        """Flush, give back what was not handed out, and disconnect; raises what failed since the last call."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            await self._acks.flush()
+            back = [*not_handled, *(handle for pulled in self._ready for handle in pulled.handles)]
+            self._ready.clear()
+            if back:
+                await self._nacks.give_and_wait(back)
+            await self._nacks.flush()
+        finally:
+            if self._pulling is not None and not self._pulling.cancel() and not self._pulling.cancelled():
+                # It failed, which nobody will ask about any more.
+                self._pulling.exception()
+            if self._link is not None:
+                await self._link.close()
+            await self._meta.close()
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
+        self._acks.raise_failures()
+        self._nacks.raise_failures()
+
+    def _take(self, most: int) -> Pulled | None:
+        while self._ready:
+            pulled = self._ready.popleft()
+            if time.monotonic() < pulled.lease_ends:
+                first, rest = pulled.cut(most)
+                if rest.parts:
+                    self._ready.appendleft(rest)
+                return first
+            log.warning("lease_ended_unused subject=%s messages=%d", pulled.subject, pulled.message_count)
+        return None
+
+    def _start_pull(self, most: int, wait_ms: int) -> None:
+        if self._pulling is None:
+            self._pulling = self._loop.create_task(self._pull(most, wait_ms))
+
+    async def _pull(self, most: int, wait_ms: int) -> None:
+        settings = self._settings
+        head: Head = {
+            "subject": settings.subject,
+            "group": settings.group,
+            "max_messages": most,
+            "max_bytes": PULL_BYTES_MAX,
+            "wait_ms": wait_ms,
+            "lease_ms": settings.lease // _MS,
+            "consumer": self._name,
+        }
+        deadline = self._loop.time() + settings.timeout_ms / 1000
+        backoff = Backoff()
+        while True:
+            connection: Connection | None = None
+            try:
+                connection = await self._connection()
+                answer = await connection.request(RequestType.PULL, head, timeout_ms=wait_ms + ANSWER_MS_MAX)
+                break
+            except (RequestFailed, RetryLater) as error:
+                if connection is not None and isinstance(error, RequestTimedOut):
+                    # Its answer may still come, and nobody would take the messages in it.
+                    connection.abort()
+                later = isinstance(error, RetryLater)
+                wait_s = (spread_ms(error.retry_after_ms) if later else backoff.next_ms()) / 1000
+                if self._loop.time() + wait_s >= deadline:
+                    raise
+            await asyncio.sleep(wait_s)
+        self._receive(answer)
+
+    def _receive(self, answer: Frame) -> None:
+        assert self._link is not None, "an answer came without a connection"
+        received_at_ms = self._link.clock.likely_ms(monotonic_us())
+        on_the_way_ms = max(0, received_at_ms - need_int(answer.head, "now_ms"))
+        lease_ends = time.monotonic() + self._settings.lease / _SECOND - on_the_way_ms / 1000
+        parts: list[Part] = []
+        position = 0
+        for pull_first, _, count, attempt in need_rows(answer.head, "parts", 4):
+            batch = parse(answer.body, position)
+            batch.verify()
+            position += batch.total_bytes
+            if batch.kind != BatchKind.DISPATCH or batch.count != count:
+                raise BadRequest(f"a part of {count} messages came with a batch of {batch.count}, kind {batch.kind}")
+            parts.append(Part(batch, range(count), pull_first, attempt))
+        if parts:
+            incarnation = need_u64(answer.head, "incarnation")
+            self._ready.append(Pulled(self._settings.subject, incarnation, tuple(parts), received_at_ms, lease_ends))
+
+    async def _connection(self) -> Connection:
+        link = self._link
+        if link is not None and link.standing is not None:
+            return link.standing
+        async with self._routing:
+            if self._link is None:
+                await self._route()
+            assert self._link is not None, "a route gives a link or raises"
+            try:
+                return await self._link.connection()
+            except ServerUnavailable as unavailable:
+                try:
+                    await self._route()
+                except DelaydError as error:
+                    # Without meta the server that is known is tried again.
+                    log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
+                raise unavailable
+
+    async def _route(self) -> None:
+        server = await self._meta.route(self._settings.subject)
+        if self._link is None:
+            self._link = Link(server.host, server.port, server.log_id)
+        elif self._link.log_id == server.log_id:
+            self._link.move(server.host, server.port)
+        else:
+            await self._link.close()
+            self._link = Link(server.host, server.port, server.log_id)

@@ -1,0 +1,234 @@
+"""Messages as a consumer gets them: columns, and views of their rows.
+
+Invariant: what is decoded was verified against the batch's checksums, and nothing is decoded before it is asked for.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch, ColumnId, Int64s
+from delayd.client.limits import HEADERS_BYTES_MAX
+from delayd.errors import BatchMalformed
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Item = TypeVar("Item", bound=np.generic)
+MessageHeaders = dict[str, str | bytes]
+
+
+class Part(NamedTuple):
+    """Rows of one verified batch, which were pulled together."""
+
+    batch: Batch
+    rows: range
+    pull_first: int  # Pull sequence of the first of these rows; the others count up from it.
+    attempt: int
+
+
+class Pulled(NamedTuple):
+    """One answer of a realtime server, or a piece of it, on its way to the caller."""
+
+    subject: str
+    incarnation: int
+    parts: tuple[Part, ...]
+    received_at_ms: int  # By the server's clock, as far as it is known.
+    lease_ends: float  # On time.monotonic(); after it the server offers the messages to others.
+
+    @classmethod
+    def nothing(cls, subject: str) -> Pulled:
+        """No messages."""
+        return cls(subject, 0, (), 0, 0.0)
+
+    @property
+    def message_count(self) -> int:
+        """How many messages."""
+        return sum(len(part.rows) for part in self.parts)
+
+    @property
+    def handles(self) -> list[list[int]]:
+        """What acknowledges all of them: (incarnation, pull_first, count) of each part (rule Q1)."""
+        return [[self.incarnation, part.pull_first, len(part.rows)] for part in self.parts]
+
+    def cut(self, count: int) -> tuple[Pulled, Pulled]:
+        """The first ``count`` messages, and the others; one of them may be empty."""
+        first: list[Part] = []
+        rest: list[Part] = []
+        for part in self.parts:
+            take = min(count, len(part.rows))
+            count -= take
+            if take:
+                first.append(part._replace(rows=part.rows[:take]))
+            if take < len(part.rows):
+                rest.append(part._replace(rows=part.rows[take:], pull_first=part.pull_first + take))
+        return self._replace(parts=tuple(first)), self._replace(parts=tuple(rest))
+
+
+class MessageColumns:
+    """Columns of pulled messages, one item a message, in the order of the subject."""
+
+    def __init__(self, pulled: Pulled) -> None:
+        self.pulled = pulled
+
+    def __len__(self) -> int:
+        return self.pulled.message_count
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} messages of {self.subject})"
+
+    @property
+    def subject(self) -> str:
+        """What they were sent to."""
+        return self.pulled.subject
+
+    @cached_property
+    def bodies(self) -> list[bytes]:
+        """Copies of the bodies."""
+        bodies: list[bytes] = []
+        for part in self.pulled.parts:
+            bodies.extend(_items(part, ColumnId.BODY_END))
+        return bodies
+
+    @cached_property
+    def headers(self) -> list[MessageHeaders]:
+        """Decoded headers; an empty dict where a message has none.
+
+        Raises:
+            BatchMalformed: a producer sent something else.
+        """
+        headers: list[MessageHeaders] = []
+        for part in self.pulled.parts:
+            if ColumnId.HEADERS_END in part.batch:
+                headers.extend(map(_decode_headers, _items(part, ColumnId.HEADERS_END)))
+            else:
+                headers.extend({} for _ in part.rows)
+        return headers
+
+    @cached_property
+    def deliver_at_ms(self) -> Int64s:
+        """int64[n]: when each was due."""
+        columns = [_rows(part, part.batch.int64s(ColumnId.DELIVER_AT_MS)) for part in self.pulled.parts]
+        return np.concatenate(columns) if columns else np.empty(0, np.int64)
+
+    @cached_property
+    def sequences(self) -> NDArray[np.uint64]:
+        """uint64[n]: the delay server's number of each; unique with `log_ids`."""
+        columns = [_rows(part, part.batch.uint64s(ColumnId.SEQUENCE)) for part in self.pulled.parts]
+        return np.concatenate(columns) if columns else np.empty(0, np.uint64)
+
+    @cached_property
+    def log_ids(self) -> NDArray[np.uint64]:
+        """uint64[n]: the log of the delay server that held each."""
+        ids = [part.batch.dispatch.origin_log_id for part in self.pulled.parts]
+        return np.repeat(np.array(ids, np.uint64), [len(part.rows) for part in self.pulled.parts])
+
+    @cached_property
+    def attempts(self) -> NDArray[np.uint16]:
+        """uint16[n]: how often each was delivered to this group, from 1."""
+        attempts = [part.attempt for part in self.pulled.parts]
+        return np.repeat(np.array(attempts, np.uint16), [len(part.rows) for part in self.pulled.parts])
+
+    @property
+    def late_ms(self) -> Int64s:
+        """int64[n]: how long after its instant each was received here, by the server's clock."""
+        return self.pulled.received_at_ms - self.deliver_at_ms
+
+    @cached_property
+    def pull_sequences(self) -> Int64s:
+        """int64[n]: what acknowledges each, together with the incarnation."""
+        columns = [np.arange(part.pull_first, part.pull_first + len(part.rows)) for part in self.pulled.parts]
+        return np.concatenate(columns) if columns else np.empty(0, np.int64)
+
+
+class MessageView:
+    """One message of a batch."""
+
+    __slots__ = ("_columns", "row")
+
+    def __init__(self, columns: MessageColumns, row: int) -> None:
+        self._columns = columns
+        self.row = row  # Its place in the batch.
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.subject}, sequence {self.sequence}, {len(self.body)} bytes)"
+
+    @property
+    def body(self) -> bytes:
+        """What was sent."""
+        return self._columns.bodies[self.row]
+
+    @property
+    def headers(self) -> MessageHeaders:
+        """What was sent with it."""
+        return self._columns.headers[self.row]
+
+    @property
+    def subject(self) -> str:
+        """What it was sent to."""
+        return self._columns.subject
+
+    @property
+    def deliver_at_ms(self) -> int:
+        """When it was due, ms since the epoch."""
+        return int(self._columns.deliver_at_ms[self.row])
+
+    @property
+    def deliver_at(self) -> datetime:
+        """When it was due, in UTC."""
+        return _EPOCH + timedelta(milliseconds=self.deliver_at_ms)
+
+    @property
+    def late_ms(self) -> int:
+        """How long after that it was received here, by the server's clock."""
+        return self._columns.pulled.received_at_ms - self.deliver_at_ms
+
+    @property
+    def attempt(self) -> int:
+        """How often it was delivered to this group, from 1."""
+        return int(self._columns.attempts[self.row])
+
+    @property
+    def sequence(self) -> int:
+        """Its number in the delay server's log."""
+        return int(self._columns.sequences[self.row])
+
+    @property
+    def log_id(self) -> int:
+        """The log of the delay server that held it."""
+        return int(self._columns.log_ids[self.row])
+
+    @property
+    def handle(self) -> list[int]:
+        """What acknowledges it (rule Q1)."""
+        return [self._columns.pulled.incarnation, int(self._columns.pull_sequences[self.row]), 1]
+
+
+def _rows(part: Part, column: NDArray[Item]) -> NDArray[Item]:
+    return column[part.rows.start : part.rows.stop]
+
+
+def _items(part: Part, column: ColumnId) -> list[bytes]:
+    starts, ends = part.batch.region(column)
+    first, last = int(starts[part.rows.start]), int(ends[part.rows.stop - 1])
+    # One copy of the whole run, as slices of bytes are bytes again and cost a third of a copy out of a view.
+    run = bytes(part.batch.heap[first:last])
+    begins, stops = (_rows(part, starts) - first).tolist(), (_rows(part, ends) - first).tolist()
+    return [run[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
+
+
+def _decode_headers(packed: bytes) -> MessageHeaders:
+    if not packed:
+        return {}
+    try:
+        headers = msgpack.unpackb(packed, strict_map_key=True, max_ext_len=0, max_buffer_size=HEADERS_BYTES_MAX)
+    except ValueError as error:
+        raise BatchMalformed(f"the headers of a message can't be decoded: {error}") from error
+    if not isinstance(headers, dict) or not all(isinstance(value, str | bytes) for value in headers.values()):
+        raise BatchMalformed("the headers of a message are no map from text to text or bytes")
+    return headers

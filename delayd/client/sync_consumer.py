@@ -1,0 +1,195 @@
+"""Consumer: the blocking form of AsyncConsumer, on a background thread.
+
+Invariant: every method may be called from any thread, and after a fork from the child too, which gets a consumer of its
+own (rule I2).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from delayd.client.acks import Handles
+from delayd.client.arguments import TIMEOUT_MS
+from delayd.client.consumer_core import LEASE, MESSAGES_MAX, WAIT, ConsumerCore, ConsumerSettings
+from delayd.client.limits import parse_address
+from delayd.client.loop_thread import LoopThread
+from delayd.client.message import MessageColumns, MessageView, Pulled
+from delayd.errors import AlreadyClosed
+
+
+class Consumer:
+    """One consumer of a group; thread-safe, best used with ``with`` and ``for``.
+
+    Any number of consumers share a group, and each message goes to one of them until its lease ends. With `prefetch`
+    the next answer of the server is under way while the caller works on the last one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        subject: str,
+        group: str,
+        *,
+        lease: timedelta = LEASE,
+        prefetch: bool = True,
+        max_messages: int = MESSAGES_MAX,
+        timeout_ms: float = TIMEOUT_MS,
+    ) -> None:
+        parse_address(address)
+        self._address = address
+        self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
+        self._closed = False
+        self._engine: _Engine | None = None
+        self._starting = threading.Lock()
+        self._current: MessageBatch | None = None
+        self._row = 0  # Of the current batch: the next one to hand out.
+        self._handing_out = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        """The next message; waits for it as long as it takes, and raises what `pull` raises."""
+        with self._handing_out:
+            while True:
+                current = self._current
+                if current is not None and self._row < len(current) and time.monotonic() < current.pulled.lease_ends:
+                    self._row += 1
+                    return Message(current, self._row - 1)
+                self._current, self._row = None, 0
+                batch = self.pull()
+                if batch:
+                    self._current = batch
+
+    def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> MessageBatch:
+        """The next messages, as columns: at least one, or none when none came within ``wait``.
+
+        Raises:
+            RetryLater: no server was reached within the timeout.
+            StaleHandle: an `ack(wait=False)` came too late; it is raised once, here or at the next call of any kind.
+        """
+        engine = self._standing_engine()
+        pulled = engine.thread.call(engine.core.pull(max_messages, wait))
+        return MessageBatch(pulled or Pulled.nothing(self._settings.subject), self)
+
+    def flush(self) -> None:
+        """Wait until all acknowledgements are durable; raises what failed since the last call."""
+        engine = self._standing_engine()
+        engine.thread.call(engine.core.flush())
+
+    def close(self) -> None:
+        """Flush, give back what was not handed out, disconnect; calling it again does nothing."""
+        with self._starting:
+            self._closed = True
+            engine, self._engine = self._engine, None
+        current, self._current = self._current, None
+        left: Handles = [] if current is None else current.pulled.cut(self._row)[1].handles
+        if engine is not None and engine.thread.pid == os.getpid():
+            engine.close(left)
+
+    def settle(self, handles: Handles, wait: bool, *, back: bool = False) -> None:
+        """Acknowledge or give back; for Message and MessageBatch."""
+        if not handles:
+            return
+        engine = self._standing_engine()
+        if wait:
+            engine.thread.call(engine.settle(handles, back))
+        else:
+            engine.settle_soon(handles, back)
+
+    def _standing_engine(self) -> _Engine:
+        engine = self._engine
+        if engine is not None and engine.thread.pid == os.getpid():
+            return engine
+        with self._starting:
+            if self._closed:
+                raise AlreadyClosed("this consumer was closed")
+            if self._engine is None or self._engine.thread.pid != os.getpid():
+                # The parent's thread does not exist in a child, and its connection is the parent's.
+                self._engine = _Engine(self._address, self._settings)
+            return self._engine
+
+
+class MessageBatch(MessageColumns):
+    """Messages as columns; iterate over it for single ones."""
+
+    def __init__(self, pulled: Pulled, consumer: Consumer) -> None:
+        super().__init__(pulled)
+        self.consumer = consumer
+
+    def __getitem__(self, row: int) -> Message:
+        return Message(self, range(len(self))[row])
+
+    def ack(self, *, wait: bool = True) -> None:
+        """All of them are done. With ``wait`` it is durable then; without, a failure is raised at a later call.
+
+        Raises:
+            StaleHandle: some were no longer held for this consumer, and are offered again.
+            DelaydError: the server was not reached within the timeout; the messages come again when the lease ends.
+        """
+        self.consumer.settle(self.pulled.handles, wait)
+
+    def nack(self, *, wait: bool = True) -> None:
+        """Give all of them back: they are offered again at once, attempt + 1. Raises what `ack` raises."""
+        self.consumer.settle(self.pulled.handles, wait, back=True)
+
+
+class Message(MessageView):
+    """One message."""
+
+    __slots__ = ("_consumer",)
+
+    def __init__(self, batch: MessageBatch, row: int) -> None:
+        super().__init__(batch, row)
+        self._consumer = batch.consumer
+
+    def ack(self, *, wait: bool = True) -> None:
+        """It is done; see MessageBatch.ack."""
+        self._consumer.settle([self.handle], wait)
+
+    def nack(self, *, wait: bool = True) -> None:
+        """Give it back; see MessageBatch.nack."""
+        self._consumer.settle([self.handle], wait, back=True)
+
+
+class _Engine:
+    """A core on a thread of its own."""
+
+    def __init__(self, address: str, settings: ConsumerSettings) -> None:
+        self.thread = LoopThread("delayd-consumer")
+        self.core = self.thread.call(_made(lambda: ConsumerCore(address, settings)))
+        self.thread.owned.append(self.core)
+
+    async def settle(self, handles: Handles, back: bool) -> None:
+        """On the loop: acknowledge or give back, durably."""
+        await self.core.settle_and_wait(handles, back=back)
+
+    def settle_soon(self, handles: Handles, back: bool) -> None:
+        """From any thread: acknowledge or give back soon; raises what failed before."""
+        self.core.check()
+        self.thread.post(lambda: self.core.settle(handles, back=back))
+
+    def close(self, left: Handles) -> None:
+        """Flush, give back, disconnect and end the thread."""
+        try:
+            self.thread.call(self.core.close(left))
+        finally:
+            self.thread.close()
+
+
+async def _made(make: Callable[[], ConsumerCore]) -> ConsumerCore:
+    return make()
