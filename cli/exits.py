@@ -13,6 +13,7 @@ from delayd.errors import (
     RequestFailed,
     RetryLater,
     ServerStopped,
+    StaleHandle,
 )
 
 OK = 0
@@ -33,6 +34,7 @@ _CODES: tuple[tuple[type[DelaydError], int], ...] = (
     (RetryLater, TRY_LATER),
     (RequestFailed, TRY_LATER),
     (OutcomeUnknown, TRY_LATER),
+    (StaleHandle, TRY_LATER),
 )
 
 

@@ -48,3 +48,11 @@ to_option = click.option(
     "--to", "to_ms", type=instant, metavar="INSTANT", help="Due before this, such as now, +30m or ISO 8601."
 )
 subject_option = click.option("--subject", metavar="NAME", help="Messages of this subject only.")
+text_format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Text for people; JSON with exact values for programs.",
+)

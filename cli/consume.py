@@ -1,0 +1,138 @@
+"""``delayd consume``: takes due messages of a subject for a group, shows and acknowledges them.
+
+Invariant: a message is acknowledged only after it was written out, so one that nobody could read comes again.
+"""
+
+import base64
+import json
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+
+import click
+
+from delayd.client.message import MessageView
+from delayd.client.sync_consumer import Consumer, MessageBatch
+from delayd.errors import RetryLater
+
+from .listing import printable
+from .options import meta_option
+from .times import duration, duration_text, instant_text
+
+MESSAGES = 500  # Pulled at once.
+TEXT_LENGTH = 10_000  # A longer body is cut in text; raw and JSON have all of it.
+FOLLOW_WAIT = timedelta(seconds=5)  # How often a quiet --follow looks whether it was interrupted.
+
+
+@click.command()
+@click.argument("subject")
+@click.option("--group", required=True, metavar="NAME", help="Consumers of one group share the messages.")
+@click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
+@click.option("--wait", type=duration, default="5s", show_default=True, help="End when none came for so long.")
+@click.option("--follow", is_flag=True, help="Do not end; wait for more until Ctrl-C.")
+@click.option("--no-ack", is_flag=True, help="Only look: they are offered again when their lease ends.")
+@click.option(
+    "--lease",
+    type=duration,
+    default="60s",
+    show_default=True,
+    help="After this, what is not acknowledged is offered again.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "raw"]),
+    default="text",
+    show_default=True,
+    help="Text for people; JSON with one object a line; raw bodies, each followed by a line feed.",
+)
+@meta_option
+def consume(
+    subject: str,
+    group: str,
+    most: int | None,
+    wait: timedelta,
+    follow: bool,
+    no_ack: bool,
+    lease: timedelta,
+    form: str,
+    meta: str,
+) -> None:
+    """Take due messages and acknowledge them.
+
+    A new group begins with the earliest message that is kept. Each message goes to one consumer of the group.
+
+    \b
+    Examples:
+        delayd consume orders.cancel --group billing --max 10
+        delayd consume orders.cancel --group billing --follow --format json | jq .body
+    """
+    write = _WRITERS[form]
+    taken = 0
+    # What is pulled ahead and not shown would be given back, and count as an attempt.
+    prefetch = most is None and not no_ack
+    with Consumer(meta, subject, group, lease=lease, prefetch=prefetch) as consumer:
+        while most is None or taken < most:
+            batch = _pull(consumer, MESSAGES if most is None else min(MESSAGES, most - taken), wait, follow)
+            if not batch:
+                if follow:
+                    continue
+                break
+            for message in batch:
+                sys.stdout.buffer.write(write(message))
+            sys.stdout.buffer.flush()
+            if not no_ack:
+                batch.ack(wait=False)
+            taken += len(batch)
+    if not taken:
+        click.echo(f"delayd: nothing came within {duration_text(wait / timedelta(milliseconds=1))}", err=True)
+
+
+def _pull(consumer: Consumer, most: int, wait: timedelta, follow: bool) -> MessageBatch | None:
+    try:
+        return consumer.pull(most, FOLLOW_WAIT if follow else wait)
+    except RetryLater as error:
+        if not follow:
+            raise
+        click.echo(f"delayd: {error.message}; it is tried again", err=True)
+        return None
+
+
+def _text(message: MessageView) -> bytes:
+    words = [instant_text(message.deliver_at_ms), f"late {duration_text(message.late_ms)}"]
+    if message.attempt > 1:
+        words.append(f"attempt {message.attempt}")
+    words += [f"{name}={_shown(value)}" for name, value in message.headers.items()]
+    return f"{'  '.join(words)}  {printable(message.body, TEXT_LENGTH)}\n".encode()
+
+
+def _raw(message: MessageView) -> bytes:
+    return message.body + b"\n"
+
+
+def _json(message: MessageView) -> bytes:
+    found: dict[str, object] = {
+        "subject": message.subject,
+        "log_id": f"{message.log_id:016x}",
+        "sequence": message.sequence,
+        "deliver_at_ms": message.deliver_at_ms,
+        "late_ms": message.late_ms,
+        "attempt": message.attempt,
+        "headers": {name: _json_value(value) for name, value in message.headers.items()},
+    }
+    try:
+        found["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        found["body_base64"] = base64.b64encode(message.body).decode("ascii")
+    return json.dumps(found, ensure_ascii=False).encode() + b"\n"
+
+
+def _shown(value: str | bytes) -> str:
+    return printable(value.encode() if isinstance(value, str) else value)
+
+
+def _json_value(value: str | bytes) -> str | dict[str, str]:
+    return value if isinstance(value, str) else {"base64": base64.b64encode(value).decode("ascii")}
+
+
+_WRITERS: dict[str, Callable[[MessageView], bytes]] = {"text": _text, "json": _json, "raw": _raw}

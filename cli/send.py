@@ -1,0 +1,214 @@
+"""``delayd send``: one message, or one for each line, that becomes due later.
+
+Invariant: what it says is kept, is kept: each sentence about a message rests on a server's receipt.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import BinaryIO, NamedTuple
+
+import click
+
+from delayd.client.receipt import BatchFailed, Receipt
+from delayd.client.sync_producer import Producer
+from delayd.errors import DelaydError
+
+from .options import meta_option, text_format_option
+from .progress import progress
+from .times import duration, duration_text, instant, instant_text
+
+ROWS = 10_000  # Of one batch of lines: large enough to be fast, and the progress still moves.
+BYTES = 8 << 20  # Of one batch of lines: half of what a batch can hold.
+READ_BYTES = 1 << 20
+STDIN = "-"
+
+_MS = timedelta(milliseconds=1)
+
+
+class Wish(NamedTuple):
+    """When messages are due: one of the two."""
+
+    delay: timedelta | None
+    deliver_at_ms: int | None
+
+
+@click.command()
+@click.argument("subject")
+@click.argument("body", required=False)
+@click.option("--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d.")
+@click.option(
+    "--at",
+    "at_ms",
+    type=instant,
+    metavar="INSTANT",
+    help="Due then: ISO 8601 with its offset; past-due leaves at once.",
+)
+@click.option("--file", "file", metavar="FILE", help="The body is in this file; - is stdin.")
+@click.option("--lines", is_flag=True, help="Each line of FILE, or of stdin, is one message.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Sent along; may be given again.")
+@click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
+@meta_option
+@text_format_option
+def send(
+    subject: str,
+    body: str | None,
+    delay: timedelta | None,
+    at_ms: int | None,
+    file: str | None,
+    lines: bool,
+    headers: Sequence[str],
+    timeout: timedelta,
+    meta: str,
+    form: str,
+) -> None:
+    """Send messages that become due later.
+
+    It ends when they are kept: fsynced by a delay server, which from then on delivers each once and never early.
+
+    Exit codes: 2 an argument is refused, 4 no server took it or nobody knows whether one did; the sentence says which.
+
+    \b
+    Examples:
+        delayd send orders.cancel "order 42" --in 30m
+        delayd send orders.cancel --file order.json --at 2027-01-01T09:00:00+01:00 --header trace=a1
+        seq 1000000 | delayd send numbers --lines --in 10s
+    """
+    if (delay is None) == (at_ms is None):
+        raise click.UsageError("say once when it is due: --in DURATION or --at INSTANT")
+    if body is not None and (file is not None or lines):
+        raise click.UsageError("give the body once: as BODY, or with --file or --lines")
+    if body is None and file is None and not lines:
+        raise click.UsageError("there is no body: give BODY, --file FILE or --lines")
+    wish, pairs = Wish(delay, at_ms), _read_headers(headers)
+    with Producer(meta, timeout_ms=timeout / _MS) as producer:
+        if lines:
+            with _open(file or STDIN) as source:
+                _send_lines(producer, subject, source, wish, pairs, form)
+        else:
+            _send_one(producer, subject, _one_body(body, file), wish, pairs, form)
+
+
+def _send_one(
+    producer: Producer, subject: str, body: bytes, wish: Wish, headers: dict[str, str | bytes], form: str
+) -> None:
+    receipt = producer.send(subject, body, delay=wish.delay, deliver_at_ms=wish.deliver_at_ms, headers=headers or None)
+    if form == "json":
+        click.echo(json.dumps(_as_json(subject, receipt)))
+        return
+    when = "it was due already and leaves at once" if receipt.was_due else _ahead(receipt)
+    known = "; it was known from an earlier try" if receipt.duplicate else ""
+    place = f"sequence {receipt.sequence} of log {receipt.log_id:016x}"
+    click.echo(f"kept as {place}, due {instant_text(receipt.deliver_at_ms)}: {when}{known}")
+
+
+def _send_lines(
+    producer: Producer, subject: str, source: BinaryIO, wish: Wish, headers: dict[str, str | bytes], form: str
+) -> None:
+    kept, first_ms, last_ms = 0, None, None
+    with progress("messages", _line_count(source)) as advance:
+        for bodies in _batches(source):
+            try:
+                receipt = producer.send_batch(
+                    subject, bodies, wish.deliver_at_ms, delay=wish.delay, headers=headers or None
+                )
+            except DelaydError as error:
+                _say_what_is_kept(kept, error)
+                raise
+            due_ms = receipt.deliver_at_ms
+            first_ms = int(due_ms.min()) if first_ms is None else min(first_ms, int(due_ms.min()))
+            last_ms = int(due_ms.max()) if last_ms is None else max(last_ms, int(due_ms.max()))
+            kept += len(receipt)
+            advance(len(receipt))
+    if form == "json":
+        click.echo(json.dumps({"subject": subject, "kept": kept, "first_due_ms": first_ms, "last_due_ms": last_ms}))
+    elif first_ms is None or last_ms is None:
+        click.echo("there was no line, so nothing was sent")
+    else:
+        until = "" if first_ms == last_ms else f" to {instant_text(last_ms)}"
+        click.echo(f"kept {kept:,} messages, due {instant_text(first_ms)}{until}")
+
+
+def _say_what_is_kept(kept: int, error: DelaydError) -> None:
+    partly = len(error.receipt) if isinstance(error, BatchFailed) else 0
+    click.echo(
+        f"delayd: the first {kept:,} lines are kept, and {partly:,} of the batch that begins at line {kept + 1:,}",
+        err=True,
+    )
+
+
+def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
+    bodies: list[bytes] = []
+    size = 0
+    for line in source:
+        body = line[:-1] if line.endswith(b"\n") else line
+        bodies.append(body)
+        size += len(body)
+        if len(bodies) == ROWS or size >= BYTES:
+            yield bodies
+            bodies, size = [], 0
+    if bodies:
+        yield bodies
+
+
+def _line_count(source: BinaryIO) -> int | None:
+    # Only a file can be read twice, and only a person waits for the bar that this is for.
+    if not sys.stderr.isatty() or not source.seekable():
+        return None
+    count, last = 0, b""
+    while chunk := source.read(READ_BYTES):
+        count += chunk.count(b"\n")
+        last = chunk
+    source.seek(0)
+    return count + (not last.endswith(b"\n") if last else 0)
+
+
+def _one_body(body: str | None, file: str | None) -> bytes:
+    if body is not None:
+        # Bytes of the command line that are no text come back as they were given.
+        return os.fsencode(body)
+    with _open(file or STDIN) as source:
+        return source.read()
+
+
+@contextmanager
+def _open(path: str) -> Iterator[BinaryIO]:
+    if path == STDIN:
+        yield sys.stdin.buffer
+        return
+    with ExitStack() as files:
+        try:
+            source = files.enter_context(open(path, "rb"))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise click.UsageError(f"{path} can't be read ({reason}); name a file that this user may read") from error
+        yield source
+
+
+def _read_headers(given: Sequence[str]) -> dict[str, str | bytes]:
+    headers: dict[str, str | bytes] = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--header {item!r} is no NAME=VALUE")
+        headers[name] = value
+    return headers
+
+
+def _ahead(receipt: Receipt) -> str:
+    return f"{duration_text(receipt.deliver_at_ms - receipt.accepted_at_ms)} from when it was kept"
+
+
+def _as_json(subject: str, receipt: Receipt) -> dict[str, str | int | bool]:
+    return {
+        "subject": subject,
+        "log_id": f"{receipt.log_id:016x}",
+        "sequence": receipt.sequence,
+        "deliver_at_ms": receipt.deliver_at_ms,
+        "accepted_at_ms": receipt.accepted_at_ms,
+        "was_due": receipt.was_due,
+        "duplicate": receipt.duplicate,
+    }
