@@ -59,12 +59,11 @@ class Service:
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        with open(os.path.join(self._folder, "servers.log"), "wb") as errors:
-            self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "delayd", "up", "--data", self._folder, "--port", "0"),
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
+        self._child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "delayd", "up", "--data", self._folder, "--port", "0"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         self._reader = asyncio.create_task(self._read())
         await asyncio.wait_for(self.ready.wait(), WAIT_S)
 
@@ -87,6 +86,7 @@ class Service:
 
 
 async def main() -> int:
+    """Start everything, deliver, audit the running servers' files; returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="delayd-demo-") as folder:
         service = Service(folder)
         console.print("[bold]Servers[/]")
@@ -126,6 +126,7 @@ async def deliver(service: Service) -> Seen:
 
 
 async def schedule(meta: str) -> None:
+    """Send 20,000 messages, a thousand of them one by one."""
     draw = random.Random(7)
     now_ms = int(time.time() * 1000)
     instants = [now_ms + draw.randint(*SOON_MS) for _ in range(SOON)]
@@ -144,6 +145,7 @@ async def schedule(meta: str) -> None:
 
 
 async def consume(meta: str, expected: int, seen: Seen) -> None:
+    """Take messages until all that are due have come."""
     end = time.monotonic() + WAIT_S
     async with AsyncConsumer(meta, SUBJECT, "demo") as consumer:
         while len(seen.bodies) < expected and time.monotonic() < end:
