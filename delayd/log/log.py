@@ -184,7 +184,7 @@ def open_log(disk: Disk, place: LogPlace, now_ms: int, start: int = 0, previous_
             if start:
                 path = f"{place.folder}/{segment_name(0)}"
                 raise DamagedData(path, 0, f"the log is gone, its checkpoint is at offset {start}")
-            segments.append(_create(disk, place, FileHeader(place.kind, place.log_id, 0, 0, now_ms, 0)))
+            return Log(disk, place, [_create(disk, place, FileHeader(place.kind, place.log_id, 0, 0, now_ms, 0))], [])
         if segments[0].base_offset > start:
             raise DamagedData(segments[0].path, 0, f"the segments before offset {segments[0].base_offset} are gone")
         recovered = [

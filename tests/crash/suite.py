@@ -3,52 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
 
+from delayd.log import checkpoint
 from delayd.testing.disk import Faults
 from tests.crash.harness import Explorer, Report
 from tests.crash.workloads import CheckpointWorkload, LogWorkload
 
+SLOT_BYTES = 2_048  # Slots of their real size would make each of the many disks 8 MiB large.
+
 
 def log_alone() -> Report:
     """Nothing goes wrong but the crash."""
-    return Explorer("log", LogWorkload()).explore()
+    return explore_log("log", Faults())
 
 
 def log_with_a_failed_write() -> Report:
     """A write of two groups fails half done and is refused; the log goes on."""
-    return Explorer("log with a failed write", LogWorkload(), lambda: Faults(fail_write_at=3)).explore()
+    return explore_log("log with a failed write", Faults(fail_write_at=3))
 
 
-def log_with_a_failed_creation() -> Report:
+def log_with_a_failed_roll() -> Report:
     """The header of a new segment can't be written; the next append tries again."""
-    return Explorer("log with a failed roll", LogWorkload(), lambda: Faults(fail_write_at=7)).explore()
+    return explore_log("log with a failed roll", Faults(fail_write_at=7))
+
+
+def log_failed_syncs() -> Report:
+    """Each sync of the log fails once."""
+    return Explorer("log, each sync failing", LogWorkload()).explore_failed_syncs()
+
+
+def explore_log(name: str, faults: Faults) -> Report:
+    """Die everywhere in the log's workload, with the same faults each time."""
+    return Explorer(name, LogWorkload(), lambda: replace(faults)).explore()
 
 
 def checkpoint_alone() -> Report:
     """Nothing goes wrong but the crash."""
-    return Explorer("checkpoint", CheckpointWorkload()).explore()
+    with _small_slots():
+        return Explorer("checkpoint", CheckpointWorkload()).explore()
 
 
 def checkpoint_with_a_failed_write() -> Report:
     """A publication fails half done; the next one must not go over the only valid slot."""
-    return Explorer("checkpoint with a failed write", CheckpointWorkload(), lambda: Faults(fail_write_at=3)).explore()
+    with _small_slots():
+        faults = Faults(fail_write_at=3)
+        return Explorer("checkpoint with a failed write", CheckpointWorkload(), lambda: replace(faults)).explore()
+
+
+def checkpoint_failed_syncs() -> Report:
+    """Each sync of the checkpoint file fails once."""
+    with _small_slots():
+        return Explorer("checkpoint, each sync failing", CheckpointWorkload()).explore_failed_syncs()
+
+
+@contextmanager
+def _small_slots() -> Iterator[None]:
+    with patch.multiple(checkpoint, SLOT_BYTES=SLOT_BYTES, PAYLOAD_BYTES_MAX=SLOT_BYTES - checkpoint.HEADER.size):
+        yield
 
 
 SUITE = (
     log_alone,
     log_with_a_failed_write,
-    log_with_a_failed_creation,
+    log_with_a_failed_roll,
     checkpoint_alone,
     checkpoint_with_a_failed_write,
 )
+FAILED_SYNCS = (log_failed_syncs, checkpoint_failed_syncs)
 
 
 def run_all() -> Iterator[Report]:
     """Each workload's report, then their sum."""
     total = Report()
-    for explore in SUITE:
+    for explore in (*SUITE, *FAILED_SYNCS):
         report = explore()
         total.add(report)
         yield report
-    total.names = [f"{len(SUITE)} workloads"]
+    total.names = [f"{len(SUITE) + len(FAILED_SYNCS)} workloads"]
     yield total

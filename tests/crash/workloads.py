@@ -1,13 +1,12 @@
-"""What the crash tests run: a log that rolls, loses its oldest segments and meets a failing write; a checkpoint file."""
+"""What the crash tests run: a log that rolls and loses its oldest segments, and a checkpoint file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from delayd.batch import BatchKind
 from delayd.errors import DataError
-from delayd.log.checkpoint import CheckpointFile, read_checkpoint
+from delayd.log.checkpoint import CheckpointFile, Payload, read_checkpoint
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.segment import FileKind
@@ -73,7 +72,7 @@ class LogWorkload:
         self._flush(log, facts)
         self._append(log, facts, 14, 15)
         self._append(log, facts, 16, body_bytes=900)
-        log.flush()
+        self._flush(log, facts)
         log.close()
 
     def recover(self, disk: MemoryDisk, facts: LogFacts) -> Sequence[int]:
@@ -187,6 +186,6 @@ class CheckpointWorkload:
         facts.published = number
 
 
-def payload_of(number: int) -> dict[str, int | bytes]:
+def payload_of(number: int) -> Payload:
     """A payload of a size of its own."""
     return {"number": number, "hours": bytes([number]) * (number * 397 % 1_700)}

@@ -1,0 +1,1 @@
+"""Unit tests of delayd.log, on a disk in memory."""

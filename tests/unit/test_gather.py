@@ -1,0 +1,122 @@
+"""Rows of several batches in a new one: the right bytes in the right order, whatever the picks are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from delayd.batch import BatchKind, ColumnId, DispatchPart, SchedulePart, parse
+from delayd.errors import BatchMalformed
+from delayd.gather import Pick, compose, gather, reorder, row_bytes
+from delayd.validate import check_batch
+from tests.batches import bodies_of, messages, parsed
+
+DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)
+BODIES = [b"a", b"", b"twelve bytes", b"x" * 8, b"y" * 100]
+HEADERS = [b"h1", b"", b"h" * 9, b"", b"\x81\xa1k\xa1v"]
+
+
+def composed(picks: list[Pick], rows: int) -> list[tuple[int, bytes]]:
+    data = compose(BatchKind.DISPATCH, DISPATCH, gather(picks), np.arange(rows, dtype=np.uint64), [b"s"])
+    batch = parsed(data)
+    check_batch(batch)
+    return list(zip(batch.int64s(ColumnId.DELIVER_AT_MS).tolist(), bodies_of(batch), strict=True))
+
+
+def test_single_rows_of_several_batches_come_in_the_order_of_the_picks() -> None:
+    batches = [parse(messages([body], due=[due])) for due, body in enumerate(BODIES)]
+    picks = [Pick(batch, range(1)) for batch in reversed(batches)]
+    assert composed(picks, 5) == list(reversed(list(enumerate(BODIES))))
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_one_row_of_a_larger_batch_is_copied_whether_as_range_or_as_array(row: int) -> None:
+    batch = parse(messages(BODIES, headers=HEADERS))
+    for rows in (range(row, row + 1), np.array([row])):
+        assert composed([Pick(batch, rows)], 1) == [(row, BODIES[row])]
+
+
+def test_neighbours_are_copied_with_their_headers() -> None:
+    batch = parse(messages(BODIES, headers=HEADERS))
+    gathered = gather([Pick(batch, range(1, 4))])
+    assert gathered.headers_lengths is not None
+    assert gathered.headers_lengths.tolist() == [0, 9, 0]
+    assert gathered.body_lengths.tolist() == [0, 12, 8]
+    assert b"".join(map(bytes, gathered.headers)) == b"h" * 9 + bytes(7)
+    assert b"".join(map(bytes, gathered.bodies)) == b"twelve bytes" + bytes(4) + b"x" * 8
+
+
+def test_scattered_rows_come_in_the_order_that_was_asked_for_also_twice() -> None:
+    batch = parse(messages(BODIES))
+    assert composed([Pick(batch, np.array([4, 0, 2, 0]))], 4) == [
+        (4, BODIES[4]),
+        (0, BODIES[0]),
+        (2, BODIES[2]),
+        (0, BODIES[0]),
+    ]
+
+
+def test_more_scattered_rows_than_one_piece_has_are_all_copied() -> None:
+    bodies = [b"%d" % number * (number % 5) for number in range(20_000)]
+    batch = parse(messages(bodies))
+    rows = np.random.default_rng(1).permutation(20_000)[:17_000]
+    assert composed([Pick(batch, rows)], 17_000) == [(row, bodies[row]) for row in rows.tolist()]
+
+
+def test_rows_without_headers_stay_so_beside_rows_that_have_some() -> None:
+    plain, with_headers = parse(messages([b"p"])), parse(messages([b"q"], headers=[b"hh"]))
+    for plain_rows in (range(1), np.array([0])):
+        gathered = gather([Pick(plain, plain_rows), Pick(with_headers, range(1)), Pick(plain, plain_rows)])
+        assert gathered.headers_lengths is not None
+        assert gathered.headers_lengths.tolist() == [0, 2, 0]
+    batch = parsed(compose(BatchKind.DISPATCH, DISPATCH, gathered, np.arange(3, dtype=np.uint64), [b"s"]))
+    check_batch(batch)
+    assert bodies_of(batch) == [b"p", b"q", b"p"]
+
+
+@pytest.mark.parametrize("rows", [range(2), np.array([1, 0])])
+def test_empty_bodies_only_make_a_batch_without_a_body(rows: range | np.ndarray) -> None:
+    assert [body for _, body in composed([Pick(parse(messages([b"", b""])), rows)], 2)] == [b"", b""]
+
+
+def test_reordered_rows_take_their_headers_and_bodies_with_them() -> None:
+    gathered = gather([Pick(parse(messages(BODIES, headers=HEADERS)), range(5))])
+    moved = reorder(gathered, np.array([3, 1, 4, 0, 2]))
+    batch = parsed(compose(BatchKind.DISPATCH, DISPATCH, moved, np.arange(5, dtype=np.uint64), [b"s"]))
+    assert bodies_of(batch) == [BODIES[index] for index in (3, 1, 4, 0, 2)]
+    starts, ends = batch.region(ColumnId.HEADERS_END)
+    found = [bytes(batch.heap[start:end]) for start, end in zip(starts, ends, strict=True)]
+    assert found == [HEADERS[index] for index in (3, 1, 4, 0, 2)]
+    empty = reorder(gather([Pick(parse(messages([b"", b""])), range(2))]), np.array([1, 0]))
+    assert empty.body_lengths.tolist() == [0, 0]
+
+
+def test_a_schedule_batch_keeps_subjects_and_instants_of_acceptance() -> None:
+    gathered = gather([Pick(parse(messages([b"a", b"b"], due=[5, 6])), range(2))])
+    data = compose(
+        *(BatchKind.SCHEDULE, SchedulePart(0, 100, 7), gathered, np.array([8, 9], np.uint64), [b"s", b"t"]),
+        *(np.array([1, 0], np.uint32), np.array([3, 4])),
+    )
+    batch = parsed(data)
+    check_batch(batch)
+    assert batch.uint32s(ColumnId.SUBJECT).tolist() == [1, 0]
+    assert batch.int64s(ColumnId.ACCEPTED_AT_MS).tolist() == [3, 4]
+    assert batch.schedule == SchedulePart(0, 100, 7)
+
+
+def test_a_source_that_rotted_is_found_before_anything_is_copied() -> None:
+    data = bytearray(messages(BODIES))
+    data[-1] ^= 1
+    with pytest.raises(BatchMalformed, match="checksum of its heap"):
+        gather([Pick(parse(data), range(1))])
+
+
+def test_row_bytes_are_at_least_what_a_new_batch_needs_for_them() -> None:
+    batch = parse(messages(BODIES, headers=HEADERS))
+    needed = row_bytes(batch)
+    gathered = gather([Pick(batch, range(5))])
+    data = compose(
+        *(BatchKind.SCHEDULE, SchedulePart(0, 1, 0), gathered, np.arange(5, dtype=np.uint64), [b"s"]),
+        np.zeros(5, np.uint32),
+    )
+    assert int(needed.sum()) >= parse(data).total_bytes - 200
