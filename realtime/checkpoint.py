@@ -12,7 +12,7 @@ import numpy as np
 
 from delayd.clock import JudgedClock
 from delayd.disk import Disk, File
-from delayd.errors import DelaydError, DiskFull, ServerStopped
+from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, ServerStopped
 from delayd.executor import Done, Executor
 from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, Entries, append_entries, entries_of
@@ -66,6 +66,7 @@ class Checkpointer:
         every_bytes: int,
         marks: Marks,
     ) -> None:
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.last = marks
         self.published = 0
         self._disk = disk
@@ -109,8 +110,12 @@ class Checkpointer:
             log.warning("checkpoint_put_off message=%r", error.message)
             done(snapshot, error)
             return
-        except OSError as error:
-            raise ServerStopped(f"a checkpoint can't be written ({error}); check the disk, then restart") from error
+        except (ServerStopped, DamagedData) as error:
+            self.on_failure(error)
+            return
+        except (OSError, DataError) as error:
+            self.on_failure(ServerStopped(f"a checkpoint can't be written ({error}); check the disk, then restart"))
+            return
         self.last = snapshot.marks
         self.published += 1
         for part, tail in zip(snapshot.parts, snapshot.tails, strict=True):

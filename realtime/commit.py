@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from delayd.batch import Batch, DispatchPart, padded
 from delayd.clock import Clock
-from delayd.errors import DelaydError, DiskFull, ServerStopped
+from delayd.errors import DataError, DiskFull, ServerStopped
 from delayd.executor import Done, Executor
 from delayd.log.control import encode_records
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
@@ -176,10 +176,10 @@ class GroupCommit:
             log.warning("message_log_full message=%r retry_ms=%d", error.message, RETRY_MS)
             self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             return
-        except DelaydError as error:
+        except ServerStopped as error:
             self.on_failure(error)
             return
-        except OSError as error:
+        except (OSError, DataError) as error:
             self.on_failure(ServerStopped(f"the message log can't be written ({error}); check the disk, then restart"))
             return
         self._under_way = None

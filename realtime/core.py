@@ -13,7 +13,6 @@ from delayd.clock import JudgedClock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
 from delayd.errors import (
-    BadRequest,
     DelaydError,
     DiskReserve,
     ServerStopped,
@@ -23,25 +22,14 @@ from delayd.errors import (
 )
 from delayd.executor import Executor
 from delayd.log.checkpoint import CheckpointFile
-from delayd.log.pull import PullOp
 from delayd.state import State
-from delayd.validate import check_subject
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.requests import (
-    INT_MAX,
-    RequestType,
-    need_int,
-    need_ints,
-    need_rows,
-    need_str,
-    need_u64,
-    optional_str,
-)
+from delayd.wire.requests import RequestType, need_ints, need_u64
 
-from .answers import groups_head, status_head, subjects_head, window_frames
+from .answers import status_head, window_frames
 from .checkpoint import Checkpointer, Snapshot, consume_parts
 from .commit import Commit, DispatchFrame, Greeting, GroupCommit
-from .groups import Waiting
+from .consumers import Consumers
 from .handoff import Hello
 from .index import Subject
 from .intake import read_frame
@@ -51,10 +39,6 @@ from .pull_commit import PullCommit
 from .pulls import Pulls
 from .recovery import Recovered
 from .retention import keep_from, remove_old
-
-WAIT_MS_MAX = 60_000  # A long poll; a client that waits longer asks again.
-LEASE_MS_MIN = 100
-GROUP_BYTES_MAX = 255  # Of a group's name, as of a subject's.
 
 log = logging.getLogger(__name__)
 
@@ -130,21 +114,23 @@ class Core:
             config.checkpoint_bytes,
             recovered.marks,
         )
+        self._checkpoints.on_failure = self.fail
         self._file = file
         self._retain_wanted = False
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
         self._failed = False
+        consumers = Consumers(config, self._pulls, self._index, clock)
         self._handlers: dict[RequestType, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
             RequestType.STATUS: self._status,
             RequestType.HELLO: self._hello,
             RequestType.DISPATCH: self._dispatch,
-            RequestType.PULL: self._pull,
-            RequestType.ACK: partial(self._acknowledge, PullOp.ACK),
-            RequestType.NACK: partial(self._acknowledge, PullOp.NACK),
-            RequestType.GROUPS: self._groups,
-            RequestType.SUBJECTS: self._subjects,
+            RequestType.PULL: consumers.pull,
+            RequestType.ACK: consumers.ack,
+            RequestType.NACK: consumers.nack,
+            RequestType.GROUPS: consumers.groups,
+            RequestType.SUBJECTS: consumers.subjects,
         }
 
     def received(self, peer: Peer, frame: Frame) -> None:
@@ -308,52 +294,6 @@ class Core:
         log.info("window origin=%016x session=%d batches=%d", origin.log_id, origin.session, len(held))
         for head, body, more in window_frames(self.log_id, end, held):
             greeting.peer.answer(greeting.request_id, head, body, more=more)
-
-    # Consumers.
-
-    def _pull(self, peer: Peer, frame: Frame) -> None:
-        head = frame.head
-        subject, group = self._names(head)
-        wait_ms = min(need_int(head, "wait_ms"), WAIT_MS_MAX)
-        lease_ms = need_int(head, "lease_ms", 0, self._config.lease_ms_max) or self._config.lease_ms
-        waiting = Waiting(
-            self._pulls.group(subject, group),
-            peer,
-            frame.request_id,
-            need_int(head, "max_messages", 1),
-            min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max),
-            max(lease_ms, LEASE_MS_MIN),
-            self._clock.monotonic_ms() + wait_ms,
-        )
-        need_str(head, "consumer")
-        self._pulls.pull(waiting)
-
-    def _acknowledge(self, op: PullOp, peer: Peer, frame: Frame) -> None:
-        names = self._names(frame.head)
-        handles = need_rows(frame.head, "handles", 3)
-        if any(not 0 < covered <= INT_MAX for _, _, covered in handles):
-            raise BadRequest("a handle covers no messages", field="handles")
-        group = self._pulls.groups.get(names)
-        request_id = frame.request_id
-        if group is None:
-            peer.answer(request_id, {"stale": handles})
-            return
-        self._pulls.acknowledge(op, group, handles, lambda stale: peer.answer(request_id, {"stale": stale}))
-
-    def _groups(self, peer: Peer, frame: Frame) -> None:
-        peer.answer(frame.request_id, groups_head(self._pulls.groups.values(), optional_str(frame.head, "subject")))
-
-    def _subjects(self, peer: Peer, frame: Frame) -> None:
-        head = frame.head
-        prefix, after, limit = need_str(head, "prefix"), need_str(head, "after"), need_int(head, "limit", 1)
-        peer.answer(frame.request_id, subjects_head(self._index, prefix, after, limit))
-
-    def _names(self, head: Head) -> tuple[str, str]:
-        subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_BYTES_MAX)
-        check_subject(subject.encode())
-        if not group:
-            raise BadRequest("the name of a group is empty", field="group")
-        return subject, group
 
     # Any server.
 

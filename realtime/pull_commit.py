@@ -8,7 +8,7 @@ entry to be durable waits for a fsync that began after its append (rule Q1).
 from collections.abc import Callable, Sequence
 
 from delayd.clock import Clock
-from delayd.errors import DelaydError, DiskFull, DiskReserve, ServerStopped
+from delayd.errors import DataError, DiskFull, DiskReserve, ServerStopped
 from delayd.executor import Done, Executor
 from delayd.log.control import Record, encode_records
 from delayd.log.group import GroupKind, NewGroup
@@ -63,7 +63,7 @@ class PullCommit:
             self._log.append([group], self._appended_at_ms)
         except DiskFull as error:
             raise DiskReserve(f"the pull log can't grow: {error.message}") from error
-        except OSError as error:
+        except (OSError, DataError) as error:
             raise ServerStopped(f"the pull log can't be written ({error}); check the disk, then restart") from error
 
     def _sync(self) -> None:
@@ -74,7 +74,7 @@ class PullCommit:
     def _synced(self, done: Done[None]) -> None:
         try:
             done.result()
-        except DelaydError as error:
+        except ServerStopped as error:
             self.on_failure(error)
             return
         callbacks, self._under_way = self._under_way or [], None

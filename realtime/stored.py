@@ -5,10 +5,12 @@ Only batches that are durable are in here, and each is the bytes that came, unto
 
 from collections import OrderedDict, deque
 
-from delayd.batch import HEADER, Batch, parse
+from delayd.batch import BYTES_MAX, HEADER, Batch, parse
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.log.log import Log
 
+AHEAD_BYTES = 64 << 10  # Of one read of a backlog.
+AHEAD_BYTES_MIN = 4 << 10  # With less than this ahead a batch is likely to be cut, so it is read anew.
 READ_BATCHES = 16  # A large batch that is given out in parts is read once.
 
 
@@ -22,6 +24,7 @@ class StoredBatches:
         self._newest: dict[int, Batch] = {}
         self._order: deque[int] = deque()
         self._read: OrderedDict[int, Batch] = OrderedDict()
+        self._ahead = (0, memoryview(b""))
 
     @property
     def memory_start(self) -> int:
@@ -53,11 +56,24 @@ class StoredBatches:
         return found
 
     def _read_batch(self, offset: int) -> Batch:
-        header = HEADER.unpack(self._log.read(offset, HEADER.size))
+        data = self._read_ahead(offset)
         try:
-            batch = parse(self._log.read(offset, max(header[4], HEADER.size)))
+            size = HEADER.unpack_from(data)[4] if len(data) >= HEADER.size else HEADER.size
+            if size > len(data):
+                data = memoryview(self._log.read(offset, min(size, BYTES_MAX)))
+            batch = parse(data)
             # Its group was verified when it was written or recovered; the disk may have lied since (rule L5).
             batch.verify()
         except BatchMalformed as error:
             raise DamagedData(self._log.place.folder, offset, f"the batch at this offset: {error.message}") from error
         return batch
+
+    def _read_ahead(self, offset: int) -> memoryview:
+        """Bytes from ``offset`` on: small batches of a backlog stand close together, so one read serves many."""
+        start, data = self._ahead
+        if not start <= offset <= start + len(data) - AHEAD_BYTES_MIN:
+            # Behind the durable end bytes may still change, and what is kept here must not.
+            size = min(AHEAD_BYTES, self._log.durable - offset)
+            start, data = offset, memoryview(self._log.read_some(offset, size))
+            self._ahead = start, data
+        return data[offset - start :]

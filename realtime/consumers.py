@@ -1,0 +1,84 @@
+"""Consumers: their requests, read and checked before anything is done (docs/protocol.md)."""
+
+from delayd.clock import Clock
+from delayd.config import RealtimeConfig
+from delayd.errors import BadRequest
+from delayd.log.pull import PullOp
+from delayd.validate import check_subject
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import INT_MAX, need_int, need_rows, need_str, optional_str
+
+from .answers import groups_head, subjects_head
+from .groups import Waiting
+from .index import Index
+from .peer import Peer
+from .pulls import Pulls
+
+WAIT_MS_MAX = 60_000  # A long poll; a client that waits longer asks again.
+LEASE_MS_MIN = 100
+GROUP_BYTES_MAX = 255  # Of a group's name, as of a subject's.
+
+
+class Consumers:
+    """Reads the requests of consumers, and of whoever looks at them."""
+
+    def __init__(self, config: RealtimeConfig, pulls: Pulls, index: Index, clock: Clock) -> None:
+        self._config = config
+        self._pulls = pulls
+        self._index = index
+        self._clock = clock
+
+    def pull(self, peer: Peer, frame: Frame) -> None:
+        """Answer a PULL now or later."""
+        head = frame.head
+        subject, group = self._names(head)
+        wait_ms = min(need_int(head, "wait_ms"), WAIT_MS_MAX)
+        lease_ms = need_int(head, "lease_ms", 0, self._config.lease_ms_max) or self._config.lease_ms
+        waiting = Waiting(
+            self._pulls.group(subject, group),
+            peer,
+            frame.request_id,
+            need_int(head, "max_messages", 1),
+            min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max),
+            max(lease_ms, LEASE_MS_MIN),
+            self._clock.monotonic_ms() + wait_ms,
+        )
+        need_str(head, "consumer")
+        self._pulls.pull(waiting)
+
+    def ack(self, peer: Peer, frame: Frame) -> None:
+        """Answer an ACK when it is durable."""
+        self._acknowledge(PullOp.ACK, peer, frame)
+
+    def nack(self, peer: Peer, frame: Frame) -> None:
+        """Answer a NACK when it is durable; its messages are offered again at once."""
+        self._acknowledge(PullOp.NACK, peer, frame)
+
+    def groups(self, peer: Peer, frame: Frame) -> None:
+        """List groups."""
+        peer.answer(frame.request_id, groups_head(self._pulls.groups.values(), optional_str(frame.head, "subject")))
+
+    def subjects(self, peer: Peer, frame: Frame) -> None:
+        """List subjects."""
+        head = frame.head
+        prefix, after, limit = need_str(head, "prefix"), need_str(head, "after"), need_int(head, "limit", 1)
+        peer.answer(frame.request_id, subjects_head(self._index, prefix, after, limit))
+
+    def _acknowledge(self, op: PullOp, peer: Peer, frame: Frame) -> None:
+        names = self._names(frame.head)
+        handles = need_rows(frame.head, "handles", 3)
+        if any(not 0 < covered <= INT_MAX for _, _, covered in handles):
+            raise BadRequest("a handle covers no messages", field="handles")
+        group = self._pulls.groups.get(names)
+        request_id = frame.request_id
+        if group is None:
+            peer.answer(request_id, {"stale": handles})
+            return
+        self._pulls.acknowledge(op, group, handles, lambda stale: peer.answer(request_id, {"stale": stale}))
+
+    def _names(self, head: Head) -> tuple[str, str]:
+        subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_BYTES_MAX)
+        check_subject(subject.encode())
+        if not group:
+            raise BadRequest("the name of a group is empty", field="group")
+        return subject, group
