@@ -1,0 +1,464 @@
+"""A delay server's core and all that surrounds it: disk, state, clock, threads, meta, targets, the network, a producer.
+
+Invariant: nothing happens by itself. Every step is a call, so that a list of steps, or a seed, repeats a run exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+
+from delayd.batch import ColumnId, ProducerPart, parse
+from delayd.config import DelayConfig
+from delayd.delay.core import DelayCore, Threads
+from delayd.delay.hour_table import PREFIX, HourTable, load_hours
+from delayd.delay.loader import read_schedule_log
+from delayd.delay.producers import Accepted
+from delayd.delay.recovery import list_dispatch_logs, read_outcomes
+from delayd.errors import DelaydError
+from delayd.hours import hour_of_ms, hour_start_ms
+from delayd.log.dispatch import Outcome
+from delayd.log.segment import FileKind, open_segment
+from delayd.testing.clock import START_MS, SimClock, SimMachine
+from delayd.testing.disk import MemoryDisk
+from delayd.testing.executor import StepExecutor
+from delayd.testing.state import MemoryState
+from delayd.testing.tree import PowerLoss
+from tests.batches import messages
+from tests.delay_target import Cable, FakeTarget
+
+DATA = "/data"
+FOLDER = "/data/delay"
+PRODUCER_ID = 0xABCDEF
+TARGET_IDS = (0x7001, 0x7002)
+STEPS_MAX = 20_000  # A run that is not quiet by then never will be.
+
+Wanted = tuple[int, bytes, bytes]
+"""A message: deliver_at_ms, subject, body. Its body tells it from all others."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A batch of the producer, as it is sent again and again until it is accepted."""
+
+    number: int
+    data: bytes
+    wanted: list[Wanted]
+
+
+@dataclass(slots=True)
+class Outside:
+    """What survives a crash of the delay server, apart from its disk and state."""
+
+    machine: SimMachine
+    targets: dict[int, FakeTarget]
+    unanswered: dict[int, Sent] = field(default_factory=dict)
+    accepted: dict[int, tuple[Sent, Accepted]] = field(default_factory=dict)
+    refused: list[tuple[int, DelaydError]] = field(default_factory=list)
+    last_number: int = 0
+    late: list[Cable] = field(default_factory=list)  # Connections of earlier lives with requests that may yet arrive.
+
+    def copy(self) -> Outside:
+        """Twins of everything, for another way to go on."""
+        kept = self.machine
+        machine = SimMachine(kept.wall_ms, kept.boottime_ms, kept.monotonic_ms, kept.boots)
+        targets = {id: target.copy(partial(_wall_ms, machine)) for id, target in self.targets.items()}
+        twin = Outside(machine, targets, dict(self.unanswered), dict(self.accepted), list(self.refused))
+        twin.last_number = self.last_number
+        for cable in self.late:
+            other = Cable(targets[cable.target.log_id], _nobody)
+            other.up.extend(cable.up)
+            other.ended = True
+            twin.late.append(other)
+        return twin
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What a life of the delay server leaves, and the next one starts with."""
+
+    disk: MemoryDisk
+    state: MemoryState
+    outside: Outside
+    clock: SimClock
+
+    def after_crash(self, way: PowerLoss | None, seed: int = 0) -> Remains:
+        """What another death leaves, such as one during the start; None is a SIGKILL. This one stays as it is."""
+        disk = self.disk.after_kill() if way is None else self.disk.after_crash(way, seed)
+        outside = self.outside.copy()
+        clock = SimClock(machine=outside.machine, previous=self.clock.restart_evidence())
+        return Remains(disk, self.state.after_crash(disk), outside, clock)
+
+
+def new_world(targets: Sequence[int] = TARGET_IDS[:1], now_ms: int = START_MS) -> Remains:
+    """An empty disk, and targets that have heard of nobody."""
+    disk, machine = MemoryDisk(), SimMachine(wall_ms=now_ms)
+    wall_ms = partial(_wall_ms, machine)
+    outside = Outside(machine, {log_id: FakeTarget(log_id, wall_ms) for log_id in targets})
+    return Remains(disk, MemoryState(disk), outside, SimClock(machine=machine))
+
+
+class World:
+    """One life of a delay server; `after_crash` begins the next one, and may be called more than once."""
+
+    def __init__(
+        self, remains: Remains | None = None, *, core: type[DelayCore] = DelayCore, seed: int = 0, **settings: int
+    ) -> None:
+        self.random = Random(seed)
+        self.settings = settings
+        self.core_type = core
+        remains = new_world() if remains is None else remains
+        self.disk, self.state, self.outside, self.clock = remains.disk, remains.state, remains.outside, remains.clock
+        outside = self.outside
+        self.cables: list[Cable] = []
+        self.asked: list[list[bytes]] = []  # Questions to meta, not answered yet.
+        self.meta_up = True
+        small = {"free_bytes_far": 0, "free_bytes_all": 0, "segment_bytes": 8192, "outcomes_flush_ms": 20}
+        config = DelayConfig(data=DATA, **(small | settings))  # type: ignore[arg-type]
+        self.disk.make_folder(config.folder)
+        self.threads = Threads(StepExecutor(), StepExecutor(), StepExecutor())
+        draw = Random(seed * 7919 + self.state.commits + len(self.disk.operations) + outside.machine.wall_ms)
+        self.core = core(
+            self.disk,
+            self.state,
+            self.clock,
+            config,
+            self.threads,
+            self._dial,
+            self.asked.append,
+            lambda: draw.getrandbits(64),
+            self.clock.restart_evidence,
+            _rest,
+        )
+
+    # The producer.
+
+    def send(self, wanted: Iterable[Wanted]) -> int:
+        """Send messages as one batch; its number."""
+        outside = self.outside
+        outside.last_number += 1
+        rows = list(wanted)
+        low_water = min(outside.unanswered, default=outside.last_number)
+        data = encode_wanted(rows, ProducerPart(PRODUCER_ID, outside.last_number, low_water))
+        outside.unanswered[outside.last_number] = Sent(outside.last_number, data, rows)
+        self.send_again(outside.last_number)
+        return outside.last_number
+
+    def send_again(self, number: int) -> None:
+        """Send a batch as it was sent before."""
+        sent = self.outside.unanswered.get(number) or self.outside.accepted[number][0]
+        self.core.send(parse(sent.data), partial(self._heard, sent))
+
+    def _heard(self, sent: Sent, what: Accepted | DelaydError, duplicate: bool) -> None:
+        outside = self.outside
+        if isinstance(what, DelaydError):
+            outside.refused.append((sent.number, what))
+            return
+        assert what.rows == len(sent.wanted)
+        known = outside.accepted.get(sent.number)
+        if known is not None:
+            assert known[1] == what, f"batch {sent.number} was answered {known[1]}, then {what}"
+        outside.unanswered.pop(sent.number, None)
+        outside.accepted[sent.number] = (sent, what)
+
+    # Steps.
+
+    def executors(self) -> tuple[StepExecutor, ...]:
+        """The three threads, which take turns as the test says."""
+        threads = (self.threads.commit, self.threads.outcomes, self.threads.worker)
+        return tuple(thread for thread in threads if isinstance(thread, StepExecutor))
+
+    def answer_routes(self) -> None:
+        """Meta answers the oldest question."""
+        subjects = self.asked.pop(0)
+        if not self.meta_up:
+            self.core.dispatcher.routed({}, subjects)
+            return
+        for log_id in self.outside.targets:
+            self.core.dispatcher.place(log_id, f"target-{log_id}", 1)
+        self.core.dispatcher.routed({subject: self.target_of(subject) for subject in subjects}, [])
+
+    def place_targets(self) -> None:
+        """Tell where the targets are, as the server does while one is needed."""
+        if self.meta_up and self.core.dispatcher.wants_places:
+            for log_id in self.outside.targets:
+                self.core.dispatcher.place(log_id, f"target-{log_id}", 1)
+
+    def target_of(self, subject: bytes) -> int:
+        """Meta's route of a subject, which never changes."""
+        ids = sorted(self.outside.targets)
+        return ids[sum(subject) % len(ids)]
+
+    def moves(self) -> list[Callable[[], None]]:
+        """Everything that could happen next without time passing, but for the targets' syncs."""
+        found: list[Callable[[], None]] = []
+        for executor in self.executors():
+            if executor.waiting:
+                found.append(executor.run_one)
+            if executor.ran:
+                found.append(executor.complete_one)
+        if self.asked:
+            found.append(self.answer_routes)
+        for cable in (*self.cables, *self.outside.late):
+            if cable.up:
+                found.append(cable.carry_up)
+            if cable.down:
+                found.append(cable.carry_down)
+        found.extend(target.sync for target in self.outside.targets.values() if target.up and target.unsynced)
+        return found
+
+    def settle(self) -> None:
+        """Do all that happens without time passing."""
+        for _ in range(STEPS_MAX):
+            moves = self.moves()
+            if not moves:
+                self.core.wake()
+                moves = self.moves()
+                if not moves:
+                    self._forget_ended()
+                    return
+            moves[0]()
+        raise AssertionError("the world does not come to rest")
+
+    def pass_ms(self, ms: int) -> None:
+        """Let time pass, with everything done at each instant at which something is due."""
+        end = self.clock.monotonic_ms() + ms
+        self.settle()
+        while (left := end - self.clock.monotonic_ms()) > 0:
+            self.clock.advance(max(1, min(left, self.idle_ms())))
+            self.place_targets()
+            self.settle()
+
+    def idle_ms(self) -> int:
+        """How long the server sleeps now: as its shell computes it."""
+        sleep = min(500, self.core.next_wake_ms() - self.clock.monotonic_ms())
+        due_ms = self.core.next_due_ms()
+        return sleep if due_ms is None else min(sleep, due_ms - self.clock.now_ms())
+
+    def drain(self, ms: int = 60_000) -> None:
+        """Heal everything, retry what is not accepted, and let time pass until each message has an outcome."""
+        self.meta_up = True
+        for target in self.outside.targets.values():
+            if not target.up:
+                target.restart()
+        self.settle()
+        for number in list(self.outside.unanswered):
+            self.send_again(number)
+        self.settle()
+        end = self.clock.monotonic_ms() + ms
+        while (missing := self.missing()) and self.clock.monotonic_ms() < end:
+            sent = [sent for sent, _ in self.outside.accepted.values()]
+            dues = [due for batch in sent for due, _, body in batch.wanted if body in missing]
+            # Nothing happens for long: nobody has to live through it in half seconds.
+            self.clock.advance(max(0, min(dues) - self.clock.now_ms() - 3_000))
+            self.pass_ms(500)
+        self.pass_ms(1_000)
+
+    def missing(self) -> set[bytes]:
+        """Bodies of accepted messages that no target has."""
+        wanted = {body for sent, _ in self.outside.accepted.values() for _, _, body in sent.wanted}
+        return wanted - {
+            body for target in self.outside.targets.values() for kept in target.log for body in kept.bodies
+        }
+
+    def checkpoint(self) -> int:
+        """Ask for a checkpoint, let it finish; the replay offset that was answered."""
+        answers: list[int] = []
+        self.core.checkpoint(answers.append)
+        self.settle()
+        return answers[0]
+
+    def stop(self) -> bool:
+        """Stop the server cleanly; whether it called back."""
+        stopped: list[bool] = []
+        self.core.stop(lambda: stopped.append(True))
+        for _ in range(200):
+            if stopped or not self.moves():
+                break
+            self.moves()[0]()
+        return bool(stopped)
+
+    # Deaths.
+
+    def remains(self, way: PowerLoss | None = None, seed: int = 0, *, late: bool = True) -> Remains:
+        """What dying now leaves, in a world of its own; ``late``: requests under way may still arrive at targets."""
+        found = Remains(self.disk, self.state, self.outside, self.clock).after_crash(way, seed)
+        if late:
+            for cable in self.cables:
+                other = Cable(found.outside.targets[cable.target.log_id], _nobody)
+                other.up.extend(cable.up)
+                other.ended = True
+                found.outside.late.append(other)
+        return found
+
+    def after_crash(self, way: PowerLoss | None = None, seed: int = 0, *, late: bool = True) -> World:
+        """The next life, in a world of its own; None is a SIGKILL."""
+        remains = self.remains(way, seed, late=late)
+        return World(remains, core=self.core_type, seed=seed + 1, **self.settings)
+
+    def crash_target(self, log_id: int, answers: int = 0) -> None:
+        """Kill a target; ``answers`` that had left before arrive at the delay server all the same."""
+        for cable in self._cables_of(log_id):
+            cable.cut(keep=0, keep_down=answers)
+        self.outside.targets[log_id].crash(self.random)
+
+    def cut(self, log_id: int, keep: int = 0, answers: int = 0) -> None:
+        """Break the connections to a target; ``keep`` requests under way arrive later."""
+        for cable in self._cables_of(log_id):
+            cable.cut(keep, answers)
+
+    def _cables_of(self, log_id: int) -> list[Cable]:
+        return [cable for cable in self.cables if cable.target.log_id == log_id and not cable.ended]
+
+    def _forget_ended(self) -> None:
+        self.cables = [cable for cable in self.cables if not cable.ended or cable.up or cable.down]
+
+    def _dial(
+        self, host: str, port: int, connected: Callable[[Cable], None], lost: Callable[[DelaydError], None]
+    ) -> None:
+        target = self.outside.targets[int(host.removeprefix("target-"))]
+        cable = Cable(target, lost)
+        self.cables.append(cable)
+        if target.up:
+            cable.down.append(lambda: connected(cable))
+        else:
+            cable.cut(keep=0)
+
+    # Books.
+
+    def check_logs(self) -> None:
+        """What holds at every instant: no message twice at the targets, none early, none of its bytes changed."""
+        sent = [*self.outside.unanswered.values(), *(sent for sent, _ in self.outside.accepted.values())]
+        wanted = {body: (due, subject) for batch in sent for due, subject, body in batch.wanted}
+        bodies: Counter[bytes] = Counter()
+        for target in self.outside.targets.values():
+            for kept in target.log:
+                bodies.update(kept.bodies)
+                for due, body in zip(kept.deliver_at_ms, kept.bodies, strict=True):
+                    assert wanted[body] == (due, kept.subject), (
+                        f"{body!r} was {wanted[body]}, is {due} {kept.subject!r}"
+                    )
+                    assert kept.part.claimed_at_ms >= due, (
+                        f"{body!r} was due at {due}, sent at {kept.part.claimed_at_ms}"
+                    )
+        twice = {body for body, count in bodies.items() if count > 1}
+        assert not twice, f"at the targets more than once: {sorted(twice)}"
+
+    def check_books(self) -> None:
+        """What holds at rest: each accepted message is at a target, and the dispatch logs say exactly where."""
+        self.check_logs()
+        assert not self.missing(), f"accepted and never delivered: {sorted(self.missing())}"
+        numbered = [(accepted.base_sequence, accepted.rows) for _, accepted in self.outside.accepted.values()]
+        numbered.sort()
+        for (base, rows), (following, _) in pairwise(numbered):
+            assert base + rows <= following, f"sequences {base} and {following} overlap"
+        sequence_of = {
+            body: accepted.base_sequence + index
+            for sent, accepted in self.outside.accepted.values()
+            for index, (_, _, body) in enumerate(sent.wanted)
+        }
+        held: dict[int, tuple[int, int, int, int]] = {}
+        for log_id, target in self.outside.targets.items():
+            for kept in target.log:
+                for sequence, body in zip(kept.sequences, kept.bodies, strict=True):
+                    assert sequence_of[body] == sequence, f"{body!r} has sequence {sequence}, not {sequence_of[body]}"
+                    held[sequence] = (kept.part.hour, log_id, kept.offset, kept.part.batch_id)
+        told = self.outcomes()
+        assert told == held, f"dispatch logs and targets differ: {_difference(told, held)}"
+        assert not self.disk.closed_unsynced, f"closed with unsynced writes: {self.disk.closed_unsynced}"
+
+    def check_sealing(self) -> None:
+        """Once every hour has ended: schedule and dispatch side agree row by row, and the server itself sees that."""
+        self.pass_ms(2_000)
+        last = max((hour for hour, _ in list_dispatch_logs(self.disk, FOLDER)), default=0)
+        over_ms = hour_start_ms(last + 1) + 1_000 - self.clock.now_ms()
+        if over_ms > 0:
+            self.clock.advance(over_ms)
+        self.pass_ms(3_000)
+        self.checkpoint()
+        told = self.outcomes()
+        scheduled = self.scheduled()
+        assert scheduled == {sequence: row[0] for sequence, row in told.items()}, "scheduled and decided rows differ"
+        self.core.sweep()
+        self.settle()
+        unsealed = self.hours().unsealed(hour_of_ms(self.clock.now_ms()) - 1)
+        assert not unsealed, f"hours {unsealed} do not seal"
+
+    def hours(self) -> HourTable:
+        """The hour table of the state."""
+        return load_hours(self.state.scan(PREFIX))
+
+    def outcomes(self) -> dict[int, tuple[int, int, int, int]]:
+        """By sequence: hour, target, offset there and batch id, as the dispatch logs have it; each once."""
+        found: dict[int, tuple[int, int, int, int]] = {}
+        log_id = self.core.identity.log_id
+        for hour, path in list_dispatch_logs(self.disk, FOLDER):
+            segment = open_segment(self.disk, path, FileKind.DISPATCH, log_id, write=False)
+            rows = read_outcomes(segment)
+            for sequence, part_of in zip(rows.sequences.tolist(), rows.part_of.tolist(), strict=True):
+                part = rows.parts[part_of]
+                assert sequence not in found, f"sequence {sequence} has two outcomes"
+                assert part["outcome"] == Outcome.DISPATCHED, f"sequence {sequence} is {Outcome(part['outcome']).name}"
+                found[sequence] = (
+                    hour,
+                    int(part["target_log_id"]),
+                    int(part["target_offset"]),
+                    int(part["batch_id"]),
+                )
+        return found
+
+    def scheduled(self) -> dict[int, int]:
+        """By sequence: the hour whose schedule log has it, as far as the checkpoint counts; each once."""
+        found: dict[int, int] = {}
+        for hour, file in self.hours().files.items():
+            stored, damage = read_schedule_log(self.disk, FOLDER, self.core.identity.log_id, hour, file)
+            assert damage is None, str(damage)
+            for entry in stored:
+                sequences = entry.batch.uint64s(ColumnId.SEQUENCE)
+                assert bool((np.diff(sequences.astype(np.int64)) > 0).all()), "a schedule log rises in sequence"
+                for sequence in sequences.tolist():
+                    assert sequence not in found, f"sequence {sequence} is filed twice"
+                    found[sequence] = hour
+        return found
+
+
+def encode_wanted(rows: Sequence[Wanted], part: ProducerPart) -> bytes:
+    """A PRODUCER batch of these messages."""
+    subjects = sorted({subject for _, subject, _ in rows})
+    return messages(
+        [body for _, _, body in rows],
+        due=[due for due, _, _ in rows],
+        subjects=subjects,
+        subject_of=[subjects.index(subject) for _, subject, _ in rows] if len(subjects) > 1 else None,
+        part=part,
+    )
+
+
+def wanted(count: int, due_ms: int, name: str, subject: bytes = b"orders.eu", every_ms: int = 0) -> list[Wanted]:
+    """Messages ``name-0`` and so on, due at START_MS + ``due_ms`` and then ``every_ms`` apart."""
+    return [(START_MS + due_ms + index * every_ms, subject, f"{name}-{index}".encode()) for index in range(count)]
+
+
+def _wall_ms(machine: SimMachine) -> int:
+    return machine.wall_ms
+
+
+def _nobody(error: DelaydError) -> None:
+    """The life that waited for this connection is over."""
+
+
+def _rest() -> None:
+    """Nothing else needs the disk."""
+
+
+def _difference(told: dict[int, tuple[int, int, int, int]], held: dict[int, tuple[int, int, int, int]]) -> str:
+    return (
+        f"only told {sorted(set(told) - set(held))}, only held {sorted(set(held) - set(told))}, "
+        f"otherwise {[(s, told[s], held[s]) for s in told if s in held and told[s] != held[s]]}"
+    )
