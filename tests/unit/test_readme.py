@@ -1,0 +1,28 @@
+"""The README tells the truth: every stop of the data path exists, and every page that it links to."""
+
+import re
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+STOPS = re.findall(r"`([\w.]+):([\w.]+)` \|$", README, re.MULTILINE)
+PAGES = sorted(ROOT.glob("docs/**/*.md")) + [ROOT / "README.md"]
+
+
+def test_the_data_path_has_its_stops() -> None:
+    assert len(STOPS) == 12
+
+
+@pytest.mark.parametrize(("module", "name"), STOPS)
+def test_each_stop_of_the_data_path_exists(module: str, name: str) -> None:
+    assert callable(reduce(getattr, name.split("."), import_module(module)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_link_to_a_page_of_ours_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
