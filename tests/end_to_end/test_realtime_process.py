@@ -1,0 +1,184 @@
+"""The realtime server as a process: killed, stopped, and started on directories that are not as they should be."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from delayd.config import Value
+from delayd.errors import DelaydError
+from delayd.net.connection import Connection, connect
+from delayd.net.server import run
+from delayd.wire.frame import Frame
+from delayd.wire.requests import RequestType, need_maps, need_rows
+from tests.end_to_end.processes import ServerProcess
+from tests.end_to_end.test_realtime import ask, hello, pull_head
+from tests.unit.realtime.batches import bodies_of, dispatch_batch
+
+SETTINGS: dict[str, Value] = {"meta": "127.0.0.1:1", "lease_ms": 300}
+STOP_S_MAX = 5.0
+DEADLINE_S = 20.0
+
+
+def talk(server: ServerProcess, story: Callable[[Connection], Awaitable[None]]) -> None:
+    """One connection to a server that runs."""
+
+    async def talking() -> None:
+        connection = await connect("127.0.0.1", server.port)
+        try:
+            await story(connection)
+        finally:
+            connection.close()
+
+    run(talking)
+
+
+async def dispatch(connection: Connection, session: int, *batches: bytes) -> Frame:
+    return await ask(connection, RequestType.DISPATCH, {"session": session, "epoch": 1}, *batches)
+
+
+def test_what_was_answered_survives_a_kill_and_is_served_once_more_to_none(tmp_path: Path) -> None:
+    async def before(connection: Connection) -> None:
+        await ask(connection, RequestType.HELLO, hello(1))
+        await dispatch(connection, 1, dispatch_batch(1, [b"acked"]), dispatch_batch(2, [b"held"]))
+        pulled = await ask(connection, RequestType.PULL, pull_head())
+        (first, _) = need_rows(pulled.head, "parts", 4)
+        handle = [pulled.head["incarnation"], first[0], first[2]]
+        await ask(connection, RequestType.ACK, {"subject": "orders", "group": "billing", "handles": [handle]})
+
+    async def after(connection: Connection) -> None:
+        window = await ask(connection, RequestType.HELLO, hello(2))
+        assert [row[:2] for row in need_rows(window.head, "batches", 7)] == [[1, 1], [1, 2]]
+        pulled = await ask(connection, RequestType.PULL, pull_head(wait_ms=10_000))
+        assert bodies_of(pulled.body) == [b"held"]
+        assert [row[3] for row in need_rows(pulled.head, "parts", 4)] == [2]
+
+    with ServerProcess("realtime", tmp_path, SETTINGS) as server:
+        talk(server, before)
+        server.kill()
+        server.start()
+        talk(server, after)
+        assert server.terminate() == 0
+
+
+def test_sigterm_ends_it_in_time_with_a_pull_waiting_and_nothing_left_to_replay(tmp_path: Path) -> None:
+    with ServerProcess("realtime", tmp_path, SETTINGS) as server:
+
+        async def story(connection: Connection) -> None:
+            await ask(connection, RequestType.HELLO, hello(1))
+            await dispatch(connection, 1, dispatch_batch(1, [b"a"]))
+            await ask(connection, RequestType.PULL, pull_head())
+            waiting = asyncio.ensure_future(ask(connection, RequestType.PULL, pull_head("other", wait_ms=60_000)))
+            await ask(connection, RequestType.PING, {})
+            began = time.monotonic()
+            assert server.terminate() == 0
+            assert time.monotonic() - began < STOP_S_MAX
+            with pytest.raises(DelaydError):
+                await waiting
+
+        talk(server, story)
+        server.start()
+        assert "tail_recovered" not in server.log
+        assert server.terminate() == 0
+
+
+def test_a_second_server_on_the_directory_says_who_holds_it(tmp_path: Path) -> None:
+    with ServerProcess("realtime", tmp_path, SETTINGS) as server, _spawned(tmp_path) as second:
+        assert second.wait() == 2
+        assert f"is in use by pid {server.pid}" in second.log
+
+
+def test_a_torn_tail_is_cut_and_reported(tmp_path: Path) -> None:
+    with _served_and_killed(tmp_path) as server:
+        with (tmp_path / "realtime/message/00000000000000000000.log").open("ab") as file:
+            file.write(b"GRUP" + bytes(100))
+        server.start()
+        assert "cut_bytes=104" in server.log
+        assert server.terminate() == 0
+
+
+def test_a_flipped_bit_in_the_middle_is_damage_with_path_and_position(tmp_path: Path) -> None:
+    with _served_and_killed(tmp_path) as server:
+        path = tmp_path / "realtime/message/00000000000000000000.log"
+        data = bytearray(path.read_bytes())
+        data[data.index(b"first")] ^= 1
+        path.write_bytes(data)
+        server.spawn()
+        assert server.wait() == 3
+        assert f"{path} is damaged at byte" in server.log
+
+
+def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    with _served_and_killed(tmp_path) as server:
+        path = tmp_path / "realtime/message/00000000000000000000.log"
+        data = bytearray(path.read_bytes())
+        data[8] = 9
+        path.write_bytes(data)
+        server.spawn()
+        assert server.wait() == 2
+        assert "format version 9" in server.log
+
+
+def test_a_lost_message_log_is_damage(tmp_path: Path) -> None:
+    with ServerProcess("realtime", tmp_path, SETTINGS) as server:
+        talk(server, _two_batches)
+        assert server.terminate() == 0
+        (tmp_path / "realtime/message/00000000000000000000.log").unlink()
+        server.spawn()
+        assert server.wait() == 3
+        assert "the log is gone" in server.log
+
+
+def test_it_registers_with_meta_and_again_when_meta_comes_back(tmp_path: Path) -> None:
+    with ServerProcess("meta", tmp_path / "m", {"heartbeat_ms": 50, "lease_ms": 200}) as meta:
+        with ServerProcess("realtime", tmp_path, {"meta": meta.address}) as server:
+            for _ in range(2):
+                _wait_until_alive(meta, server.port)
+                meta.kill()
+                meta.start()
+            _wait_until_alive(meta, server.port)
+            assert server.terminate() == 0
+
+
+def _wait_until_alive(meta: ServerProcess, port: int) -> None:
+    async def story(connection: Connection) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            answer = await ask(connection, RequestType.SERVERS, {"role": "realtime"})
+            if any(row["port"] == port and row["alive"] for row in need_maps(answer.head, "servers")):
+                return
+            assert time.monotonic() < deadline, answer.head
+
+    talk(meta, story)
+
+
+async def _two_batches(connection: Connection) -> None:
+    await ask(connection, RequestType.HELLO, hello(1))
+    await dispatch(connection, 1, dispatch_batch(1, [b"first"]))
+    await dispatch(connection, 1, dispatch_batch(2, [b"second"]))
+
+
+class _spawned(ServerProcess):
+    """A server that is not expected to come up."""
+
+    def __init__(self, data: Path) -> None:
+        super().__init__("realtime", data, SETTINGS)
+
+    def __enter__(self) -> ServerProcess:
+        self.spawn()
+        return self
+
+
+class _served_and_killed(ServerProcess):
+    """A server that took two batches and was killed."""
+
+    def __init__(self, data: Path) -> None:
+        super().__init__("realtime", data, SETTINGS)
+
+    def __enter__(self) -> ServerProcess:
+        self.start()
+        talk(self, _two_batches)
+        self.kill()
+        return self
