@@ -179,7 +179,8 @@ class _Books:
     def _find_orphans(self) -> None:
         kind = FindingKind.ORPHAN
         targets = self._realtime.targets
-        unknown = np.flatnonzero(~self._stored.known)
+        newer = self._realtime.batches["newer"][self._realtime.batch_of] == 1
+        unknown = np.flatnonzero(~self._stored.known & ~newer)
         batches = self._realtime.batches[self._realtime.batch_of[unknown]]
         target_ids = np.array([target.log_id for target in targets] or [0], np.uint64)
         subject = batches["subject"] + np.uint32(len(self._schedule.subjects))

@@ -1,7 +1,8 @@
 """The plan of an audit: what to read of a data directory, and in which order.
 
 Invariant (rule P3): realtime logs are read first, then the sizes of the dispatch logs are taken, then the checkpoint
-and the message log's size; later bytes are left out. So each outcome's row and each row's origin is there.
+and the message log's size, and at last what the realtime logs got meanwhile; later bytes are left out. So the origin of
+each row at a target is there, the schedule of each outcome, and what each outcome says is at a target.
 """
 
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -19,7 +20,7 @@ from delayd.reading.columns import ScheduleRows
 from delayd.reading.directory import Directory, Role, find_directories, is_running
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
 from delayd.reading.groups import LogMoved, TornTail
-from delayd.reading.realtime import Batches, TargetIndex, TargetRows, index_targets, read_target_rows
+from delayd.reading.realtime import Batches, TargetIndex, TargetIndexer, TargetRows, read_target_rows
 from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, read_tail, take_snapshot
 
 ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always does.
@@ -122,24 +123,27 @@ def plan_audit(
     if not delays:
         raise BadArgument(f"{data} holds no delay server's directory, so nothing says what was scheduled")
     torn: list[TornTail] = []
-    index = index_targets(disk, [directory for directory in directories if directory.role == Role.REALTIME], torn)
+    indexer = TargetIndexer(disk, [directory for directory in directories if directory.role == Role.REALTIME], torn)
+    indexer.scan(newer=False)
+    sizes = [dispatch_sizes(disk, directory) for directory in delays]
+    snapshots = [take_snapshot(disk, directory) for directory in delays]
+    indexer.scan(newer=True)
+    index = indexer.index()
     origins: list[Origin] = []
     tails: list[MessageTail] = []
     deleted_rows = 0
-    for directory in delays:
-        sizes = dispatch_sizes(disk, directory)
-        snapshot = take_snapshot(disk, directory)
+    for directory, dispatched, snapshot in zip(delays, sizes, snapshots, strict=True):
         tail = read_tail(disk, snapshot, torn)
         own = index.batches[index.batches["origin_log_id"] == directory.log_id]
         alive_ms = now_ms if is_running(directory) else min(now_ms, _last_seen_ms(disk, directory, tail, index))
-        known = set(snapshot.hours) | set(sizes) | set(tail.counts())
+        known = set(snapshot.hours) | set(dispatched) | set(tail.counts())
         # Retention removes whole hours, oldest first: what the targets hold of them has nothing left to compare with.
         deleted = own["hour"] < min(known, default=0)
         deleted_rows += int(own["count"][deleted].sum())
         wanted = sorted(known | set(own["hour"][~deleted].tolist()))
         terms = AuditTerms(now_ms, alive_ms, late_ms_limit, lost_grace_ms)
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
-        origins.append(Origin(snapshot, sizes, terms, chosen))
+        origins.append(Origin(snapshot, dispatched, terms, chosen))
         tails.append(tail)
     return AuditPlan(tuple(origins), index, tuple(torn), deleted_rows), tails
 

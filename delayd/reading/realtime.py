@@ -1,9 +1,11 @@
 """The realtime message log as an audit reads it: an index of handed-over batches, and their rows hour by hour.
 
-Invariant: the log is scanned once, whole and verified; what is kept is one index row a batch, and an hour's rows are
-read again from there, columns only, each checked by its own checksum.
+Invariant: the log is scanned once, whole and verified, up to its size before the other logs' sizes were taken; then
+what came since, so that an outcome recorded meanwhile finds its row. What is kept is one index row a batch; an hour's
+rows are read again from there, columns only, each checked by its own checksum.
 """
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,11 +43,10 @@ BATCH = np.dtype(
         ("deliver_at", "<u4"),
         ("columns_crc32c", "<u4"),
         ("decided", "u1"),  # Whether its origin's last watermark covers it (rule H1).
+        ("newer", "u1"),  # Whether it came after the other logs' sizes were taken, and can only prove an outcome.
     ]
 )
 Batches = NDArray[np.void]
-GAP_BYTES_MAX = 1 << 16  # Batches of one hour that lie closer than this are read in one call.
-READ_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,38 +80,85 @@ class TargetRows:
     subjects: tuple[str, ...]
 
 
-def index_targets(disk: Disk, directories: Sequence[Directory], torn: list[TornTail]) -> TargetIndex:
-    """Scan the message log of each realtime directory.
+class TargetIndexer:
+    """Scans the message logs of realtime directories, twice: before and after the other logs' sizes are taken."""
 
-    Raises:
-        LogMoved: segments went away meanwhile.
-        DamagedData: a durable group or batch does not check.
-    """
-    subjects = SubjectTable()
-    rows: list[tuple[int, ...]] = []
-    watermarks: dict[tuple[int, int], tuple[int, int]] = {}
-    targets: list[Target] = []
-    last_appended_at_ms = 0
-    for number, directory in enumerate(directories):
-        place = LogPlace(directory.message_folder, FileKind.REALTIME, directory.log_id)
-        bases = segment_bases(disk, place)
-        if not bases:
-            continue
-        targets.append(Target(place.folder, directory.log_id, bases[0]))
-        for group in read_log(disk, place, bases[0], log_size(disk, place), torn):
-            last_appended_at_ms = max(last_appended_at_ms, group.header.appended_at_ms)
-            if group.header.kind == GroupKind.CONTROL:
-                _note_hellos(group, number, watermarks)
-            else:
-                base = bases[int(np.searchsorted(bases, group.header.offset, side="right")) - 1]
-                rows += _index_group(group, number, base, subjects, watermarks)
-    batches = np.array(rows, BATCH)
-    for (number, origin), watermark in watermarks.items():
-        covered = (batches["epoch"] < watermark[0]) | (
-            (batches["epoch"] == watermark[0]) & (batches["batch_id"] <= watermark[1])
-        )
-        batches["decided"][covered & (batches["target"] == number) & (batches["origin_log_id"] == origin)] = 1
-    return TargetIndex(tuple(targets), batches, tuple(subjects.names), last_appended_at_ms)
+    def __init__(self, disk: Disk, directories: Sequence[Directory], torn: list[TornTail]) -> None:
+        self._disk = disk
+        self._torn = torn
+        self._places = [LogPlace(one.message_folder, FileKind.REALTIME, one.log_id) for one in directories]
+        self._starts = [(segment_bases(disk, place) or [0])[0] for place in self._places]
+        self._read = list(self._starts)  # Offset up to which each log was scanned.
+        self._subjects = SubjectTable()
+        self._rows: list[tuple[int, ...]] = []
+        self._watermarks: dict[tuple[int, int], tuple[int, int]] = {}
+        self._last_appended_at_ms = 0
+
+    def scan(self, *, newer: bool) -> None:
+        """Index what was appended since the last scan.
+
+        Raises:
+            LogMoved: segments went away meanwhile.
+            DamagedData: a durable group or batch does not check.
+        """
+        for number, place in enumerate(self._places):
+            stop = log_size(self._disk, place)
+            if stop <= self._read[number]:
+                continue
+            bases = segment_bases(self._disk, place)
+            for group in read_log(self._disk, place, self._read[number], stop, self._torn):
+                self._last_appended_at_ms = max(self._last_appended_at_ms, group.header.appended_at_ms)
+                self._read[number] = group.end
+                if group.header.kind == GroupKind.DATA:
+                    base = bases[bisect.bisect_right(bases, group.header.offset) - 1]
+                    self._rows += self._index_group(group, number, base, newer)
+                elif not newer:
+                    self._note_hellos(group, number)
+
+    def index(self) -> TargetIndex:
+        """What was found so far."""
+        targets = [
+            Target(place.folder, place.log_id, start) for place, start in zip(self._places, self._starts, strict=True)
+        ]
+        batches = np.array(self._rows, BATCH)
+        for (number, origin), watermark in self._watermarks.items():
+            covered = (batches["epoch"] < watermark[0]) | (
+                (batches["epoch"] == watermark[0]) & (batches["batch_id"] <= watermark[1])
+            )
+            covered &= (batches["target"] == number) & (batches["origin_log_id"] == origin) & (batches["newer"] == 0)
+            batches["decided"][covered] = 1
+        return TargetIndex(tuple(targets), batches, tuple(self._subjects.names), self._last_appended_at_ms)
+
+    def _index_group(self, group: Group, target: int, segment_base: int, newer: bool) -> list[tuple[int, ...]]:
+        rows: list[tuple[int, ...]] = []
+        for offset, batch in group.batches():
+            if batch.kind != BatchKind.DISPATCH:
+                continue
+            part = batch.dispatch
+            # A later watermark may cover outcomes that were recorded after the dispatch logs' sizes were taken.
+            if not newer:
+                self._note_watermark(target, part.origin_log_id, (part.w_epoch, part.w_id))
+            rows.append(
+                (
+                    *(target, int(self._subjects.ids(batch)[0]), part.hour, batch.count, segment_base, offset),
+                    *(part.origin_log_id, part.epoch, part.batch_id, part.claimed_at_ms, group.header.appended_at_ms),
+                    *(HEADER.size + batch.kind_bytes, batch.heap_offset),
+                    *(batch.offsets[ColumnId.SEQUENCE], batch.offsets[ColumnId.DELIVER_AT_MS], batch.columns_crc32c),
+                    *(0, newer),
+                )
+            )
+        return rows
+
+    def _note_hellos(self, group: Group, target: int) -> None:
+        for _, batch in group.batches():
+            for record in decode_records(batch):
+                origin, watermark = record.get("log_id"), record.get("w")
+                if record.get("type") == "hello" and isinstance(origin, int) and isinstance(watermark, list):
+                    self._note_watermark(target, origin, (watermark[0], watermark[1]))
+
+    def _note_watermark(self, target: int, origin: int, watermark: tuple[int, int]) -> None:
+        known = self._watermarks.get((target, origin), (0, 0))
+        self._watermarks[target, origin] = max(known, watermark)
 
 
 def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches) -> TargetRows:
@@ -141,40 +189,6 @@ def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches) -> Target
             file.close()
     batch_of = np.repeat(np.arange(len(batches)), batches["count"])
     return TargetRows(sequence, deliver_at_ms, batch_of, batches, index.targets, index.subjects)
-
-
-def _index_group(
-    group: Group,
-    target: int,
-    segment_base: int,
-    subjects: SubjectTable,
-    watermarks: dict[tuple[int, int], tuple[int, int]],
-) -> list[tuple[int, ...]]:
-    rows: list[tuple[int, ...]] = []
-    for offset, batch in group.batches():
-        if batch.kind != BatchKind.DISPATCH:
-            continue
-        part = batch.dispatch
-        key, watermark = (target, part.origin_log_id), (part.w_epoch, part.w_id)
-        watermarks[key] = max(watermarks.get(key, (0, 0)), watermark)
-        rows.append(
-            (
-                *(target, int(subjects.ids(batch)[0]), part.hour, batch.count, segment_base, offset),
-                *(part.origin_log_id, part.epoch, part.batch_id, part.claimed_at_ms, group.header.appended_at_ms),
-                *(HEADER.size + batch.kind_bytes, batch.heap_offset),
-                *(batch.offsets[ColumnId.SEQUENCE], batch.offsets[ColumnId.DELIVER_AT_MS], batch.columns_crc32c, 0),
-            )
-        )
-    return rows
-
-
-def _note_hellos(group: Group, target: int, watermarks: dict[tuple[int, int], tuple[int, int]]) -> None:
-    for _, batch in group.batches():
-        for record in decode_records(batch):
-            origin, watermark = record.get("log_id"), record.get("w")
-            if record.get("type") == "hello" and isinstance(origin, int) and isinstance(watermark, list):
-                key = (target, origin)
-                watermarks[key] = max(watermarks.get(key, (0, 0)), (watermark[0], watermark[1]))
 
 
 def _read_columns(path: str, file: File, row: np.void) -> bytes:
