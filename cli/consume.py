@@ -78,8 +78,8 @@ def consume(
                 if follow:
                     continue
                 break
-            for message in batch:
-                sys.stdout.buffer.write(write(message))
+            for row in range(len(batch)):
+                sys.stdout.buffer.write(write(batch[row]))
             sys.stdout.buffer.flush()
             if not no_ack:
                 batch.ack(wait=False)

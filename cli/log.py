@@ -69,7 +69,7 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
                 if found is None:
                     continue
                 checked.append(found)
-                if everything or found.state is not State.OK:
+                if everything or found.state in (State.TORN, State.DAMAGED):
                     yield (found.path, found.kind, found.state.value, *found.counts, found.detail)
 
     listed = list(rows())

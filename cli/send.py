@@ -99,10 +99,10 @@ def _send_one(
     if form == "json":
         click.echo(json.dumps(_as_json(subject, receipt)))
         return
-    when = "it was due already and leaves at once" if receipt.was_due else _ahead(receipt)
-    known = "; it was known from an earlier try" if receipt.duplicate else ""
     place = f"sequence {receipt.sequence} of log {receipt.log_id:016x}"
-    click.echo(f"kept as {place}, due {instant_text(receipt.deliver_at_ms)}: {when}{known}")
+    left = "already, so it leaves at once" if receipt.was_due else f"in {_left_text(receipt)}"
+    known = "; an earlier try had brought it" if receipt.duplicate else ""
+    click.echo(f"kept as {place}, due {instant_text(receipt.deliver_at_ms)}, {left}{known}")
 
 
 def _send_lines(
@@ -198,8 +198,8 @@ def _read_headers(given: Sequence[str]) -> dict[str, str | bytes]:
     return headers
 
 
-def _ahead(receipt: Receipt) -> str:
-    return f"{duration_text(receipt.deliver_at_ms - receipt.accepted_at_ms)} from when it was kept"
+def _left_text(receipt: Receipt) -> str:
+    return duration_text(receipt.deliver_at_ms - receipt.accepted_at_ms)
 
 
 def _as_json(subject: str, receipt: Receipt) -> dict[str, str | int | bool]:

@@ -17,6 +17,7 @@ from .child import Child
 from .exits import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE
 
 STOP_S = 5.5  # A server is gone five seconds after its SIGTERM, whatever it does; half a second for the news of it.
+STOP_LAST_S = 1.0  # Meta holds no messages and ends at once.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ROLES = ("meta", "delay", "realtime")
 FIRST = "meta"  # The others are told its address.
@@ -81,7 +82,7 @@ class Supervisor:
         return command
 
     def _on_ready(self, child: Child) -> None:
-        if child.role == FIRST and len(self._children) == 1:
+        if child.role == FIRST and len(self._children) == 1 and not self._stop.is_set():
             for role in ROLES:
                 if role != FIRST:
                     self._start(role)
@@ -122,22 +123,29 @@ class Supervisor:
             self._stop.set()
 
     async def _end(self) -> int:
-        for child in self._children.values():
-            child.stop()
-        _, late = await asyncio.wait(self._tasks.values(), timeout=STOP_S)
-        for role, task in self._tasks.items():
-            if task in late:
-                self._say(f"the {role} server did not stop within {STOP_S:g} s and is killed")
-                self._children[role].kill()
+        # Meta goes last, so that the others don't miss it while they stop.
+        others_stopped = await self._stop_all([role for role in self._tasks if role != FIRST], STOP_S)
+        first_stopped = await self._stop_all([FIRST], STOP_LAST_S)
         for task in self._tasks.values():
             await task  # A bug in its watching is raised here.
-        return self._exit_code(stopped_itself=not late)
+        return self._exit_code(stopped_by_themselves=others_stopped and first_stopped)
 
-    def _exit_code(self, *, stopped_itself: bool) -> int:
+    async def _stop_all(self, roles: Sequence[str], limit_s: float) -> bool:
+        for role in roles:
+            self._children[role].stop()
+        tasks = [self._tasks[role] for role in roles]
+        late = (await asyncio.wait(tasks, timeout=limit_s))[1] if tasks else ()
+        for role in roles:
+            if self._tasks[role] in late:
+                self._say(f"the {role} server did not stop within {limit_s:g} s and is killed")
+                self._children[role].kill()
+        return not late
+
+    def _exit_code(self, *, stopped_by_themselves: bool) -> int:
         if NOT_BALANCED in self._down.values():
             return NOT_BALANCED
         if self._down:
             return USAGE if USAGE in self._down.values() else BUG
         if self._at_once:
             return INTERRUPTED
-        return OK if stopped_itself else BUG
+        return OK if stopped_by_themselves else BUG

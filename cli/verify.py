@@ -30,6 +30,7 @@ class State(Enum):
     """What a check found."""
 
     OK = "ok"
+    EMPTY = "empty"  # Nothing was written to it yet.
     TORN = "torn"
     DAMAGED = "damaged"
 
@@ -158,7 +159,7 @@ def _verify_checkpoint(disk: Disk, path: str) -> Checked:
     except (DamagedData, NewerFormat) as error:
         return Checked(path, "checkpoint", State.DAMAGED, (0, 0, 0, 0), error.message)
     if found is None:
-        return Checked(path, "checkpoint", State.TORN, (0, 0, 0, 0), "none was published yet")
+        return Checked(path, "checkpoint", State.EMPTY, (0, 0, 0, 0), "no checkpoint was published yet")
     file = disk.open(path)
     try:
         return Checked(path, "checkpoint", State.OK, (0, 0, 0, file.size()))

@@ -138,10 +138,10 @@ def test_a_second_signal_ends_what_does_not_stop(tmp_path: Path) -> None:
     (tmp_path / "data" / "delay.deaf").touch()
     with up(tmp_path, "--port", "0", fakes=True) as running:
         running.until_ready()
-        delay, meta = running.ready("delay")[0].pid, running.ready("meta")[0].pid
+        delay, realtime = running.ready("delay")[0].pid, running.ready("realtime")[0].pid
         began = time.monotonic()
         running.process.send_signal(signal.SIGINT)
-        running.until(lambda: not is_running(meta), "the first signal has come")
+        running.until(lambda: not is_running(realtime), "the first signal has come")
         assert is_running(delay)
         assert running.end(signal.SIGINT) == 130
         assert time.monotonic() - began < 5
