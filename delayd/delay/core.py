@@ -36,6 +36,7 @@ from delayd.state import State
 log = logging.getLogger(__name__)
 
 TICK_MS = 1_000  # How often an idle server looks at hours that ended, hours to load and its clock.
+STOP_MS = 2_500  # For the last checkpoint; a stop as a whole has 5 s.
 SEGMENTS_KEPT_MS = 300_000  # Readers in other processes hold a checkpoint for so long before they read on from it (P3).
 
 
@@ -112,7 +113,14 @@ class DelayCore:
         )
         self._sources = Sources(disk, config.folder, found.log, config.tail_bytes, config.source_cache_bytes)
         self.dispatcher = Dispatcher(
-            found.wheel, found.subjects, clock, self._new_link, self.intake.control, ask_routes, found.targets
+            found.wheel,
+            found.subjects,
+            clock,
+            self._new_link,
+            self.intake.control,
+            ask_routes,
+            found.targets,
+            found.targets_owed,
         )
         self._checkpointer = Checkpointer(
             disk,
@@ -206,6 +214,7 @@ class DelayCore:
         for link in self.dispatcher.links.values():
             link.close()
         self._outcomes.flush()
+        self._checkpointer.hurry(STOP_MS)
         self._stopped = done
         self._finish()
 
@@ -331,9 +340,11 @@ class DelayCore:
         intake = self.intake
         self._checkpointer.begin(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, self._checkpointed)
 
-    def _checkpointed(self) -> None:
-        now = self._clock.monotonic_ms()
-        self._covered.append((now, self._checkpointer.replay.offset))
+    def _checkpointed(self, published: bool) -> None:
+        if not published:
+            self._end()
+            return
+        self._covered.append((self._clock.monotonic_ms(), self._checkpointer.replay.offset))
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
         self._finish()
@@ -372,8 +383,12 @@ class DelayCore:
             self._checkpointer.when_covers(self.intake.durable.offset, self._finish)
             self._begin_checkpoint()
             return
-        stopped, self._stopped = self._stopped, None
-        stopped()
+        self._end()
+
+    def _end(self) -> None:
+        if self._stopped is not None:
+            stopped, self._stopped = self._stopped, None
+            stopped()
 
     def _finish_soon(self) -> None:
         # The message log's commit has no callback of its own; its thread is the one that reports back last.

@@ -45,10 +45,11 @@ class Dispatcher:
         log_control: LogControl,
         ask_routes: AskRoutes,
         noted: dict[bytes, int],
+        changed: set[bytes],
     ) -> None:
         self.links: dict[int, Link] = {}
         self.targets = dict(noted)  # Subject to log_id, durable in the message log (rule H5).
-        self.changed: set[bytes] = set()  # Notes that no checkpoint holds yet.
+        self.changed = changed  # Subjects whose note no checkpoint holds yet.
         self._wheel = wheel
         self._subjects = subjects
         self._clock = clock

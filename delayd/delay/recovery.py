@@ -61,6 +61,7 @@ class Recovered:
     pending: PendingColumns
     wheel: Wheel
     targets: dict[bytes, int]
+    targets_owed: set[bytes]  # Subjects whose target only the message log names: the next checkpoint passes it.
     dispatch_logs: dict[int, Segment]
     decided: dict[int, NDArray[np.uint64]]  # By hour: sequences with an outcome, sorted.
     target_ends: dict[int, int]  # By target: highest offset that a dispatch log names (rule H7).
@@ -117,6 +118,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         pending=PendingColumns(),
         wheel=Wheel(),
         targets=targets,
+        targets_owed=set(),
         dispatch_logs=dispatch_logs,
         decided=decided,
         target_ends=target_ends,
@@ -156,6 +158,7 @@ def _replay(group: Group, found: Recovered) -> None:
             record = msgpack.unpackb(bytes(batch.heap[: int(batch.uint32s(9)[0])]))
             if record["type"] == "target":
                 found.targets[record["subject"]] = record["log_id"]
+                found.targets_owed.add(record["subject"])
 
 
 def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:
