@@ -45,6 +45,10 @@ class Facts(NamedTuple):
     removes: list[bytes]
 
 
+class Abandoned(Exception):
+    """A checkpoint was given up between two of its parts."""
+
+
 class Checkpointer:
     """Writes checkpoints on the worker thread, one at a time."""
 
@@ -84,6 +88,7 @@ class Checkpointer:
         self._waiters: list[tuple[int, Callable[[], None]]] = []
         self._owed: tuple[list[tuple[bytes, bytes]], list[bytes]] = ([], [])
         self._running = False
+        self._abandon_at_ms: int | None = None
         self._not_before_ms = 0
         self._due_ms = clock.monotonic_ms() + config.checkpoint_every_ms
 
@@ -118,9 +123,9 @@ class Checkpointer:
         next_sequence: int,
         appended_at_ms: int,
         notes: list[tuple[bytes, int]],
-        published: Callable[[], None],
+        ended: Callable[[bool], None],
     ) -> None:
-        """File everything up to ``stop``, which is durable and indexed; call back when that is published."""
+        """File everything up to ``stop``, which is durable and indexed; call back with whether it was published."""
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
         puts, removes = self._producers.changes(self._clock.now_ms() - self._config.producer_keep_ms)
@@ -131,8 +136,12 @@ class Checkpointer:
         rows = self._pending.view()
         self._executor.submit(
             partial(self._write, facts, rows, self._clock.now_ms(), self._evidence()),
-            partial(self._written, facts, len(rows), published),
+            partial(self._written, facts, len(rows), ended),
         )
+
+    def hurry(self, limit_ms: int) -> None:
+        """Give up what is not done within ``limit_ms``: the server stops, and the next start replays the log."""
+        self._abandon_at_ms = self._clock.monotonic_ms() + limit_ms
 
     def close(self) -> None:
         """Close the checkpoint file."""
@@ -141,7 +150,7 @@ class Checkpointer:
     def _write(self, facts: Facts, rows: Rows, now_ms: int, evidence: ClockEvidence) -> dict[int, HourFile]:
         """File, count, publish: on the worker thread. Reads the hour table, which changes on the loop only after."""
         writer = ScheduleWriter(
-            self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms, self._rest
+            self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms, self._pause
         )
         names = list(self._subjects.names)
         writer.write(self.replay.offset, facts.stop.offset, self.replay.crc32c, rows, names)
@@ -156,6 +165,12 @@ class Checkpointer:
         self._publish(facts, HourTable({**self._hours.files, **writer.written}), now_ms, evidence)
         return writer.written
 
+    def _pause(self) -> None:
+        """Between two parts: nothing counts what was written so far, so it can be left lying at any of them."""
+        if self._abandon_at_ms is not None and self._clock.monotonic_ms() >= self._abandon_at_ms:
+            raise Abandoned("the server is stopping; the next start replays the log instead")
+        self._rest()
+
     def _publish(self, facts: Facts, hours: HourTable, now_ms: int, evidence: ClockEvidence) -> None:
         self._file.publish(
             {
@@ -169,15 +184,16 @@ class Checkpointer:
             now_ms,
         )
 
-    def _written(self, facts: Facts, rows: int, published: Callable[[], None], done: Done[dict[int, HourFile]]) -> None:
+    def _written(self, facts: Facts, rows: int, ended: Callable[[bool], None], done: Done[dict[int, HourFile]]) -> None:
         self._running = False
         try:
             written = done.result()
-        except DiskFull as error:
+        except (DiskFull, Abandoned) as error:
             # Nothing counts what was written. What only this one would have said, the next one says.
             self._owed = (facts.puts, facts.removes)
             self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
             log.warning("checkpoint_put_off reason=%r", str(error))
+            ended(False)
             return
         self._hours.files.update(written)
         self._pending.drop(rows)
@@ -185,5 +201,6 @@ class Checkpointer:
         log.info("checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, rows, len(written))
         ready = [callback for offset, callback in self._waiters if offset <= facts.stop.offset]
         self._waiters = [waiter for waiter in self._waiters if waiter[0] > facts.stop.offset]
-        for callback in (*ready, published):
+        for callback in ready:
             callback()
+        ended(True)
