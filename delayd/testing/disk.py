@@ -309,8 +309,8 @@ class MemoryFile:
         return len(self._inode.cached)
 
     def close(self) -> None:
-        """Noted when the file is dirty."""
-        if not self._closed and self._inode.pending:
+        """Noted when it could write and the file is dirty."""
+        if not self._closed and self._writable and self._inode.pending:
             self._disk.closed_unsynced.append(self._path)
         self._closed = True
 
