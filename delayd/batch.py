@@ -4,8 +4,9 @@ A batch is checksummed by whoever makes it and kept as it came by everybody else
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,13 +22,15 @@ Columns = NDArray[np.generic]
 MAGIC = 0x48435442
 VERSION = 1
 HEADER = struct.Struct("<IBBHIIIHHIIII")
-HEADER_CHECKED = HEADER.size - 4  # The header's own checksum is its last field.
+HEADER_BYTES = HEADER.size
+HEADER_CHECKED = HEADER_BYTES - 4  # The header's own checksum is its last field.
 DIRECTORY_ENTRY = struct.Struct("<HHI")
 
 ROWS_MAX = 65_536  # A row of a batch fits the 16 bits of a location.
 BYTES_MAX = 16 << 20  # A frame of one batch stays a bounded piece of work for every thread.
 COLUMNS_MAX = 32
 SUBJECTS_MAX = 65_535
+DIRECTORIES_REMEMBERED = 4_096  # Batches of one shape repeat theirs, and share one mapping of at most 32 columns.
 SKIPPABLE_FROM = 0x4000  # Columns from this id on may be skipped by a reader that does not know them.
 
 
@@ -152,11 +155,13 @@ class Batch:
         "verified",
     )
 
-    def __init__(self, buffer: memoryview, kind: BatchKind, fields: tuple[int, ...], offsets: dict[int, int]) -> None:
+    def __init__(
+        self, buffer: memoryview, kind: BatchKind, fields: tuple[int, ...], offsets: Mapping[int, int]
+    ) -> None:
         self.buffer = buffer
         self.kind = kind
-        _, _, _, _, self.total_bytes, self.count, self.heap_offset, _, self.kind_bytes, self.subject_count = fields[:10]
-        self.columns_crc32c, self.heap_crc32c = fields[10:12]
+        _, _, _, _, self.total_bytes, self.count, self.heap_offset, _, *others = fields
+        self.kind_bytes, self.subject_count, self.columns_crc32c, self.heap_crc32c, _ = others
         self.offsets = offsets
         self.verified = False
 
@@ -188,27 +193,27 @@ class Batch:
     def part(self) -> KindPart:
         """Decode the kind part; None for kinds without one."""
         known = PARTS.get(self.kind)
-        return known[1]._make(known[0].unpack_from(self.buffer, HEADER.size)) if known else None
+        return known[1]._make(known[0].unpack_from(self.buffer, HEADER_BYTES)) if known else None
 
     @property
     def producer(self) -> ProducerPart:
         """The kind part of a PRODUCER batch."""
-        return ProducerPart._make(PARTS[BatchKind.PRODUCER][0].unpack_from(self.buffer, HEADER.size))
+        return ProducerPart._make(PARTS[BatchKind.PRODUCER][0].unpack_from(self.buffer, HEADER_BYTES))
 
     @property
     def schedule(self) -> SchedulePart:
         """The kind part of a SCHEDULE batch."""
-        return SchedulePart._make(PARTS[BatchKind.SCHEDULE][0].unpack_from(self.buffer, HEADER.size))
+        return SchedulePart._make(PARTS[BatchKind.SCHEDULE][0].unpack_from(self.buffer, HEADER_BYTES))
 
     @property
     def dispatch(self) -> DispatchPart:
         """The kind part of a DISPATCH batch."""
-        return DispatchPart._make(PARTS[BatchKind.DISPATCH][0].unpack_from(self.buffer, HEADER.size))
+        return DispatchPart._make(PARTS[BatchKind.DISPATCH][0].unpack_from(self.buffer, HEADER_BYTES))
 
     @property
     def outcome(self) -> OutcomePart:
         """The kind part of an OUTCOME batch."""
-        return OutcomePart._make(PARTS[BatchKind.OUTCOME][0].unpack_from(self.buffer, HEADER.size))
+        return OutcomePart._make(PARTS[BatchKind.OUTCOME][0].unpack_from(self.buffer, HEADER_BYTES))
 
     @property
     def subject_table(self) -> bytes:
@@ -247,7 +252,7 @@ class Batch:
         """Check the checksums of columns and heap, once; BatchMalformed when one differs."""
         if self.verified:
             return
-        columns = self.buffer[HEADER.size + self.kind_bytes : self.heap_offset]
+        columns = self.buffer[HEADER_BYTES + self.kind_bytes : self.heap_offset]
         if crc32c(columns) != self.columns_crc32c:
             raise BatchMalformed("the checksum of its columns differs")
         if crc32c(self.heap) != self.heap_crc32c:
@@ -269,27 +274,31 @@ def parse(buffer: Buffer, position: int = 0) -> Batch:
         BatchMalformed: the bytes are not a whole batch of a known version and kind.
     """
     view = memoryview(buffer)[position:]
-    if len(view) < HEADER.size:
-        raise BatchMalformed(f"{len(view)} bytes are too few for a header")
+    available = len(view)
+    if available < HEADER_BYTES:
+        raise BatchMalformed(f"{available} bytes are too few for a header")
     fields = HEADER.unpack_from(view)
-    magic, version, kind, _, total_bytes, count, heap_offset, column_count, kind_bytes, subject_count = fields[:10]
+    magic, version, kind, _, total_bytes, count, heap_offset, column_count, kind_bytes, subject_count, _, _, crc = (
+        fields
+    )
     if magic != MAGIC:
         raise BatchMalformed(f"magic {magic:#x} is not that of a batch")
     if version != VERSION:
         raise BatchMalformed(f"version {version} is not known; this is version {VERSION}")
-    columns_start = HEADER.size + kind_bytes + DIRECTORY_ENTRY.size * column_count
-    if not columns_start <= heap_offset <= total_bytes <= len(view) or total_bytes > BYTES_MAX:
-        raise BatchMalformed(f"{total_bytes} bytes with the heap at {heap_offset} do not fit {len(view)} bytes")
+    directory = HEADER_BYTES + kind_bytes
+    columns_start = directory + DIRECTORY_ENTRY.size * column_count
+    if not columns_start <= heap_offset <= total_bytes <= available or total_bytes > BYTES_MAX:
+        raise BatchMalformed(f"{total_bytes} bytes with the heap at {heap_offset} do not fit {available} bytes")
     if (heap_offset | total_bytes | kind_bytes) & 7 or column_count > COLUMNS_MAX or not 0 < count <= ROWS_MAX:
         raise BatchMalformed(f"{count} rows, {column_count} columns, {total_bytes} bytes are not possible")
-    if crc32c(view[HEADER.size : HEADER.size + kind_bytes], crc32c(view[:HEADER_CHECKED])) != fields[12]:
+    if crc32c(view[HEADER_BYTES:directory], crc32c(view[:HEADER_CHECKED])) != crc:
         raise BatchMalformed("the checksum of its header differs")
-    if kind not in KIND_BYTES or kind_bytes != KIND_BYTES[kind]:
+    if KIND_BYTES.get(kind) != kind_bytes:
         raise BatchMalformed(f"kind {kind} with {kind_bytes} bytes is not known")
     if subject_count > SUBJECTS_MAX or 4 * subject_count > total_bytes - heap_offset:
         raise BatchMalformed(f"{subject_count} subjects do not fit its heap")
-    offsets = _directory(view, HEADER.size + kind_bytes, column_count, count, columns_start, heap_offset)
-    return Batch(view[:total_bytes], BatchKind(kind), fields, offsets)
+    offsets = _directory(bytes(view[directory:columns_start]), count, columns_start, heap_offset)
+    return Batch(view if total_bytes == available else view[:total_bytes], KINDS[kind], fields, offsets)
 
 
 def encode(
@@ -302,18 +311,20 @@ def encode(
 ) -> bytes:
     """Make a batch of ``columns``, in rising order of their ids, and a heap whose parts are already laid out."""
     kind_part = PARTS[kind][0].pack(*part) if part is not None else b""
-    start = HEADER.size + len(kind_part)
-    offset = start + DIRECTORY_ENTRY.size * len(columns)
-    directory: list[Buffer] = []
-    pieces: list[Buffer] = []
+    offset = HEADER_BYTES + len(kind_part) + DIRECTORY_ENTRY.size * len(columns)
+    directory: list[int] = []
+    pieces: list[Buffer] = [b""]
     for column, values in columns:
         dtype = DTYPES[column]
-        data = np.ascontiguousarray(values, dtype).tobytes()
-        directory.append(DIRECTORY_ENTRY.pack(column, dtype.itemsize, offset))
+        data = values.tobytes() if values.dtype == dtype else values.astype(dtype).tobytes()
+        size = len(data)
+        directory += (column, dtype.itemsize, offset)
         pieces.append(data)
-        pieces.append(PADS[-len(data) & 7])
-        offset += padded(len(data))
-    columns_bytes = b"".join(directory + pieces)
+        if size & 7:
+            pieces.append(PADS[-size & 7])
+        offset += (size + 7) & ~7
+    pieces[0] = struct.pack(DIRECTORY_FORMATS[len(columns)], *directory)
+    columns_bytes = b"".join(pieces)
     heap_bytes = heap[0] if len(heap) == 1 else b"".join(heap)
     total_bytes = offset + len(heap_bytes)
     if len(heap_bytes) & 7:
@@ -329,7 +340,9 @@ def encode(
 
 
 PADS = tuple(bytes(count) for count in range(8))
-KIND_BYTES = {kind: PARTS[kind][0].size if kind in PARTS else 0 for kind in BatchKind}
+KINDS = {kind.value: kind for kind in BatchKind}
+KIND_BYTES = {kind.value: PARTS[kind][0].size if kind in PARTS else 0 for kind in BatchKind}
+DIRECTORY_FORMATS = tuple("<" + count * "HHI" for count in range(COLUMNS_MAX + 1))
 
 
 def encode_subject_table(names: Sequence[bytes]) -> bytes:
@@ -356,16 +369,21 @@ def lay_out(items: Sequence[Buffer], begin: int) -> tuple[NDArray[np.int64], byt
     return ends, b"".join(pieces)
 
 
-def _directory(view: memoryview, at: int, columns: int, count: int, low: int, high: int) -> dict[int, int]:
+@lru_cache(maxsize=DIRECTORIES_REMEMBERED)
+def _directory(entries: bytes, count: int, low: int, high: int) -> Mapping[int, int]:
     offsets: dict[int, int] = {}
-    for column, width, offset in DIRECTORY_ENTRY.iter_unpack(view[at : at + DIRECTORY_ENTRY.size * columns]):
+    before = 0
+    for column, width, offset in DIRECTORY_ENTRY.iter_unpack(entries):
+        if column <= before:
+            raise BatchMalformed(f"column {column} comes behind column {before}")
+        before = column
         if offset & 7 or not low <= offset <= high - width * count:
             raise BatchMalformed(f"column {column} at {offset} does not lie between directory and heap")
         dtype = DTYPES.get(column)
         if dtype is None and column < SKIPPABLE_FROM:
             raise BatchMalformed(f"column {column} must be understood and is not known")
         if dtype is not None:
-            if dtype.itemsize != width or column in offsets:
-                raise BatchMalformed(f"column {column} is {width} bytes wide or given twice")
+            if dtype.itemsize != width:
+                raise BatchMalformed(f"column {column} is {width} bytes wide instead of {dtype.itemsize}")
             offsets[column] = offset
     return offsets
