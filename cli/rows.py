@@ -108,6 +108,7 @@ class Schedule:
             return read_body(self._disk, self._snapshot, hour.hour, int(hour.rows.location[row]))
         except LogMoved:
             # It was in the message log, which a checkpoint has passed: by now its schedule log has it.
+            self._snapshot, self._tail = self._look()
             moved = self.read(hour.hour).rows
             place = int(np.searchsorted(moved.sequence, hour.rows.sequence[row]))
             return read_body(self._disk, self._snapshot, hour.hour, int(moved.location[place]))

@@ -1,0 +1,138 @@
+"""The audit on the command line: figures, findings, verdict and exit code."""
+
+import csv
+import io
+import json
+from collections.abc import Container, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from freezegun import freeze_time
+
+from delayd.reading.books import AuditReport, audit_directory
+from tests.books import HOUR, START_MS, Books
+
+from .runner import Ran, run
+
+_NOW = datetime.fromtimestamp(START_MS / 1000 + 1800, UTC)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    """Four messages of one hour, of which three were handed over; the last is not yet due."""
+    books = Books(str(tmp_path))
+    books.send([START_MS, START_MS, START_MS, START_MS + 3_000_000])
+    books.checkpoint()
+    books.hand_over([1, 2, 3], delay_ms=4)
+    books.publish(START_MS + 1_800_000)
+    yield books
+    books.close()
+
+
+def _audit(books: Books, *options: str) -> Ran:
+    with freeze_time(_NOW):
+        return run("audit", "--data", books.root, *options)
+
+
+def test_balanced_books_exit_with_0_and_say_so(books: Books) -> None:
+    ran = _audit(books)
+    assert ran.code == 0, ran.out
+    assert ran.out.endswith(
+        "lateness: p50 4 ms, p99 4 ms, p99.9 4 ms, max 4 ms\n"
+        "scheduled 4 = dispatched 3 + pending 1\n"
+        "the books balance: lost 0, duplicate 0, early 0, orphan 0, mismatch 0\n"
+    )
+    assert ran.err == ""
+
+
+def test_a_lost_message_is_named_and_exits_with_3(books: Books) -> None:
+    books.send([START_MS + 1000])
+    ran = _audit(books)
+    assert ran.code == 3
+    (line,) = [line for line in ran.out.splitlines() if "LOST" in line]
+    assert line.split()[:4] == ["2026112016", "LOST", "5", "orders"]
+    assert "the books do NOT balance: lost 1, duplicate 0" in ran.out
+
+
+def test_a_late_message_is_named_and_breaks_no_book(books: Books) -> None:
+    books.send([START_MS + 1000])
+    books.hand_over([5], delay_ms=1500)
+    ran = _audit(books)
+    assert ran.code == 0
+    assert "1500 ms late" in ran.out
+    assert "LATE" not in _audit(books, "--late-limit", "2s").out
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_the_exit_code_does_not_depend_on_the_format(books: Books, form: str) -> None:
+    assert _audit(books, "--format", form).code == 0
+    books.send([START_MS + 1000])
+    assert _audit(books, "--format", form).code == 3
+
+
+def test_json_holds_everything(books: Books) -> None:
+    books.send([START_MS + 1000])
+    found = json.loads(_audit(books, "--format", "json").out)
+    assert found["balanced"] is False
+    assert found["total"]["scheduled"] == 5
+    assert found["total"]["late_p99_ms"] == 4
+    assert [hour["hour"] for hour in found["hours"]] == ["2026112016"]
+    assert found["findings"][0]["finding"] == "LOST"
+    assert found["findings"][0]["sequence"] == 5
+    assert found["findings_count"] == 1
+
+
+def test_csv_holds_the_hours(books: Books) -> None:
+    (row,) = csv.DictReader(io.StringIO(_audit(books, "--format", "csv").out))
+    assert row["hour"] == "2026112016"
+    assert row["scheduled"] == "4"
+    assert row["late_max_ms"] == "4"
+
+
+def test_findings_beyond_the_limit_are_counted(books: Books) -> None:
+    books.send([START_MS + 1000] * 5)
+    ran = _audit(books, "--findings", "2")
+    assert ran.out.count("LOST") == 2
+    assert "3 more findings; --findings N names more of them" in ran.out
+
+
+def test_hours_outside_of_from_and_to_are_left_out(books: Books) -> None:
+    assert "scheduled 0 = 0\n" in _audit(books, "--from", "2026-11-20T17:00Z").out
+    assert "scheduled 0 = 0\n" in _audit(books, "--to", "2026-11-20T16:30Z").out
+    assert "scheduled 4 = " in _audit(books, "--from", "2026-11-20T16:30Z", "--to", "2026-11-20T17:00Z").out
+
+
+def test_an_unfinished_end_is_told(books: Books) -> None:
+    path = Path(books.messages.place.folder) / f"{0:020}.log"
+    with path.open("ab") as file:
+        file.write(b"GRUP" + bytes(20))
+    assert f"{path} has 24 bytes behind its last whole group" in _audit(books).out
+
+
+def test_damage_exits_with_3_and_names_path_and_position(books: Books) -> None:
+    path = books.path_of("schedule")
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    ran = _audit(books)
+    assert ran.code == 3
+    assert ran.out == ""
+    assert f"{path} is damaged at byte 64" in ran.err
+
+
+def test_the_audit_in_spark_gets_the_same_terms_and_shows_the_same_report(books: Books) -> None:
+    asked: list[tuple[str, bool, bool, int, int]] = []
+
+    def audit(data: str, *, hours: Container[int], late_ms_limit: int, findings_limit: int) -> AuditReport:
+        asked.append((data, HOUR in hours, HOUR + 1 in hours, late_ms_limit, findings_limit))
+        return audit_directory(data, now_ms=START_MS + 1_800_000)
+
+    books.send([START_MS + 1000])
+    ran = run(
+        *("spark-audit", "--data", books.root, "--to", "2026-11-20T17:00Z", "--late-limit", "2s", "--findings", "7"),
+        spark_audit=audit,
+    )
+    assert asked == [(books.root, True, False, 2000, 7)]
+    assert ran.code == 3
+    assert ran.out == _audit(books).out

@@ -1,0 +1,176 @@
+"""Listings of a data directory: what waits, what became of messages, hour by hour."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.rows import Window, schedules
+from delayd.disk import RealDisk
+from delayd.log.dispatch import Outcome
+from tests.books import HOUR, HOUR_MS, START_MS, Books
+
+from .runner import run
+
+_LATER_MS = START_MS + 2 * HOUR_MS
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    """Six messages of two subjects in one hour, filed; one past-due and two of a later hour, in the message log."""
+    books = Books(str(tmp_path))
+    books.send([START_MS + row * 1000 for row in range(6)], subjects=("orders", "bills"))
+    books.checkpoint()
+    books.send([START_MS - 5000], subjects=("bills",))
+    books.send([_LATER_MS + 7, _LATER_MS], subjects=("orders",))
+    books.hand_over([1, 3], delay_ms=5)
+    books.decide([2], Outcome.DEAD)
+    yield books
+    books.close()
+
+
+def _listed(books: Books, *arguments: str) -> list[dict[str, object]]:
+    ran = run(*arguments, "--data", books.root, "--format", "json")
+    assert ran.code == 0, ran.err
+    rows: list[dict[str, object]] = json.loads(ran.out)
+    return rows
+
+
+def test_hours_count_what_is_filed_and_what_is_still_in_the_message_log(books: Books) -> None:
+    rows = _listed(books, "schedule", "hours")
+    counted = [(row["hour"], row["messages"], row["pending"], row["dispatched"], row["other_outcomes"]) for row in rows]
+    assert counted == [("2026112015", 1, 1, 0, 0), ("2026112016", 6, 3, 2, 1), ("2026112018", 2, 2, 0, 0)]
+    assert {row["delay_log_id"] for row in rows} == {"000000000000de1a"}
+
+
+def test_hours_take_the_filters(books: Books) -> None:
+    assert [row["hour"] for row in _listed(books, "schedule", "hours", "--subject", "bills")] == [
+        "2026112015",
+        "2026112016",
+    ]
+    (row,) = _listed(books, "schedule", "hours", "--from", "2026-11-20T16:00:02Z", "--to", "2026-11-20T16:00:04Z")
+    assert row["messages"] == 2
+    assert _listed(books, "schedule", "hours", "--to", "2026-11-20T15:00Z") == []
+
+
+def test_pending_messages_are_listed_the_next_due_first(books: Books) -> None:
+    rows = _listed(books, "schedule", "show")
+    assert [row["sequence"] for row in rows] == [7, 4, 5, 6, 9, 8]
+    assert {row["state"] for row in rows} == {"pending"}
+
+
+def test_messages_that_are_done_are_listed_on_request(books: Books) -> None:
+    states = {row["sequence"]: row["state"] for row in _listed(books, "schedule", "show", "--all")}
+    assert [states[sequence] for sequence in range(1, 10)] == [
+        *("dispatched", "dead", "dispatched", "pending", "pending", "pending"),
+        *("pending", "pending", "pending"),
+    ]
+
+
+def test_a_message_is_listed_with_what_is_known_of_it(books: Books) -> None:
+    (row,) = _listed(books, "schedule", "show", "--from", "2026-11-20T18:00:00.005Z", "--body")
+    assert row == {
+        "sequence": 8,
+        "subject": "orders",
+        "deliver_at_ms": _LATER_MS + 7,
+        "accepted_at_ms": START_MS - 1000,
+        "body_bytes": 6,
+        "state": "pending",
+        "delay_log_id": "000000000000de1a",
+        "body": "body 8",
+    }
+
+
+def test_bodies_come_from_the_schedule_log_and_from_the_message_log(books: Books) -> None:
+    rows = _listed(books, "schedule", "show", "--all", "--body")
+    assert {row["sequence"]: row["body"] for row in rows} == {number: f"body {number}" for number in range(1, 10)}
+
+
+def test_a_listing_ends_at_its_limit(books: Books) -> None:
+    ran = run("schedule", "show", "--data", books.root, "--format", "csv", "--limit", "2")
+    heading, *rows = csv.reader(io.StringIO(ran.out))
+    assert heading[0] == "sequence"
+    assert [row[0] for row in rows] == ["7", "4"]
+    assert "--limit 0 shows all" in ran.err
+
+
+def test_outcomes_say_where_a_message_went_and_how_late(books: Books) -> None:
+    rows = _listed(books, "dispatch", "show")
+    assert [(row["sequence"], row["outcome"]) for row in rows] == [(1, "dispatched"), (3, "dispatched"), (2, "dead")]
+    assert rows[0]["late_ms"] == 2005
+    assert rows[1] | {"target_offset": 0} == {
+        "sequence": 3,
+        "subject": "orders",
+        "deliver_at_ms": START_MS + 2000,
+        "outcome": "dispatched",
+        "late_ms": 5,
+        "claimed_at_ms": START_MS + 2000,
+        "appended_at_ms": START_MS + 2005,
+        "attempt": 1,
+        "epoch": 1,
+        "batch_id": 1,
+        "target_log_id": "0000000000004ea1",
+        "target_offset": 0,
+        "delay_log_id": "000000000000de1a",
+    }
+    assert rows[2]["late_ms"] is None
+    assert rows[2]["target_log_id"] is None
+
+
+def test_outcomes_take_the_filters(books: Books) -> None:
+    assert [row["sequence"] for row in _listed(books, "dispatch", "show", "--subject", "bills")] == [2]
+    assert [row["sequence"] for row in _listed(books, "dispatch", "show", "--outcome", "dispatched")] == [1, 3]
+    assert [row["sequence"] for row in _listed(books, "dispatch", "show", "--from", "2026-11-20T16:00:02Z")] == [3]
+
+
+def test_an_outcome_that_nothing_was_scheduled_for_is_listed_without_a_subject(books: Books) -> None:
+    part = books.part([1])._replace(sequences=np.array([99], np.uint64))
+    books.record([(HOUR, part)])
+    assert [(row["sequence"], row["subject"]) for row in _listed(books, "dispatch", "show")][-1] == (99, None)
+
+
+def test_an_hour_is_read_again_when_its_server_moves_on_meanwhile(tmp_path: Path) -> None:
+    books = Books(str(tmp_path), segment_bytes=1)
+    books.send([START_MS])
+    books.send([START_MS + 1])
+    (schedule,) = schedules(RealDisk(), books.root)
+    before = schedule.read(HOUR)
+    books.checkpoint()
+    books.tick(START_MS)
+    books.messages.delete_below(books.replay_offset)
+    assert [schedule.body(before, row) for row in (0, 1)] == [b"body 1", b"body 2"]
+    assert schedule.read(HOUR).rows.sequence.tolist() == [1, 2]
+    books.close()
+
+
+def test_a_window_prunes_hours_only_when_they_lie_outside() -> None:
+    window = Window(from_ms=START_MS + 5, to_ms=START_MS + HOUR_MS)
+    assert [hour for hour in range(HOUR - 2, HOUR + 3) if window.holds_hour(hour)] == [HOUR]
+    assert [hour for hour in range(HOUR - 1, HOUR + 3) if Window(to_ms=START_MS + 1).holds_hour(hour)] == [
+        HOUR - 1,
+        HOUR,
+    ]
+
+
+@pytest.mark.parametrize("command", [("schedule", "hours"), ("schedule", "show"), ("dispatch", "show"), ("audit",)])
+def test_a_folder_without_messages_is_refused_and_says_which_to_give(command: tuple[str, ...], tmp_path: Path) -> None:
+    ran = run(*command, "--data", str(tmp_path))
+    assert ran.code == 2
+    assert ran.err.startswith(f"delayd: {tmp_path} holds no messages of delayd; give the directory")
+    assert ran.err.count("\n") == 1
+
+
+def test_damage_ends_a_listing_with_path_and_position(books: Books) -> None:
+    path = books.path_of("schedule")
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+    ran = run("schedule", "show", "--data", books.root)
+    assert ran.code == 3
+    assert f"{path} is damaged at byte 64: " in ran.err
+    assert "body 7" not in ran.out
+    assert "bills" in ran.out, "what was read before it is shown"

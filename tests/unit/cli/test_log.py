@@ -1,0 +1,180 @@
+"""Log files on the command line: whether they check, and what they hold."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delayd.log.segment import FILE_HEADER_BYTES
+from tests.books import START_MS, Books
+
+from .runner import Ran, run
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    """Three messages, filed and handed over, in logs of several segments."""
+    books = Books(str(tmp_path), segment_bytes=1)
+    books.send([START_MS, START_MS + 1], subjects=("orders", "bills"))
+    books.send([START_MS + 2])
+    books.tick(START_MS)
+    books.checkpoint()
+    books.hand_over([1, 2, 3])
+    books.hello(3)
+    yield books
+    books.close()
+
+
+def _message_files(books: Books) -> list[Path]:
+    return sorted(Path(books.messages.place.folder).iterdir())
+
+
+def _flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def _verify(books: Books) -> Ran:
+    return run("log", "verify", "--data", books.root)
+
+
+def _dump(path: Path, level: str) -> list[dict[str, object]]:
+    ran = run("log", "dump", str(path), "--level", level, "--format", "json")
+    assert ran.code == 0, ran.err
+    rows: list[dict[str, object]] = json.loads(ran.out)
+    return rows
+
+
+def test_whole_logs_check_and_nothing_is_listed(books: Books) -> None:
+    ran = _verify(books)
+    assert ran.code == 0
+    assert ran.out.endswith(": none is damaged, 0 with an unfinished end\n")
+    assert ran.out.count("\n") == 1
+
+
+def test_every_file_is_listed_on_request_with_what_it_holds(books: Books) -> None:
+    rows = json.loads(run("log", "verify", "--data", books.root, "--all", "--format", "json").out)
+    kinds = [row["kind"] for row in rows]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "checkpoint": 1,
+        "message": 3,
+        "schedule": 1,
+        "dispatch": 1,
+        "realtime": 3,
+    }
+    assert sum(row["rows"] for row in rows if row["kind"] == "message") == 3
+    assert {row["state"] for row in rows} == {"ok"}
+
+
+@pytest.mark.parametrize("log", ["schedule", "dispatch"])
+def test_a_flipped_bit_is_damage_with_path_and_position(books: Books, log: str) -> None:
+    path = books.path_of(log)
+    _flip(path, FILE_HEADER_BYTES + 100)
+    ran = _verify(books)
+    assert ran.code == 3
+    assert f"{path} is damaged at byte {FILE_HEADER_BYTES}: " in ran.out
+    assert "1 damaged" in ran.out
+
+
+def test_a_file_that_ends_before_its_checkpoint_says_is_damage(books: Books) -> None:
+    path = books.path_of("schedule")
+    path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
+    assert _verify(books).code == 3
+
+
+def test_an_unfinished_end_of_the_last_segment_is_no_damage(books: Books) -> None:
+    with _message_files(books)[-1].open("ab") as file:
+        file.write(b"\0" * 40)
+    ran = _verify(books)
+    assert ran.code == 0
+    assert "ends with 40 bytes that are no whole group" in ran.out
+    assert ran.out.endswith(": none is damaged, 1 with an unfinished end\n")
+
+
+def test_an_unfinished_end_of_an_earlier_segment_is_damage(books: Books) -> None:
+    with _message_files(books)[0].open("ab") as file:
+        file.write(b"\0" * 40)
+    assert _verify(books).code == 3
+
+
+def test_a_strange_file_is_damage_and_the_others_are_checked(books: Books) -> None:
+    strange = Path(books.delay) / "message" / "99999999999999999999.log"
+    strange.write_bytes(b"x" * 100)
+    ran = _verify(books)
+    assert ran.code == 3
+    assert f"{strange} is damaged at byte 0: this is not a file of delayd" in ran.out
+    assert ran.out.splitlines()[-1].startswith("10 files")
+
+
+def test_single_files_are_checked_by_name(books: Books) -> None:
+    first, second, _ = _message_files(books)
+    _flip(second, FILE_HEADER_BYTES + 100)
+    assert run("log", "verify", str(first)).code == 0
+    assert run("log", "verify", str(first), str(second)).code == 3
+
+
+def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
+    ran = run("log", "verify", "--data", str(tmp_path))
+    assert ran.code == 2
+    assert "holds no log of delayd; give the directory" in ran.err
+
+
+def test_groups_are_dumped_with_what_the_log_stamped(books: Books) -> None:
+    first, second, tick = (_dump(path, "groups")[0] for path in _message_files(books))
+    assert (first["kind"], first["batches"], first["rows"], first["base_sequence"]) == ("data", 1, 2, 1)
+    assert first["appended_at_ms"] == START_MS - 1000
+    assert second["offset"] == first["size_bytes"]
+    assert second["durable_offset"] == first["size_bytes"]
+    assert tick["kind"] == "tick"
+
+
+def test_batches_are_dumped_with_the_facts_of_their_kind(books: Books) -> None:
+    (batch,) = _dump(books.path_of("schedule"), "batches")[:1]
+    assert batch["kind"] == "schedule"
+    assert "hour=2026112016" in str(batch["facts"])
+    assert batch["columns"] == "deliver_at_ms sequence subject body_end"
+
+
+def test_messages_are_dumped_with_their_bodies(books: Books) -> None:
+    rows = _dump(_message_files(books)[0], "messages")
+    assert [(row["sequence"], row["subject"], row["content"]) for row in rows] == [
+        (1, "orders", "body 1"),
+        (2, "bills", "body 2"),
+    ]
+
+
+def test_outcomes_and_control_records_are_dumped_as_facts(books: Books) -> None:
+    outcomes = _dump(books.path_of("dispatch"), "messages")
+    assert [row["sequence"] for row in outcomes] == [1, 3, 2]
+    assert str(outcomes[0]["content"]).startswith(f"dispatched claimed_at_ms={START_MS + 2} ")
+    hello = _dump(sorted(Path(books.target.place.folder).iterdir())[-1], "messages")
+    assert hello[0]["content"] == "type=hello log_id=000000000000de1a epoch=1 instance=1 session=1 w=[1, 3]"
+
+
+def test_an_unfinished_end_is_told_behind_the_dump(books: Books) -> None:
+    path = _message_files(books)[-1]
+    with path.open("ab") as file:
+        file.write(b"\0" * 40)
+    ran = run("log", "dump", str(path))
+    assert ran.code == 0
+    assert f"delayd: {path} ends with 40 bytes that are no whole group" in ran.err
+
+
+def test_a_damaged_file_is_dumped_up_to_the_damage(books: Books) -> None:
+    path = books.path_of("dispatch")
+    hour = int(START_MS // 3_600_000)
+    books.record([(hour, books.part([1])), (hour, books.part([2]))])
+    third = FILE_HEADER_BYTES + int(str(_dump(path, "groups")[2]["offset"]))
+    _flip(path, third + 100)
+    ran = run("log", "dump", str(path), "--format", "csv")
+    assert ran.code == 3
+    assert len(ran.out.splitlines()) > 1, "the groups before it are shown"
+    assert f"{path} is damaged at byte {third}" in ran.err
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    ran = run("log", "dump", str(tmp_path / "none.log"))
+    assert ran.code == 2
+    assert "none.log can't be read (No such file or directory); name a log file" in ran.err

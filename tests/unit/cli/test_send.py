@@ -1,0 +1,69 @@
+"""What ``delayd send`` refuses before anything is sent."""
+
+from pathlib import Path
+
+import pytest
+
+from .runner import Ran, run
+
+_NOWHERE = "127.0.0.1:1"  # Nobody listens there, and nothing here gets so far as to ask.
+
+
+def _send(*arguments: str, stdin: bytes = b"") -> Ran:
+    return run("send", *arguments, "--meta", _NOWHERE, "--timeout", "1ms", stdin=stdin)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["s", "b"], "say once when it is due: --in DURATION or --at INSTANT"),
+        (["s", "b", "--in", "1s", "--at", "now"], "say once when it is due"),
+        (["s", "--in", "1s"], "there is no body: give BODY, --file FILE or --lines"),
+        (["s", "b", "--in", "1s", "--file", "f"], "give the body once"),
+        (["s", "b", "--in", "1s", "--lines"], "give the body once"),
+        (["s", "b", "--in", "-1s"], "'-1s' is no duration; write one such as 250ms"),
+        (["s", "b", "--in", "30"], "'30' is no duration"),
+        (["s", "b", "--at", "2027-01-01T09:00:00"], "does not say its offset from UTC; end it with Z"),
+        (["s", "b", "--in", "900d"], "horizon"),
+        (["s", "b", "--at", "2099-01-01T00:00:00Z"], "horizon"),
+        (["bad subject", "b", "--in", "1s"], "is not 1 to 255 characters of [A-Za-z0-9._%/-]"),
+        (["", "b", "--in", "1s"], "is not 1 to 255 characters"),
+        (["s", "b", "--in", "1s", "--header", "novalue"], "--header 'novalue' is no NAME=VALUE"),
+        (["s", "--in", "1s", "--file", "/no/such/file"], "/no/such/file can't be read (No such file or directory)"),
+        (["s", "--in", "1s", "--lines", "--file", "/"], "/ can't be read (Is a directory)"),
+        (["s", "b", "--in", "1s", "--header", f"a={'x' * 40_000}"], "are over the limit of 32768"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(arguments: list[str], sentence: str) -> None:
+    ran = _send(*arguments)
+    assert ran.code == 2, ran.err
+    assert ran.err.startswith("delayd: ")
+    assert sentence in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_body_over_the_limit_is_refused_by_name(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes((4 << 20) + 1))
+    ran = _send("s", "--in", "1s", "--file", str(large))
+    assert ran.code == 2
+    assert "is over the limit of 4194304; send a reference to it instead" in ran.err
+
+
+def test_when_no_server_takes_it_the_exit_code_says_try_later() -> None:
+    ran = _send("s", "b", "--in", "1s")
+    assert ran.code == 4
+    assert ran.out == ""
+    assert ran.err.count("\n") == 1
+
+
+def test_of_lines_that_are_not_taken_it_is_said_that_none_is_kept() -> None:
+    ran = _send("s", "--in", "1s", "--lines", stdin=b"a\nb\n")
+    assert ran.code == 4
+    assert ran.err.startswith("delayd: the first 0 lines are kept, and 0 of the batch that begins at line 1\ndelayd: ")
+
+
+def test_no_line_is_no_message() -> None:
+    ran = _send("s", "--in", "1s", "--lines")
+    assert ran.code == 0
+    assert ran.out == "there was no line, so nothing was sent\n"
