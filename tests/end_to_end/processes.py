@@ -44,7 +44,9 @@ class ServerProcess:
         self.spawn()
         assert self._process is not None and self._process.stdout is not None
         words = self._process.stdout.readline().split()
-        assert words[:2] == ["ready", self.role], self.log
+        if words[:2] != ["ready", self.role]:
+            self.end()
+            raise AssertionError(f"{self.role} did not start: {self.log}")
         self.port = int(words[2].rpartition(":")[2])
 
     def spawn(self) -> None:
@@ -89,9 +91,14 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None and self._process.poll() is None:
+        self.end()
+
+    def end(self) -> None:
+        """Leave no process and no open file, whatever its state."""
+        if self._process is not None:
             # A stopped process takes no SIGTERM, and a test that has failed is in no hurry to be polite.
-            self.kill()
+            self._process.kill()
+            self.wait()
 
     @property
     def _log_path(self) -> Path:

@@ -69,6 +69,16 @@ async def client_of(meta: ServerProcess) -> AsyncIterator[Client]:
         await connection.closed
 
 
+@asynccontextmanager
+async def line_to(meta: ServerProcess, server: Registered) -> AsyncIterator[Registration]:
+    registration = Registration(meta.address, lambda: server)
+    registration.start()
+    try:
+        yield registration
+    finally:
+        await registration.close()
+
+
 def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
     on_loop(lambda _: scenario())
 
@@ -218,23 +228,22 @@ def test_a_bad_request_is_answered_alone_and_bad_framing_ends_only_its_connectio
 def test_a_registration_rides_over_the_death_of_meta_and_over_a_meta_that_hangs(tmp_path: Path) -> None:
     async def scenario() -> None:
         with ServerProcess("meta", tmp_path, SHORT) as meta:
-            registration = Registration(meta.address, lambda: realtime(3))
-            registration.start()
-            await registration.registered()
-            assert (await registration.routes(["a"])).routes == {"a": 3}
-            for _ in range(2):
-                meta.kill()
-                await until(lambda: registration.state is RegistrationState.AWAY, "the end of meta")
-                meta.start()
-                await until(lambda: registration.state is RegistrationState.REGISTERED, "the new registration")
-            meta.signal(signal.SIGSTOP)
-            await until(lambda: registration.state is RegistrationState.AWAY, "a heartbeat without an answer")
-            meta.signal(signal.SIGCONT)
-            await until(lambda: registration.state is RegistrationState.REGISTERED, "the answer")
-            async with client_of(meta) as client:
-                await until_alive(client, {3: True})
+            async with line_to(meta, realtime(3)) as registration:
+                await registration.registered()
+                assert (await registration.routes(["a"])).routes == {"a": 3}
+                for _ in range(2):
+                    meta.kill()
+                    await until(lambda: registration.state is RegistrationState.AWAY, "the end of meta")
+                    meta.start()
+                    await until(lambda: registration.state is RegistrationState.REGISTERED, "the new registration")
+                meta.signal(signal.SIGSTOP)
+                await until(lambda: registration.state is RegistrationState.AWAY, "a heartbeat without an answer")
+                meta.signal(signal.SIGCONT)
+                await until(lambda: registration.state is RegistrationState.REGISTERED, "the answer")
+                async with client_of(meta) as client:
+                    await until_alive(client, {3: True})
                 assert (await registration.routes(["a", "b"])).routes == {"a": 3, "b": 3}
-                await registration.close()
+            async with client_of(meta) as client:
                 await until_alive(client, {3: False})
 
     run(scenario)

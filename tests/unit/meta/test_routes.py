@@ -142,7 +142,7 @@ def test_a_full_disk_refuses_by_name_and_what_was_decided_is_taken_back() -> Non
     state.error = None
     # Nobody was told anything of `new`, so it may be chosen again; 20 registers again with its next heartbeat.
     assert world.register(realtime_server(20)) == [None]
-    assert world.routes("new").routes == {"new": 20}
+    assert world.routes("new", "newer").routes == {"new": 20, "newer": 10}
     assert world.stopped == []
 
 

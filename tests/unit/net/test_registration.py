@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import pytest
 
@@ -77,10 +77,43 @@ class ScriptedMeta:
         connection.answer(frame.request_id, {"routes": routed, "servers": [server], "unrouted": unrouted})
 
 
-def line_to(meta: ScriptedMeta, on_refused: Callable[[DelaydError], None] | None = None) -> Registration:
-    registration = Registration(meta.address, lambda: DELAY, on_refused=on_refused)
-    registration.start()
-    return registration
+class Stage:
+    """A meta and the lines to it, all closed however a scenario ends: uvloop can't close a loop that still serves."""
+
+    def __init__(self) -> None:
+        self.meta = ScriptedMeta()
+        self._lines: list[Registration] = []
+
+    def line(
+        self,
+        describe: Callable[[], Registered] = lambda: DELAY,
+        on_now_ms: Callable[[int], None] | None = None,
+        on_refused: Callable[[DelaydError], None] | None = None,
+    ) -> Registration:
+        """A server that has begun to look for meta."""
+        registration = Registration(self.meta.address, describe, on_now_ms=on_now_ms, on_refused=on_refused)
+        self._lines.append(registration)
+        registration.start()
+        return registration
+
+    async def close(self) -> None:
+        for registration in self._lines:
+            await registration.close()
+        await self.meta.stop()
+
+
+def play(scenario: Callable[[Stage], Coroutine[object, object, None]]) -> None:
+    """Run a scenario on a loop, with meta serving."""
+
+    async def play_and_close(loopback: Loopback) -> None:
+        stage = Stage()
+        try:
+            await stage.meta.start()
+            await scenario(stage)
+        finally:
+            await stage.close()
+
+    on_loop(play_and_close)
 
 
 def changes(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -92,20 +125,16 @@ def test_a_server_registers_and_again_with_every_heartbeat(caplog: pytest.LogCap
     caplog.set_level(logging.INFO)
     clocks: list[int] = []
 
-    async def scenario(loopback: Loopback) -> None:
-        meta = ScriptedMeta()
-        await meta.start()
-        registration = Registration(meta.address, lambda: DELAY, on_now_ms=clocks.append)
-        registration.start()
+    async def scenario(stage: Stage) -> None:
+        meta = stage.meta
+        registration = stage.line(on_now_ms=clocks.append)
         await registration.registered()
         assert registration.state is RegistrationState.REGISTERED
         await until(lambda: len(meta.heard) >= 5, "five heartbeats")
         assert set(meta.heard) == {DELAY}
         assert len(meta.connections) == 1
-        await registration.close()
-        await meta.stop()
 
-    on_loop(scenario)
+    play(scenario)
     assert set(clocks) == {META_NOW_MS}
     assert changes(caplog) == ["registered"]
 
@@ -115,11 +144,10 @@ def test_a_server_goes_on_without_meta_and_registers_by_itself_when_it_is_there(
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    async def scenario(loopback: Loopback) -> None:
-        meta = ScriptedMeta()
-        await meta.start()
+    async def scenario(stage: Stage) -> None:
+        meta = stage.meta
         await meta.stop()
-        registration = line_to(meta)
+        registration = stage.line()
         await until(lambda: "away" in changes(caplog), "the first failure")
         assert isinstance(await error_of(registration.routes(["a"])), ServerUnavailable)
         await meta.start()
@@ -130,10 +158,8 @@ def test_a_server_goes_on_without_meta_and_registers_by_itself_when_it_is_there(
             meta.heard.clear()
             await meta.start()
             await until(lambda: len(meta.heard) > 1, "registrations after the restart")
-        await registration.close()
-        await meta.stop()
 
-    on_loop(scenario)
+    play(scenario)
     assert changes(caplog) == ["away", "registered"] * 4
 
 
@@ -141,21 +167,18 @@ def test_a_refusal_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.INFO)
     refusals: list[DelaydError] = []
 
-    async def scenario(loopback: Loopback) -> None:
-        meta = ScriptedMeta()
+    async def scenario(stage: Stage) -> None:
+        meta = stage.meta
         meta.refuse = StaleEpoch("epoch 3 is over")
-        await meta.start()
-        registration = line_to(meta, refusals.append)
+        registration = stage.line(on_refused=refusals.append)
         await until(lambda: len(meta.heard) >= 3, "three tries")
         assert registration.state is RegistrationState.REFUSED
         # The connection is good, so questions are answered all the same.
         assert len(meta.connections) == 1
         meta.refuse = None
         await registration.registered()
-        await registration.close()
-        await meta.stop()
 
-    on_loop(scenario)
+    play(scenario)
     assert [type(error) for error in refusals] == [StaleEpoch]
     assert changes(caplog) == ["refused", "registered"]
 
@@ -163,26 +186,22 @@ def test_a_refusal_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture
 def test_a_meta_that_answers_nothing_is_left_for_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayd.net.registration.REQUEST_MS_MAX", 50)
 
-    async def scenario(loopback: Loopback) -> None:
-        meta = ScriptedMeta()
+    async def scenario(stage: Stage) -> None:
+        meta = stage.meta
         meta.silent = True
-        await meta.start()
-        registration = line_to(meta)
+        registration = stage.line()
         await until(lambda: len(meta.connections) >= 3, "new connections")
         assert registration.state is RegistrationState.AWAY
         meta.silent = False
         await registration.registered()
-        await registration.close()
-        await meta.stop()
 
-    on_loop(scenario)
+    play(scenario)
 
 
 def test_routes_are_asked_in_parts_and_put_together() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        meta = ScriptedMeta()
-        await meta.start()
-        registration = line_to(meta)
+    async def scenario(stage: Stage) -> None:
+        meta = stage.meta
+        registration = stage.line()
         await registration.registered()
         subjects = [f"s.{number}" for number in range(4_500)] + ["nobody.knows"]
         answer = await registration.routes(subjects)
@@ -190,17 +209,14 @@ def test_routes_are_asked_in_parts_and_put_together() -> None:
         assert answer.unrouted == ["nobody.knows"]
         assert [info.server for info in answer.servers] == [REALTIME]
         assert [len(part) for part in meta.asked] == [2_000, 2_000, 501]
-        await registration.close()
-        await meta.stop()
 
-    on_loop(scenario)
+    play(scenario)
 
 
 def test_a_core_without_coroutines_hears_the_answer_or_the_error() -> None:
-    async def scenario(loopback: Loopback) -> None:
-        meta = ScriptedMeta()
-        await meta.start()
-        registration = line_to(meta)
+    async def scenario(stage: Stage) -> None:
+        meta = stage.meta
+        registration = stage.line()
         await registration.registered()
         answers: list[Routes | DelaydError] = []
         registration.ask_routes(["a"], answers.append)
@@ -217,32 +233,26 @@ def test_a_core_without_coroutines_hears_the_answer_or_the_error() -> None:
         await asyncio.sleep(0)
         await registration.close()
         assert len(answers) == 2
-        await meta.stop()
 
-    on_loop(scenario)
+    play(scenario)
 
 
 def test_a_bug_in_what_describes_the_server_reaches_the_loop_s_handler() -> None:
-    async def scenario(loopback: Loopback) -> None:
+    async def scenario(stage: Stage) -> None:
         bugs: list[object] = []
         loop = asyncio.get_running_loop()
         guard = loop.get_exception_handler()
         loop.set_exception_handler(lambda loop, context: bugs.append(context.get("exception")))
-        meta = ScriptedMeta()
-        await meta.start()
 
         def describe() -> Registered:
             raise ZeroDivisionError("a bug")
 
-        registration = Registration(meta.address, describe)
-        registration.start()
+        stage.line(describe)
         await until(lambda: len(bugs) == 1, "the bug")
         assert isinstance(bugs[0], ZeroDivisionError)
         loop.set_exception_handler(guard)
-        await registration.close()
-        await meta.stop()
 
-    on_loop(scenario)
+    play(scenario)
 
 
 def test_an_address_that_is_none_is_refused_at_once() -> None:
