@@ -132,14 +132,16 @@ def test_a_lost_message_log_is_damage(tmp_path: Path) -> None:
 
 
 def test_it_registers_with_meta_and_again_when_meta_comes_back(tmp_path: Path) -> None:
-    with ServerProcess("meta", tmp_path / "m", {"heartbeat_ms": 50, "lease_ms": 200}) as meta:
-        with ServerProcess("realtime", tmp_path, {"meta": meta.address}) as server:
-            for _ in range(2):
-                _wait_until_alive(meta, server.port)
-                meta.kill()
-                meta.start()
+    with (
+        ServerProcess("meta", tmp_path / "m", {"heartbeat_ms": 50, "lease_ms": 200}) as meta,
+        ServerProcess("realtime", tmp_path, {"meta": meta.address}) as server,
+    ):
+        for _ in range(2):
             _wait_until_alive(meta, server.port)
-            assert server.terminate() == 0
+            meta.kill()
+            meta.start()
+        _wait_until_alive(meta, server.port)
+        assert server.terminate() == 0
 
 
 def _wait_until_alive(meta: ServerProcess, port: int) -> None:

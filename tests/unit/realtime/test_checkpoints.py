@@ -1,0 +1,189 @@
+"""Checkpoints and retention (rules P2, L4, Q3) of the realtime server, against the core in memory."""
+
+import pytest
+
+from delayd.errors import DamagedData
+from delayd.log.checkpoint import read_checkpoint
+from delayd.testing.executor import StepExecutor
+from delayd.wire.requests import RequestType, need_int, need_map, need_maps
+
+from .batches import dispatch_batch
+from .world import SimPeer, World, pull_head
+
+FOLDER = "/data/realtime"
+SMALL = {"segment_bytes": 4096, "retention_ms": 1_000, "tail_bytes": 0}
+
+
+def segments(world: World) -> list[str]:
+    return world.disk.list_folder(f"{FOLDER}/message")
+
+
+def filled(batches: int = 20, **settings: int) -> tuple[World, SimPeer]:
+    """A server with several segments, all decided by W but the last batch."""
+    world, peer = World(settings={**SMALL, **settings}), SimPeer()
+    world.hello(peer, 1)
+    for batch_id in range(1, batches + 1):
+        w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(400)] * 2, w=w))
+    return world, peer
+
+
+def test_a_clean_stop_leaves_nothing_to_replay() -> None:
+    world, _ = filled()
+    end = world.recovered.message_log.end
+    later = world.restarted()
+    assert later.recovered.marks.indexed_offset == end
+    published = read_checkpoint(later.disk, FOLDER)
+    assert published is not None
+    assert (published["indexed_offset"], published["next_sequence"]) == (end, 40)
+
+
+def test_a_checkpoint_is_taken_when_its_time_has_come_and_when_its_bytes_have() -> None:
+    world, peer = filled(checkpoint_every_ms=60_000, checkpoint_bytes=1 << 20)
+    before = status(world, peer, "checkpoints")
+    world.pass_time(59_999)
+    assert status(world, peer, "checkpoints") == before
+    world.pass_time(1)
+    assert status(world, peer, "checkpoints") == before + 1
+    for batch_id in range(21, 24):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(500_000)], w=(1, batch_id - 1)))
+    assert status(world, peer, "checkpoints") == before + 2
+
+
+def test_a_checkpoint_holds_up_neither_dispatch_nor_pulls() -> None:
+    work = StepExecutor()
+    world, peer = World(work=work), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
+    world.core.checkpoint()
+    assert work.waiting == 1
+    world.dispatch(peer, 1, dispatch_batch(2, [b"b"]))
+    assert world.pull(peer).bodies == [b"a", b"b"]
+    work.run_all()
+    world.dispatch(peer, 1, dispatch_batch(3, [b"c"]))
+    assert world.pull(peer).bodies == [b"c"]
+
+
+def test_a_full_disk_puts_a_checkpoint_off_and_the_next_one_has_everything() -> None:
+    world, peer = World(settings={"free_bytes_all": 0}), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"] * 100))
+    acked = world.pull(peer, most=50)
+    world.ack(peer, acked.handles)
+    capacity = world.disk.capacity_bytes
+    world.disk.capacity_bytes = world.disk.used_bytes
+    world.core.checkpoint()
+    assert not world.failures
+    world.disk.capacity_bytes = capacity
+    later = world.restarted()
+    assert later.recovered.marks.next_pull == 50
+    assert len(later.pull(peer).bodies) == 50
+
+
+def test_rule_Q3_retention_removes_what_every_group_has_acknowledged() -> None:
+    world, peer = filled()
+    assert len(segments(world)) > 3
+    pulled = world.pull(peer)
+    world.ack(peer, pulled.handles)
+    while (pulled := world.pull(peer)).bodies:
+        world.ack(peer, pulled.handles)
+    world.pass_time(2_000)
+    world.core.retain()
+    kept = segments(world)
+    assert len(kept) <= 2
+    first = status_subject(world, peer)
+    assert 0 < first < 40
+    # A group that comes later starts at the earliest message that is kept.
+    assert len(pull_all(world, peer, "late")) == 40 - first
+    later = world.restarted()
+    assert status_subject(later, peer) == first
+
+
+def test_rule_Q3_retention_never_passes_what_a_group_has_not_acknowledged() -> None:
+    world, peer = filled()
+    held = world.pull(peer, most=2)
+    rest = pull_all(world, peer, "billing", ack=True)
+    assert len(held.bodies) + len(rest) == 40
+    before = segments(world)
+    world.pass_time(2_000)
+    world.core.retain()
+    assert segments(world) == before
+    world.ack(peer, held.handles)
+    world.core.retain()
+    assert len(segments(world)) < len(before)
+
+
+def test_rule_H2_retention_never_passes_what_is_in_doubt() -> None:
+    world, peer = World(settings=SMALL), SimPeer()
+    world.hello(peer, 1)
+    for batch_id in range(1, 21):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(400)] * 2))
+    before = segments(world)
+    world.pass_time(2_000)
+    world.core.retain()
+    assert segments(world) == before
+    later = world.restarted()
+    asker = SimPeer()
+    assert [row[1] for row in later.hello(asker, 2)] == list(range(1, 21))
+    later.hello(SimPeer(), 3, w=(1, 20))
+    later.core.retain()
+    assert len(segments(later)) < len(before)
+
+
+def test_rule_T1_retention_waits_for_a_clock_that_is_believed() -> None:
+    world, _ = filled()
+    before = segments(world)
+    world.clock.step_wall(3_600_000)
+    world.core.retain()
+    assert segments(world) == before
+
+
+def test_a_consume_log_that_is_not_what_the_checkpoint_says_is_damage() -> None:
+    world, _ = filled()
+    world.core.checkpoint()
+    disk, state = world.disk.after_crash(), world.state.after_crash()
+    path = f"{FOLDER}/consume/00000000/{0:020}.log"
+    file = disk.open(path, write=True)
+    file.pwritev([b"\1"], 100)
+    file.close()
+    with pytest.raises(DamagedData, match="checksum of its entries"):
+        World(disk, state)
+
+
+def test_a_consume_log_that_no_checkpoint_knows_is_removed() -> None:
+    world, _ = filled(batches=2)
+    stray = f"{FOLDER}/consume/00000007"
+    world.disk.make_folder(stray)
+    world.disk.open(f"{stray}/{0:020}.log", create=True).close()
+    later = world.restarted()
+    assert later.disk.list_folder(stray) == []
+
+
+def status(world: World, peer: SimPeer, name: str) -> int:
+    head, _ = world.ask(peer, RequestType.STATUS, {})
+    return need_int(need_map(head, "counters"), name)
+
+
+def status_subject(world: World, peer: SimPeer) -> int:
+    head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 1})
+    (subject,) = need_maps(head, "subjects")
+    return need_int(subject, "first")
+
+
+def pull_all(world: World, peer: SimPeer, group: str, *, ack: bool = False) -> list[bytes]:
+    found: list[bytes] = []
+    while (pulled := world.pull(peer, group)).bodies:
+        found.extend(pulled.bodies)
+        if ack:
+            world.ack(peer, pulled.handles, group)
+    return found
+
+
+def test_a_stopping_server_answers_its_waiting_pulls() -> None:
+    world, peer = filled(batches=1)
+    world.send(peer, RequestType.PULL, pull_head(subject="empty", wait_ms=5_000))
+    asked = peer.last_id
+    world.core.stop(lambda: None)
+    assert peer.errors[asked].code == "stopping"
+    refused = world.send(peer, RequestType.PING, {})
+    assert peer.errors[refused].code == "stopping"
