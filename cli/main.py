@@ -63,9 +63,11 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; a reader that went away, such as ``head``, is no error."""
         try:
-            result: object = super().invoke(ctx)
-            # What is still buffered would otherwise fail at the interpreter's end, where nobody can catch it.
-            sys.stdout.flush()
+            try:
+                result: object = super().invoke(ctx)
+            finally:
+                # Before an error is told; and at the interpreter's end nobody could catch what fails here.
+                sys.stdout.flush()
         except BrokenPipeError:
             return _quietly()
         return result
