@@ -5,6 +5,7 @@ The core is called on the loop's thread only, and its next wake-up is set again 
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -19,14 +20,15 @@ from delayd.executor import ThreadExecutor
 from delayd.log.checkpoint import read_checkpoint
 from delayd.net.connection import Connection
 from delayd.net.program import Fail
+from delayd.net.registration import Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.state import LmdbState
 from delayd.wire.frame import Frame
+from delayd.wire.meta import Registered
 
 from .core import Core, Executors
 from .recovery import recover
-from .registration import Registration
 
 RETAIN_EVERY_S = 600
 ROLE = "realtime"
@@ -72,7 +74,8 @@ class RealtimeServer:
         self._server = Server(self)
         port = await self._server.listen(config.host, config.port)
         self._rearm()
-        self._registration = Registration(config, core.log_id, core.epoch, port)
+        registered = Registered(ROLE, core.log_id, config.host, port, core.epoch, os.getpid())
+        self._registration = Registration(config.meta, lambda: registered, on_now_ms=clock.reference)
         self._registration.start()
         self._schedule(core)
         return config.host, port
@@ -82,7 +85,7 @@ class RealtimeServer:
         core, server = self._core, self._server
         assert core is not None and server is not None
         if self._registration is not None:
-            await self._registration.stop()
+            await self._registration.close()
         if self._scheduler is not None:
             self._scheduler.shutdown(wait=False)
         server.stop_accepting()
