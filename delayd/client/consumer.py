@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -105,6 +106,9 @@ class AsyncMessageBatch(MessageColumns):
 
     def __getitem__(self, row: int) -> AsyncMessage:
         return AsyncMessage(self, range(len(self))[row])
+
+    def __iter__(self) -> Iterator[AsyncMessage]:
+        return (AsyncMessage(self, row) for row in range(len(self)))
 
     async def ack(self, *, wait: bool = True) -> None:
         """All of them are done. With ``wait`` it is durable then; without, a failure is raised at a later call.

@@ -148,19 +148,24 @@ class ConsumerCore:
         self.closed = True
         try:
             await self._acks.flush()
+            await self._end_pull()
             back = [*not_handled, *(handle for pulled in self._ready for handle in pulled.handles)]
             self._ready.clear()
-            if back:
-                await self._nacks.give_and_wait(back)
             await self._nacks.flush()
+            if back:
+                await self._give_back(back)
         finally:
-            if self._pulling is not None and not self._pulling.cancel() and not self._pulling.cancelled():
-                # It failed, which nobody will ask about any more.
-                self._pulling.exception()
             if self._link is not None:
                 await self._link.close()
             await self._meta.close()
         self._raise_failures()
+
+    async def _give_back(self, handles: Handles) -> None:
+        try:
+            await self._nacks.give_and_wait(handles)
+        except DelaydError as error:
+            # Nobody can do anything about it, and the server gives them to others when their lease ends.
+            log.warning("not_given_back subject=%s code=%s", self._settings.subject, error.code)
 
     def _raise_failures(self) -> None:
         self._acks.raise_failures()
@@ -180,6 +185,19 @@ class ConsumerCore:
     def _start_pull(self, most: int, wait_ms: int) -> None:
         if self._pulling is None:
             self._pulling = self._loop.create_task(self._pull(most, wait_ms))
+
+    async def _end_pull(self) -> None:
+        """End the pull under way: what is given back after that must not be its answer."""
+        pulling, self._pulling = self._pulling, None
+        if pulling is None:
+            return
+        under_way = pulling.cancel()
+        await asyncio.wait([pulling])
+        if under_way and self._link is not None:
+            await self._link.disconnect()
+        elif not pulling.cancelled():
+            # It failed, which nobody will ask about any more.
+            pulling.exception()
 
     async def _pull(self, most: int, wait_ms: int) -> None:
         settings = self._settings

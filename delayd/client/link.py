@@ -73,14 +73,18 @@ class Link:
         # One caller that gives up must not end the try of the others.
         return await asyncio.shield(self._attempt)
 
-    async def close(self) -> None:
-        """Let what was written leave, and end the connection."""
-        for task in (self._alive, self._attempt):
-            if task is not None:
-                task.cancel()
+    async def disconnect(self) -> None:
+        """End the connection, so that the server forgets what was asked on it; the next use makes another."""
         if self._connection is not None:
             self._connection.close()
             await self._connection.closed
+
+    async def close(self) -> None:
+        """Let what was written leave, and end the connection for good."""
+        for task in (self._alive, self._attempt):
+            if task is not None:
+                task.cancel()
+        await self.disconnect()
 
     async def _connect(self) -> Connection:
         wait_s = self._not_before - self._loop.time()

@@ -1,21 +1,19 @@
 """The background thread behind the blocking clients: one event loop, and ways to hand it work.
 
 Invariant: work is done on the loop's thread in the order in which each caller posted it. After a fork the child has no
-such thread and leaves what it inherited untouched, for the parent goes on with it (rule I2).
+such thread and must not touch what it inherited, for the parent goes on with it (rule I2). Nor is it ever freed there,
+which would take the parent's sockets out of the epoll set that both share: the vanished thread's stack still holds it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import cache
 from typing import TypeVar
-from weakref import WeakSet
 
 import uvloop
 
@@ -31,14 +29,11 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
         self.loop = uvloop.new_event_loop()
-        self.owned: list[object] = []  # What lives on the loop: it must not be freed in a child either.
         self._inbox: deque[Work] = deque()
         self._woken = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        _heed_forks()
-        _standing.add(self)
 
     def post(self, work: Work) -> None:
         """Do it on the loop, soon; many posts cost one wake-up."""
@@ -92,19 +87,3 @@ class LoopThread:
         inbox = self._inbox
         while inbox:
             inbox.popleft()()
-
-
-_standing: WeakSet[LoopThread] = WeakSet()
-
-
-@cache
-def _heed_forks() -> None:
-    os.register_at_fork(after_in_child=_never_free)
-
-
-def _never_free() -> None:
-    # Freeing a loop of libuv takes its sockets out of an epoll set that the child shares with the parent, which would
-    # then never hear of them again. One reference too many keeps it from ever being freed.
-    for thread in list(_standing):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thread))
-    _standing.clear()

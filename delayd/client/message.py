@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s
-from delayd.client.limits import HEADERS_BYTES_MAX
 from delayd.errors import BatchMalformed
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -226,7 +225,7 @@ def _decode_headers(packed: bytes) -> MessageHeaders:
     if not packed:
         return {}
     try:
-        headers = msgpack.unpackb(packed, strict_map_key=True, max_ext_len=0, max_buffer_size=HEADERS_BYTES_MAX)
+        headers = msgpack.unpackb(packed, strict_map_key=True, max_ext_len=0)
     except ValueError as error:
         raise BatchMalformed(f"the headers of a message can't be decoded: {error}") from error
     if not isinstance(headers, dict) or not all(isinstance(value, str | bytes) for value in headers.values()):

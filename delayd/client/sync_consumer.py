@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -134,6 +134,9 @@ class MessageBatch(MessageColumns):
     def __getitem__(self, row: int) -> Message:
         return Message(self, range(len(self))[row])
 
+    def __iter__(self) -> Iterator[Message]:
+        return (Message(self, row) for row in range(len(self)))
+
     def ack(self, *, wait: bool = True) -> None:
         """All of them are done. With ``wait`` it is durable then; without, a failure is raised at a later call.
 
@@ -172,7 +175,6 @@ class _Engine:
     def __init__(self, address: str, settings: ConsumerSettings) -> None:
         self.thread = LoopThread("delayd-consumer")
         self.core = self.thread.call(_made(lambda: ConsumerCore(address, settings)))
-        self.thread.owned.append(self.core)
 
     async def settle(self, handles: Handles, back: bool) -> None:
         """On the loop: acknowledge or give back, durably."""

@@ -161,7 +161,6 @@ class _Engine:
         self._settings = settings
         self._room = Room(settings.queue_bytes_max)
         self.core = self.thread.call(_made(lambda: ProducerCore(address, settings, self._room.give)))
-        self.thread.owned.append(self.core)
         self._add = self.core.outbox.add
 
     def queue(self, single: Single, waiter: Waiter[Receipt]) -> None:

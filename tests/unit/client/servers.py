@@ -210,6 +210,16 @@ def refuse(delay: SmallDelay, error: DelaydError, rows: list[int]) -> Callable[[
     return step
 
 
+def hold(delay: SmallDelay) -> Callable[[Connection, Frame], bool]:
+    """A script's step: this batch is answered only when `release` is called."""
+
+    def step(connection: Connection, frame: Frame) -> bool:
+        delay.held.append((connection, frame))
+        return True
+
+    return step
+
+
 def drop_before(connection: Connection, frame: Frame) -> bool:
     """A script's step: the connection breaks and the batch is not kept."""
     connection.abort()

@@ -1,0 +1,364 @@
+"""AsyncConsumer: what a pull and an acknowledgement promise, whatever happens to connection, server and lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from delayd.client.consumer import AsyncConsumer
+from delayd.errors import (
+    AlreadyClosed,
+    BadArgument,
+    BadSetting,
+    BadSubject,
+    BatchMalformed,
+    NoRealtimeServer,
+    ServerUnavailable,
+    StaleHandle,
+)
+from tests.unit.client.servers import until
+from tests.unit.client.world import World, error_of, on_loop
+
+SHORT = timedelta(milliseconds=150)
+
+
+def consumer_of(
+    world: World,
+    *,
+    lease: timedelta = timedelta(seconds=60),
+    prefetch: bool = True,
+    max_messages: int = 500,
+    timeout_ms: float = 30_000,
+) -> AsyncConsumer:
+    return AsyncConsumer(
+        *(world.address, "orders", "g"),
+        lease=lease,
+        prefetch=prefetch,
+        max_messages=max_messages,
+        timeout_ms=timeout_ms,
+    )
+
+
+async def until_answered(world: World, requests: int) -> None:
+    """More than so many requests came, and their answers had time to be read."""
+    await until(lambda: len(world.realtime.seen) > requests)
+    await asyncio.sleep(0.03)
+
+
+def test_a_message_has_all_that_was_sent_and_when_it_came() -> None:
+    async def scenario(world: World) -> None:
+        due = world.realtime.now_ms() - 250
+        world.realtime.add(b"42", due, {"trace": "a1", "raw": b"\x00"})
+        async with consumer_of(world) as consumer:
+            async for message in consumer:
+                assert message.body == b"42" and message.headers == {"trace": "a1", "raw": b"\x00"}
+                assert message.subject == "orders" and message.sequence == 1 and message.log_id == 99
+                assert message.deliver_at_ms == due and message.attempt == 1
+                assert message.deliver_at == datetime.fromtimestamp(due // 1000, UTC) + timedelta(
+                    milliseconds=due % 1000
+                )
+                assert 250 <= message.late_ms < 10_000
+                await message.ack()
+                assert world.realtime.acked == [0]
+                break
+
+    on_loop(scenario)
+
+
+def test_lateness_is_read_from_the_servers_clock() -> None:
+    async def scenario(world: World) -> None:
+        world.realtime.ahead_ms = 3_600_000
+        async with consumer_of(world) as consumer:
+            world.realtime.add(b"x")
+            batch = await consumer.pull()
+            assert -50 < batch.late_ms[0] < 5_000
+
+    on_loop(scenario)
+
+
+def test_columns_and_messages_of_a_batch_agree() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(20):
+            world.realtime.add(b"%d" % row * row, 1_000 + row, {"n": str(row)} if row % 3 == 0 else None)
+        async with consumer_of(world) as consumer:
+            batch = await consumer.pull()
+            assert len(batch) == 20
+            assert batch.bodies == [b"%d" % row * row for row in range(20)]
+            assert batch.deliver_at_ms.tolist() == [1_000 + row for row in range(20)]
+            assert batch.headers == [{"n": str(row)} if row % 3 == 0 else {} for row in range(20)]
+            assert batch.sequences.tolist() == list(range(1, 21)) and set(batch.attempts.tolist()) == {1}
+            assert [message.body for message in batch] == batch.bodies
+            assert [message.late_ms for message in batch] == batch.late_ms.tolist()
+            with pytest.raises(IndexError):
+                batch[20]
+            await batch.ack()
+        assert world.realtime.acked == list(range(20))
+
+    on_loop(scenario)
+
+
+def test_a_pull_waits_for_the_first_message_and_returns_nothing_after_its_wait() -> None:
+    async def scenario(world: World) -> None:
+        for prefetch in (True, False):
+            async with consumer_of(world, prefetch=prefetch) as consumer:
+                assert len(await consumer.pull(wait=timedelta(milliseconds=30))) == 0
+                pulling = asyncio.create_task(consumer.pull(wait=timedelta(seconds=10)))
+                await until(lambda: bool(world.realtime.waiting))
+                world.realtime.add(b"x")
+                batch = await pulling
+                assert batch.bodies == [b"x"]
+                await batch.ack()
+
+    on_loop(scenario)
+
+
+def test_the_next_pull_is_under_way_while_the_caller_works() -> None:
+    async def scenario(world: World) -> None:
+        async with consumer_of(world, max_messages=5) as consumer:
+            for row in range(12):
+                world.realtime.add(b"%d" % row)
+            assert len(await consumer.pull()) == 5
+            await until(lambda: world.realtime.pulls == 2 and len(world.realtime.held) == 10)
+        async with consumer_of(world, max_messages=5, prefetch=False) as consumer:
+            pulls = world.realtime.pulls
+            await consumer.pull()
+            await asyncio.sleep(0.03)
+            assert world.realtime.pulls == pulls + 1
+
+    on_loop(scenario)
+
+
+def test_smaller_pulls_are_cut_from_what_was_pulled_ahead() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(10):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world) as consumer:
+            first = await consumer.pull(3)
+            second = await consumer.pull(3)
+            assert first.bodies == [b"0", b"1", b"2"]
+            await until(lambda: len(world.realtime.held) == 10)
+            assert second.bodies == [b"3", b"4", b"5"]
+            await second.ack()
+            assert world.realtime.acked == [3, 4, 5]
+            await first[1].ack()
+            assert world.realtime.acked == [3, 4, 5, 1]
+
+    on_loop(scenario)
+
+
+def test_what_was_pulled_and_not_handed_out_is_given_back_at_the_close() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(10):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world, max_messages=4) as consumer:
+            async for message in consumer:
+                await message.ack()
+                if message.sequence == 2:
+                    break
+            await until(lambda: len(world.realtime.held) >= 6)
+        assert world.realtime.acked == [0, 1]
+        assert sorted(world.realtime.offered) == [(row, 2 if row < 8 else 1) for row in range(2, 10)]
+        assert world.realtime.held == {}
+
+    on_loop(scenario)
+
+
+def test_single_acknowledgements_are_gathered_into_ranges() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(500):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world) as consumer:
+            batch = await consumer.pull()
+            for message in batch:
+                await message.ack(wait=False)
+            await consumer.flush()
+            assert sorted(world.realtime.acked) == list(range(500))
+            assert world.realtime.ack_requests <= 3
+            handles = [frame.head["handles"] for frame in world.realtime.seen if frame.type == 41]
+            assert sum(len(rows) for rows in handles if isinstance(rows, list)) <= 3
+
+    on_loop(scenario)
+
+
+def test_a_nack_is_offered_again_at_once_as_the_next_attempt() -> None:
+    async def scenario(world: World) -> None:
+        world.realtime.add(b"x")
+        async with consumer_of(world, prefetch=False) as consumer:
+            await (await consumer.pull())[0].nack()
+            again = await consumer.pull()
+            assert again.bodies == [b"x"] and again.attempts.tolist() == [2]
+            await again.nack(wait=False)
+            await consumer.flush()
+            assert (await consumer.pull()).attempts.tolist() == [3]
+
+    on_loop(scenario)
+
+
+def test_rule_Q1_an_acknowledgement_of_an_earlier_life_of_the_server_is_stale() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(3):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world, prefetch=False) as consumer:
+            batch = await consumer.pull()
+            world.realtime.restart()
+            error = await error_of(batch.ack())
+            assert isinstance(error, StaleHandle) and error.details["count"] == 3
+            again = await consumer.pull()
+            assert again.attempts.tolist() == [2, 2, 2]
+            await again.ack()
+
+    on_loop(scenario)
+
+
+def test_rule_Q1_what_failed_while_nobody_waited_is_raised_once_by_the_next_call() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(3):
+            world.realtime.add(b"%d" % row)
+        for late_call in ("pull", "flush", "ack", "close"):
+            consumer = consumer_of(world, prefetch=False)
+            batch = await consumer.pull()
+            world.realtime.restart()
+            seen = len(world.realtime.seen)
+            await batch.ack(wait=False)
+            if late_call == "flush":
+                assert isinstance(await error_of(consumer.flush()), StaleHandle)
+            elif late_call == "close":
+                assert isinstance(await error_of(consumer.close()), StaleHandle)
+            else:
+                await until_answered(world, seen)
+                calls = consumer.pull() if late_call == "pull" else batch.ack()
+                assert isinstance(await error_of(calls), StaleHandle)
+            await consumer.flush() if late_call != "close" else None
+            await consumer.close()
+            world.realtime.restart()
+
+    on_loop(scenario)
+
+
+def test_a_message_whose_lease_ended_before_it_was_handed_out_is_left_to_others() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(2):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world, lease=SHORT, prefetch=False) as consumer:
+            received = []
+            async for message in consumer:
+                received.append((message.body, message.attempt))
+                if len(received) == 1:
+                    await asyncio.sleep(2 * SHORT.total_seconds())
+                else:
+                    await message.ack()
+                if len(received) == 3:
+                    break
+        assert received == [(b"0", 1), (b"0", 2), (b"1", 2)]
+
+    on_loop(scenario)
+
+
+def test_a_consumer_goes_on_after_its_connection_broke() -> None:
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            world.realtime.add(b"1")
+            first = await consumer.pull()
+            world.realtime.drop_connections()
+            await first.ack()
+            world.realtime.drop_connections()
+            world.realtime.add(b"2")
+            second = await consumer.pull()
+            assert second.bodies == [b"2"]
+            await second.ack()
+        assert world.realtime.acked == [0, 1]
+
+    on_loop(scenario)
+
+
+def test_a_consumer_finds_a_server_that_comes_back_elsewhere_and_goes_on_without_meta() -> None:
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            world.realtime.add(b"1")
+            await (await consumer.pull()).ack()
+            await world.realtime.stop()
+            world.realtime.port = 0
+            await world.realtime.start()
+            world.realtime.add(b"2")
+            await (await consumer.pull()).ack()
+            await world.meta.stop()
+            world.realtime.drop_connections()
+            world.realtime.add(b"3")
+            await (await consumer.pull()).ack()
+        assert world.realtime.acked == [0, 1, 2]
+
+    on_loop(scenario)
+
+
+def test_without_a_realtime_server_a_pull_waits_and_then_says_so() -> None:
+    async def scenario(world: World) -> None:
+        world.meta.realtime.clear()
+        async with consumer_of(world, timeout_ms=300) as consumer:
+            assert isinstance(await error_of(consumer.pull()), NoRealtimeServer)
+            pulling = asyncio.create_task(consumer.pull())
+            await asyncio.sleep(0.02)
+            world.meta.realtime.append(world.realtime)
+            world.realtime.add(b"x")
+            await (await pulling).ack()
+
+    on_loop(scenario)
+
+
+def test_a_server_that_stays_away_is_a_named_error_and_close_does_not_hang(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        consumer = consumer_of(world, timeout_ms=300)
+        world.realtime.add(b"x")
+        batch = await consumer.pull()
+        await world.realtime.stop()
+        assert isinstance(await error_of(batch.ack()), ServerUnavailable)
+        assert isinstance(await error_of(consumer.pull()), ServerUnavailable)
+        await consumer.close()
+
+    with caplog.at_level(logging.ERROR):
+        on_loop(scenario)
+    assert caplog.records == []
+
+
+def test_a_batch_whose_checksum_differs_is_not_handed_out() -> None:
+    async def scenario(world: World) -> None:
+        world.realtime.damage = True
+        world.realtime.add(b"x")
+        async with consumer_of(world) as consumer:
+            assert isinstance(await error_of(consumer.pull()), BatchMalformed)
+
+    on_loop(scenario)
+
+
+def test_faulty_settings_are_named() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(BadSubject):
+            AsyncConsumer(world.address, "a b", "g")
+        with pytest.raises(BadArgument):
+            AsyncConsumer(world.address, "a", "")
+        with pytest.raises(BadArgument):
+            AsyncConsumer(world.address, "a", "ä" * 128)
+        with pytest.raises(BadSetting):
+            AsyncConsumer(world.address, "a", "g", lease=timedelta(0))
+        with pytest.raises(BadSetting):
+            AsyncConsumer(world.address, "a", "g", max_messages=0)
+        async with consumer_of(world) as consumer:
+            with pytest.raises(BadArgument):
+                await consumer.pull(0)
+
+    on_loop(scenario)
+
+
+def test_a_closed_consumer_refuses_every_call() -> None:
+    async def scenario(world: World) -> None:
+        world.realtime.add(b"x")
+        consumer = consumer_of(world)
+        batch = await consumer.pull()
+        await consumer.close()
+        await consumer.close()
+        for call in (consumer.pull(), batch.ack(), batch.ack(wait=False), batch.nack()):
+            assert isinstance(await error_of(call), AlreadyClosed)
+
+    on_loop(scenario)

@@ -1,0 +1,105 @@
+"""Meta, delay servers and a realtime server in the test's loop, ended however the test ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import TypeVar
+
+import uvloop
+
+from delayd.errors import DelaydError
+from tests.unit.client.realtime import SmallRealtime
+from tests.unit.client.servers import SmallDelay, SmallMeta, SmallServer
+
+DEADLINE_S = 30.0
+
+R = TypeVar("R")
+
+
+class World:
+    """What a scenario runs on."""
+
+    def __init__(self) -> None:
+        self.meta = SmallMeta()
+        self.delay = SmallDelay(101)
+        self.realtime = SmallRealtime(201)
+        self.servers: list[SmallServer] = [self.meta, self.delay, self.realtime]
+
+    @property
+    def address(self) -> str:
+        return self.meta.address
+
+    async def start(self) -> None:
+        for server in self.servers:
+            await server.start()
+        self.meta.delay.append(self.delay)
+        self.meta.realtime.append(self.realtime)
+
+    async def second_delay(self) -> SmallDelay:
+        """Another delay server, known to meta from now on."""
+        other = SmallDelay(102)
+        self.servers.append(other)
+        await other.start()
+        self.meta.delay.append(other)
+        return other
+
+    async def stop(self) -> None:
+        for server in self.servers:
+            await server.stop()
+            assert not server.crashes, server.crashes
+
+
+def on_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
+    """Run a scenario against fresh servers."""
+
+    async def main() -> None:
+        world = World()
+        await world.start()
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await scenario(world)
+        finally:
+            await world.stop()
+
+    uvloop.run(main())
+
+
+@contextmanager
+def world_aside() -> Iterator[tuple[World, Callable[[Callable[[], R]], R]]]:
+    """Fresh servers on a thread of their own, for the blocking clients; with what calls a function on that thread."""
+    loop = uvloop.new_event_loop()
+    thread = Thread(target=loop.run_forever, name="servers", daemon=True)
+    thread.start()
+
+    async def made() -> World:
+        world = World()
+        await world.start()
+        return world
+
+    world = asyncio.run_coroutine_threadsafe(made(), loop).result(DEADLINE_S)
+
+    def do(function: Callable[[], R]) -> R:
+        async def called() -> R:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(called(), loop).result(DEADLINE_S)
+
+    try:
+        yield world, do
+    finally:
+        asyncio.run_coroutine_threadsafe(world.stop(), loop).result(DEADLINE_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(DEADLINE_S)
+        loop.close()
+
+
+async def error_of(awaitable: Awaitable[object]) -> DelaydError:
+    """The error that it raises."""
+    try:
+        await awaitable
+    except DelaydError as error:
+        return error
+    raise AssertionError("nothing was raised")
