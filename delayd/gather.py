@@ -17,7 +17,6 @@ DUE = struct.Struct("<q")
 ONE_END = struct.Struct("<I")
 TWO_ENDS = struct.Struct("<II")
 PIECE_ROWS = 8_000  # The index of a piece stays in the cache.
-SINGLES_MAX = 256  # So few rows, each of a batch of its own, are gathered without the fixed cost of numpy calls.
 SUBJECT_NONE = np.empty(0, np.uint32)
 
 
@@ -44,7 +43,7 @@ def gather(picks: Sequence[Pick]) -> Gathered:
     Raises:
         BatchMalformed: a source's checksum differs.
     """
-    if len(picks) <= SINGLES_MAX and all(len(pick.rows) == 1 for pick in picks):
+    if all(len(pick.rows) == 1 for pick in picks):
         return _gather_singles(picks)
     due: list[Int64s] = []
     regions: dict[ColumnId, tuple[list[Int64s], list[Buffer]]] = {ColumnId.BODY_END: ([], [])}
@@ -164,7 +163,7 @@ def _ends(lengths: Int64s, begin: int) -> tuple[Columns, int]:
 
 
 def _gather_singles(picks: Sequence[Pick]) -> Gathered:
-    """The same as the rest of `gather`, for one row of each batch."""
+    """The same as the rest of `gather` for one row of each batch, without the fixed cost of numpy calls."""
     due, headers_lengths, headers, body_lengths, bodies = [], [], list[Buffer](), [], list[Buffer]()
     with_headers = False
     for batch, rows in picks:

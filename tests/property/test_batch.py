@@ -1,0 +1,110 @@
+"""Batches made at random come back whole, and hostile ones are refused or harmless."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayd.batch import HEADER, Batch, BatchKind, ColumnId, DispatchPart, parse
+from delayd.errors import BadSubject, BatchMalformed, MessageTooLarge
+from delayd.gather import Pick, compose, gather, reorder
+from delayd.validate import check_batch
+from tests.batches import bodies_of, messages, parsed, with_true_checksums
+
+DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)
+BODY = st.binary(max_size=40)
+SUBJECTS = st.lists(st.from_regex(rb"[A-Za-z0-9._%/-]{1,20}", fullmatch=True), min_size=1, max_size=4)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> bytes:
+    bodies = draw(st.lists(BODY, min_size=1, max_size=9))
+    rows = len(bodies)
+    subjects = draw(SUBJECTS)
+    return messages(
+        bodies,
+        due=draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=rows, max_size=rows)),
+        headers=draw(st.none() | st.lists(BODY, min_size=rows, max_size=rows)),
+        subjects=subjects,
+        subject_of=draw(st.none() | st.lists(st.integers(0, len(subjects) - 1), min_size=rows, max_size=rows)),
+    )
+
+
+def items_of(batch: Batch, column: ColumnId) -> list[bytes]:
+    """The items of a region, read by the format page alone."""
+    ends_at = batch.offsets[column]
+    ends = [int.from_bytes(batch.buffer[ends_at + 4 * row :][:4], "little") for row in range(batch.count)]
+    starts = [batch.region_start(column), *((end + 7) // 8 * 8 for end in ends[:-1])]
+    return [bytes(batch.heap[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def use(batch: Batch, seed: int) -> None:
+    """Copy rows out in every way there is, and compare with the bytes themselves."""
+    bodies = items_of(batch, ColumnId.BODY_END)
+    assert bodies == bodies_of(batch)
+    order = np.random.default_rng(seed).integers(0, batch.count, 5)
+    first = int(order[0])
+    picks = {
+        "range": ([Pick(batch, range(first, batch.count))], list(range(first, batch.count))),
+        "array": ([Pick(batch, order)], order.tolist()),
+        "single": ([Pick(batch, range(row, row + 1)) for row in order.tolist()], order.tolist()),
+        "mixed": ([Pick(batch, order[:1]), Pick(batch, range(batch.count))], [first, *range(batch.count)]),
+    }
+    for made, rows in picks.values():
+        gathered = gather(made)
+        numbers = np.arange(len(rows), dtype=np.uint64)
+        copied = parsed(compose(BatchKind.DISPATCH, DISPATCH, gathered, numbers, [b"s"]))
+        check_batch(copied)
+        assert bodies_of(copied) == [bodies[row] for row in rows]
+        due = batch.int64s(ColumnId.DELIVER_AT_MS)
+        assert copied.int64s(ColumnId.DELIVER_AT_MS).tolist() == due.take(rows).tolist()
+        if ColumnId.HEADERS_END in batch:
+            headers = items_of(batch, ColumnId.HEADERS_END)
+            assert items_of(copied, ColumnId.HEADERS_END) == [headers[row] for row in rows]
+    gathered = gather([Pick(batch, range(batch.count))])
+    turned = reorder(gathered, np.arange(batch.count)[::-1])
+    numbers = np.arange(batch.count, dtype=np.uint64)
+    assert bodies_of(parsed(compose(BatchKind.DISPATCH, DISPATCH, turned, numbers, [b"s"]))) == bodies[::-1]
+
+
+@given(batches(), st.integers(0, 1 << 32))
+def test_any_rows_of_any_honest_batch_are_copied_as_they_are(data: bytes, seed: int) -> None:
+    batch = parsed(data)
+    check_batch(batch)
+    use(batch, seed)
+
+
+@given(batches(), st.data())
+def test_a_hostile_batch_with_true_checksums_is_refused_or_copied_within_its_bounds(
+    data: bytes, draw: st.DataObject
+) -> None:
+    changed = bytearray(data)
+    # Mostly at what lengths and offsets are made of, for bodies may be anything.
+    last = parse(data).heap_offset + 16
+    values = st.sampled_from([0, 1, 4, 7, 8, 15, 16, 0x7F, 0x80, 0xFF])
+    for position, value in draw.draw(st.lists(st.tuples(st.integers(0, last), values), min_size=1, max_size=6)):
+        if position < len(changed) and not 8 <= position < 12:
+            changed[position] = value
+    try:
+        fixed = with_true_checksums(changed)
+        batch = parse(fixed)
+        check_batch(batch)
+    except (BatchMalformed, BadSubject, MessageTooLarge):
+        return
+    batch.verify()
+    assert batch.total_bytes <= len(fixed)
+    if ColumnId.BODY_END in batch and ColumnId.DELIVER_AT_MS in batch:
+        use(batch, 1)
+        assert all(batch.subjects())
+
+
+@given(st.binary(max_size=300), st.integers(0, 60))
+def test_bytes_that_are_no_batch_are_refused(noise: bytes, kept: int) -> None:
+    data = messages([b"x"])[:kept] + noise
+    try:
+        batch = parse(data)
+        batch.verify()
+    except BatchMalformed:
+        return
+    assert data[:36] == messages([b"x"])[:36] and len(data) >= HEADER.size

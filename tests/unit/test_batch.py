@@ -1,0 +1,145 @@
+"""A batch: what was encoded is parsed, and whatever is not one is refused by name."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+
+from delayd.batch import (
+    BYTES_MAX,
+    HEADER,
+    ROWS_MAX,
+    BatchKind,
+    ColumnId,
+    ProducerPart,
+    encode,
+    encode_subject_table,
+    lay_out,
+    parse,
+)
+from delayd.errors import BatchMalformed
+from tests.batches import bodies_of, messages, parsed, with_true_checksums
+
+
+def test_columns_subjects_headers_and_bodies_come_back() -> None:
+    data = messages(
+        [b"one", b"", b"three three"],
+        due=[7, 8, 9],
+        headers=[b"", b"h", b"hh"],
+        subjects=[b"a.b", b"c"],
+        subject_of=[1, 0, 1],
+    )
+    batch = parsed(data)
+    assert (batch.kind, batch.count, batch.total_bytes) == (BatchKind.PRODUCER, 3, len(data))
+    assert batch.producer == batch.part == ProducerPart(1, 2, 0)
+    assert batch.int64s(ColumnId.DELIVER_AT_MS).tolist() == [7, 8, 9]
+    assert batch.uint32s(ColumnId.SUBJECT).tolist() == batch.column(ColumnId.SUBJECT).tolist() == [1, 0, 1]
+    assert batch.subjects() == [b"a.b", b"c"]
+    assert batch.subject_table == encode_subject_table([b"a.b", b"c"])
+    assert bodies_of(batch) == [b"one", b"", b"three three"]
+    assert ColumnId.SEQUENCE not in batch
+
+
+def test_a_batch_is_parsed_where_it_stands_and_its_columns_are_views() -> None:
+    data = messages([b"x"])
+    buffer = bytearray(b"before.." + data + b"behind")
+    batch = parse(buffer, 8)
+    assert bytes(batch.buffer) == data
+    column = batch.int64s(ColumnId.DELIVER_AT_MS)
+    buffer[8 + batch.offsets[ColumnId.DELIVER_AT_MS]] = 9
+    assert column.tolist() == [9]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 39, 40, 100])
+def test_a_batch_that_is_cut_short_is_refused(size: int) -> None:
+    with pytest.raises(BatchMalformed):
+        parse(messages([b"x"])[:size])
+
+
+def changed(data: bytes, position: int, layout: str, value: int) -> bytes:
+    other = bytearray(data)
+    struct.pack_into(layout, other, position, value)
+    other[36:40] = crc32c(other[40:64], crc32c(other[:36])).to_bytes(4, "little")
+    return bytes(other)
+
+
+@pytest.mark.parametrize(
+    ("position", "layout", "value", "said"),
+    [
+        (0, "<I", 1, "magic"),
+        (4, "<B", 2, "version 2"),
+        (5, "<B", 9, "kind 9"),
+        (5, "<B", 3, "kind 3 with 24 bytes"),
+        (8, "<I", 1 << 31, "do not fit"),
+        (8, "<I", 100, "do not fit|not possible"),
+        (12, "<I", 0, "not possible"),
+        (12, "<I", ROWS_MAX + 1, "not possible"),
+        (12, "<I", 50, "does not lie between"),
+        (16, "<I", 64, "do not fit"),
+        (16, "<I", 1 << 31, "do not fit"),
+        (20, "<H", 0xFFFF, "do not fit"),
+        (22, "<H", 0xFFF8, "do not fit"),
+        (24, "<I", 1 << 31, "subjects do not fit"),
+        (64, "<H", 0x3FFF, "must be understood"),
+        (64, "<H", 0x4001, "comes behind"),
+        (66, "<H", 4, "4 bytes wide instead of 8"),
+        (68, "<I", 0, "does not lie between"),
+        (68, "<I", 81, "does not lie between"),
+        (68, "<I", 1 << 31, "does not lie between"),
+    ],
+)
+def test_a_header_or_directory_that_can_not_be_is_refused_by_name(
+    position: int, layout: str, value: int, said: str
+) -> None:
+    with pytest.raises(BatchMalformed, match=said):
+        parse(changed(messages([b"x"]), position, layout, value))
+
+
+def test_a_column_from_0x4000_on_is_skipped() -> None:
+    data = with_true_checksums(changed(messages([b"x"], subject_of=[0]), 64 + 16, "<H", 0x4001))
+    batch = parse(changed(messages([b"x"]), 64 + 8, "<H", 0x4001))
+    assert ColumnId.BODY_END not in batch
+    assert parse(data).count == 1
+
+
+def test_each_checksum_guards_its_part() -> None:
+    data = messages([b"body of it"], headers=[b"h"])
+    heap = parse(data).heap_offset
+    for position in range(len(data)):
+        broken = bytearray(data)
+        broken[position] ^= 4
+        if position < 64:
+            with pytest.raises(BatchMalformed):
+                parse(broken)
+        else:
+            with pytest.raises(BatchMalformed, match="column" if position < heap else "heap"):
+                parse(broken).verify()
+
+
+def test_a_batch_over_its_limits_is_not_encoded() -> None:
+    body = [np.zeros(1, np.uint32)]
+    with pytest.raises(BatchMalformed, match="over the limit"):
+        encode(BatchKind.CONTROL, None, 1, [(ColumnId.BODY_END, body[0])], [bytes(BYTES_MAX)])
+    with pytest.raises(BatchMalformed, match="over the limit"):
+        encode(BatchKind.CONTROL, None, ROWS_MAX + 1, [], [b""])
+    with pytest.raises(BatchMalformed, match="over the limit"):
+        encode(BatchKind.CONTROL, None, 0, [], [b""])
+    with pytest.raises(BatchMalformed, match="multiple of 8"):
+        encode(BatchKind.CONTROL, None, 1, [(ColumnId.BODY_END, body[0])], [b"abc"])
+
+
+def test_the_largest_batch_is_parsed() -> None:
+    data = messages([b""] * ROWS_MAX)
+    assert parsed(data).count == ROWS_MAX
+    room = BYTES_MAX - len(messages([b""]))
+    assert parsed(messages([bytes(room)])).total_bytes == BYTES_MAX
+
+
+def test_items_are_laid_out_at_multiples_of_8_with_exact_ends() -> None:
+    ends, data = lay_out([b"a", b"", b"12345678", b"xyz"], 16)
+    assert ends.tolist() == [17, 24, 32, 35]
+    assert data == b"a" + bytes(7) + b"12345678" + b"xyz" + bytes(5)
+    assert HEADER.size == 40

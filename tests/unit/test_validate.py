@@ -1,0 +1,160 @@
+"""What intake proves of a batch: each thing that can't be is refused, with the rows and the column at fault."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from delayd.batch import BatchKind, ColumnId, DispatchPart, OutcomePart, SchedulePart, encode, parse
+from delayd.errors import BadSubject, BatchMalformed, MessageTooLarge
+from delayd.log.control import encode_records
+from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
+from delayd.log.pull import PullEntry, PullOp, encode_entries
+from delayd.validate import (
+    HEADERS_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    ROWS_NAMED_MAX,
+    check_batch,
+    check_subject,
+    refused_rows,
+)
+from tests.batches import messages
+
+DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)
+
+
+def with_end(data: bytes, column: ColumnId, row: int, end: int) -> bytes:
+    changed = bytearray(data)
+    struct.pack_into("<I", changed, parse(data).offsets[column] + 4 * row, end)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("count", [1, 2, 500])
+def test_honest_batches_of_every_kind_pass(count: int) -> None:
+    bodies, numbers = [b"b" * (row % 20) for row in range(count)], np.arange(count)
+    made = [
+        messages(bodies),
+        messages(
+            bodies, headers=bodies, subjects=[b"a", b"b/c-d_e%20.F9"], subject_of=[row % 2 for row in range(count)]
+        ),
+        messages(bodies, sequences=range(count), kind=BatchKind.SCHEDULE, part=SchedulePart(0, 9, 1)),
+        messages(bodies, sequences=range(count), kind=BatchKind.DISPATCH, part=DISPATCH),
+        encode_outcomes(1, [NewPart(numbers.astype(np.uint64), numbers, Outcome.DISPATCHED)]),
+        encode_records([{"type": "target", "row": row} for row in range(count)]),
+        *encode_entries([PullEntry(PullOp.ACK, 1, 1, 1, row, 0, 1, 5) for row in range(count)]),
+    ]
+    for data in made:
+        check_batch(parse(data))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_end_outside_of_its_place_names_row_and_column(count: int) -> None:
+    data = messages([b"0123456789"] * count, headers=[b"h"] * count)
+    heap_bytes = parse(data).total_bytes - parse(data).heap_offset
+    last = count - 1
+    for column, row, end in [
+        (ColumnId.BODY_END, last, heap_bytes + 1),
+        (ColumnId.BODY_END, last, 0xFFFFFFFF),
+        (ColumnId.BODY_END, 0, 0),
+        (ColumnId.HEADERS_END, 0, 23),
+        (ColumnId.HEADERS_END, last, heap_bytes + 8),
+    ]:
+        with pytest.raises(BatchMalformed, match=f"row {row}: column {column.name.lower()} is {end}"):
+            check_batch(parse(with_end(data, column, row, end)))
+
+
+def test_an_end_before_the_rounded_end_of_the_row_before_names_the_row() -> None:
+    data = messages([b"abc"] * 5)
+    second_end = int(parse(data).uint32s(ColumnId.BODY_END)[1])
+    with pytest.raises(BatchMalformed, match="row 2: column body_end"):
+        check_batch(parse(with_end(data, ColumnId.BODY_END, 2, second_end + 4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (b"", "0 bytes"),
+        (b"x" * 256, "256 bytes"),
+        (b"a b", "character"),
+        ("ü".encode(), "character"),
+        (b"a\x00", "character"),
+    ],
+)
+def test_a_bad_subject_is_refused_with_the_rows_that_have_it(name: bytes, said: str) -> None:
+    with pytest.raises(BadSubject, match=said):
+        check_subject(name)
+    data = messages([b""] * 4, subjects=[b"good", name], subject_of=[0, 1, 0, 1])
+    for _ in range(2):
+        with pytest.raises(BadSubject, match=said) as caught:
+            check_batch(parse(data))
+        assert refused_rows(caught.value) == [1, 3]
+    with pytest.raises(BadSubject) as caught:
+        check_batch(parse(messages([b""] * 3, subjects=[name])))
+    assert refused_rows(caught.value) == [0, 1, 2]
+
+
+def test_a_subject_table_that_does_not_fit_its_heap_is_refused() -> None:
+    data = bytearray(messages([b"x", b"y"], subjects=[b"a", b"b"], subject_of=[0, 1]))
+    heap = parse(data).heap_offset
+    for ends in ((1, 0xFFFFFFFF), (0xFFFFFFFF, 2), (2, 1), (0, 2)):
+        struct.pack_into("<2I", data, heap, *ends)
+        with pytest.raises((BatchMalformed, BadSubject)):
+            check_batch(parse(data))
+
+
+def test_subject_indices_beyond_the_table_name_the_row() -> None:
+    with pytest.raises(BatchMalformed, match="row 2: column subject"):
+        check_batch(parse(messages([b""] * 3, subject_of=[0, 0, 1])))
+    with pytest.raises(BatchMalformed, match="row 0: column subject"):
+        check_batch(parse(messages([b""], subject_of=[4_000_000_000])))
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_messages_over_their_limits_are_named(others: int) -> None:
+    small = [b"s"] * others
+    check_batch(parse(messages([*small, bytes(MESSAGE_BYTES_MAX - 4)], headers=[*small, b"1234"])))
+    check_batch(parse(messages([*small, b""], headers=[*small, bytes(HEADERS_BYTES_MAX)])))
+    for body, headers in ((MESSAGE_BYTES_MAX - 3, 4), (1, HEADERS_BYTES_MAX + 1)):
+        with pytest.raises(MessageTooLarge) as caught:
+            check_batch(parse(messages([*small, bytes(body)], headers=[*small, bytes(headers)])))
+        assert refused_rows(caught.value) == [others]
+
+
+def test_no_more_than_1000_rows_are_named() -> None:
+    with pytest.raises(BadSubject) as caught:
+        check_batch(parse(messages([b""] * 5_000, subjects=[b"!"])))
+    assert refused_rows(caught.value) == list(range(ROWS_NAMED_MAX))
+
+
+def test_columns_that_a_kind_needs_or_can_not_have_are_named() -> None:
+    with pytest.raises(BatchMalformed, match="can't have the column sequence"):
+        check_batch(parse(messages([b""], sequences=[5])))
+    with pytest.raises(BatchMalformed, match="needs the column sequence"):
+        check_batch(parse(messages([b""], kind=BatchKind.DISPATCH, part=DISPATCH)))
+    with pytest.raises(BatchMalformed, match="can't have the column subject"):
+        check_batch(parse(messages([b""], sequences=[5], subject_of=[0], kind=BatchKind.DISPATCH, part=DISPATCH)))
+    with pytest.raises(BatchMalformed, match="needs the column body_end"):
+        check_batch(parse(encode(BatchKind.CONTROL, None, 1, [], [b""])))
+
+
+def test_a_batch_of_messages_has_subjects_and_a_dispatch_batch_has_one() -> None:
+    with pytest.raises(BatchMalformed, match="0 subjects"):
+        check_batch(parse(messages([b""], subjects=[])))
+    with pytest.raises(BatchMalformed, match="2 subjects"):
+        data = messages([b""], subjects=[b"a", b"b"], sequences=[1], kind=BatchKind.DISPATCH, part=DISPATCH)
+        check_batch(parse(data))
+    with pytest.raises(BatchMalformed, match="has no subjects"):
+        check_batch(parse(encode(BatchKind.CONTROL, None, 1, [(ColumnId.BODY_END, np.array([8]))], [bytes(8)], 1)))
+
+
+def test_outcome_parts_that_do_not_add_up_are_refused() -> None:
+    columns = [(ColumnId.DELIVER_AT_MS, np.arange(3)), (ColumnId.SEQUENCE, np.arange(3))]
+    with pytest.raises(BatchMalformed, match="not made of"):
+        check_batch(parse(encode(BatchKind.OUTCOME, OutcomePart(1), 3, columns, [bytes(72)])))
+    with pytest.raises(BatchMalformed, match="0 rows for 3"):
+        check_batch(parse(encode(BatchKind.OUTCOME, OutcomePart(1), 3, columns, [bytes(64)])))
+    with pytest.raises(BatchMalformed, match="heap of 8"):
+        entry = np.zeros(1, "V48")
+        check_batch(parse(encode(BatchKind.PULL, None, 1, [(ColumnId.ENTRY, entry)], [bytes(8)])))
