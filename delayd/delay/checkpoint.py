@@ -49,6 +49,13 @@ class Abandoned(Exception):
     """A checkpoint was given up between two of its parts."""
 
 
+class Filed(NamedTuple):
+    """What a checkpoint wrote; ``unpublished`` says why its file could not be written."""
+
+    hours: dict[int, HourFile]
+    unpublished: DiskFull | None
+
+
 class Checkpointer:
     """Writes checkpoints on the worker thread, one at a time."""
 
@@ -69,7 +76,7 @@ class Checkpointer:
         evidence: Evidence,
         rest: Callable[[], None],
     ) -> None:
-        self.replay = replay  # Of the last published checkpoint.
+        self.replay = replay  # Of the last checkpoint in the state.
         self.appended_at_ms = 0  # Of the last group that a checkpoint of this life covers.
         self._disk = disk
         self._state = state
@@ -85,6 +92,7 @@ class Checkpointer:
         self._evidence = evidence
         self._rest = rest
         self._file = CheckpointFile(disk, config.folder, identity.log_id)
+        self._published = -1  # Replay offset that the checkpoint file says, as far as this life knows.
         self._waiters: list[tuple[int, Callable[[], None]]] = []
         self._owed: tuple[list[tuple[bytes, bytes]], list[bytes]] = ([], [])
         self._running = False
@@ -112,7 +120,7 @@ class Checkpointer:
 
     def when_covers(self, offset: int, callback: Callable[[], None]) -> None:
         """Call back when a published checkpoint covers the message log up to ``offset``; asks for one."""
-        if self.replay.offset >= offset:
+        if self._published >= offset:
             callback()
         else:
             self._waiters.append((offset, callback))
@@ -147,7 +155,7 @@ class Checkpointer:
         """Close the checkpoint file."""
         self._file.close()
 
-    def _write(self, facts: Facts, rows: Rows, now_ms: int, evidence: ClockEvidence) -> dict[int, HourFile]:
+    def _write(self, facts: Facts, rows: Rows, now_ms: int, evidence: ClockEvidence) -> Filed:
         """File, count, publish: on the worker thread. Reads the hour table, which changes on the loop only after."""
         writer = ScheduleWriter(
             self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms, self._pause
@@ -162,8 +170,12 @@ class Checkpointer:
         }
         puts = [hour_put(hour, file) for hour, file in writer.written.items()]
         self._state.commit([*puts, *facts.puts, (b"checkpoint", msgpack.packb(checkpoint))], facts.removes)
-        self._publish(facts, HourTable({**self._hours.files, **writer.written}), now_ms, evidence)
-        return writer.written
+        try:
+            self._publish(facts, HourTable({**self._hours.files, **writer.written}), now_ms, evidence)
+        except DiskFull as error:
+            # The state counts it all the same: whoever took it for undone would cut off what is counted.
+            return Filed(writer.written, error)
+        return Filed(writer.written, None)
 
     def _pause(self) -> None:
         """Between two parts: nothing counts what was written so far, so it can be left lying at any of them."""
@@ -184,23 +196,30 @@ class Checkpointer:
             now_ms,
         )
 
-    def _written(self, facts: Facts, rows: int, ended: Callable[[bool], None], done: Done[dict[int, HourFile]]) -> None:
+    def _written(self, facts: Facts, rows: int, ended: Callable[[bool], None], done: Done[Filed]) -> None:
         self._running = False
         try:
-            written = done.result()
+            filed = done.result()
         except (DiskFull, Abandoned) as error:
             # Nothing counts what was written. What only this one would have said, the next one says.
             self._owed = (facts.puts, facts.removes)
-            self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-            log.warning("checkpoint_put_off reason=%r", str(error))
-            ended(False)
+            self._put_off(error, ended)
             return
-        self._hours.files.update(written)
+        self._hours.files.update(filed.hours)
         self._pending.drop(rows)
         self.replay, self.appended_at_ms = facts.stop, facts.appended_at_ms
-        log.info("checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, rows, len(written))
+        if filed.unpublished is not None:
+            self._put_off(filed.unpublished, ended)
+            return
+        self._published = facts.stop.offset
+        log.info("checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, rows, len(filed.hours))
         ready = [callback for offset, callback in self._waiters if offset <= facts.stop.offset]
         self._waiters = [waiter for waiter in self._waiters if waiter[0] > facts.stop.offset]
         for callback in ready:
             callback()
         ended(True)
+
+    def _put_off(self, error: Exception, ended: Callable[[bool], None]) -> None:
+        self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
+        log.warning("checkpoint_put_off reason=%r", str(error))
+        ended(False)

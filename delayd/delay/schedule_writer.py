@@ -15,7 +15,7 @@ from delayd.delay.hour_table import HourFile, HourTable
 from delayd.delay.rows import Rows
 from delayd.delay.table import Stored, Table, tabulate
 from delayd.disk import Disk
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, DiskFull
 from delayd.gather import SUBJECT_NONE, Gathered, compose, copy_words
 from delayd.log.group import Group, GroupKind, NewGroup
 from delayd.log.log import Log
@@ -54,13 +54,18 @@ class ScheduleWriter:
             DamagedData: a group or a schedule log does not check.
         """
         at = 0
-        for window in _windows(self._log.scan(start, stop, previous_crc32c)):
-            stored = _stored(window)
-            if stored:
-                table = tabulate(stored)
-                count = len(table.sequences)
-                self._write_window(window, stored, table, rows[at : at + count], names, (start, stop))
-                at += count
+        try:
+            for window in _windows(self._log.scan(start, stop, previous_crc32c)):
+                stored = _stored(window)
+                if stored:
+                    table = tabulate(stored)
+                    count = len(table.sequences)
+                    self._write_window(window, stored, table, rows[at : at + count], names, (start, stop))
+                    at += count
+        except DiskFull:
+            # Or each try would leave its files open.
+            self._sync()
+            raise
         assert at == len(rows), f"the range holds {at} rows, {len(rows)} are pending"
         self._sync()
 
@@ -123,7 +128,6 @@ class ScheduleWriter:
         segment = self._segment(hour, known)
         segment.append([NewGroup(GroupKind.DATA, batches, self._epoch, self._now_ms, 0, count)])
         self.written[hour] = HourFile(segment.end, known.rows + count, segment.crc32c, known.flags)
-        self._open.append(segment)
         self._dirty_bytes += segment.end - known.length
         if len(self._open) >= FILES_A_SYNC or self._dirty_bytes >= BYTES_A_SYNC:
             self._sync()
@@ -138,9 +142,11 @@ class ScheduleWriter:
             self._disk.make_folder(folder)
             header = FileHeader(FileKind.SCHEDULE, self._log.place.log_id, 0, hour, self._now_ms)
             segment = Segment(self._disk, path, self._disk.open(path, write=True, create=True), header)
+            self._open.append(segment)
             segment.file.pwritev([header.encode()], 0)
             return segment
         segment = open_segment(self._disk, path, FileKind.SCHEDULE, self._log.place.log_id, write=True)
+        self._open.append(segment)
         cut_to_checkpoint(segment, known)
         return segment
 
