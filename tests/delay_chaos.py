@@ -11,9 +11,9 @@ from collections.abc import Callable
 from random import Random
 
 from delayd.delay.core import DelayCore
-from delayd.errors import BatchMalformed, DelaydError, DiskReserve
+from delayd.errors import BatchMalformed, DelaydError, DiskFull, DiskReserve
 from delayd.testing.clock import START_MS
-from delayd.testing.disk import Crash
+from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from tests.delay_harness import TARGET_IDS, Wanted, World, new_world
 
@@ -80,6 +80,7 @@ class Chaos:
             (3, self._refuse),
             (3, self._meta),
             (4, self._sweep),
+            (3, self._fill_disk),
         ]
         weights = [weight for weight, _ in kinds]
         kind = self._random.choices([step for _, step in kinds], weights)[0]
@@ -118,7 +119,7 @@ class Chaos:
 
     def _advance(self) -> None:
         self.world.clock.advance(self._random.choice((1, 60, 500, 1_500)))
-        self.world.place_targets()
+        self.world.look_around()
         self.world.core.wake()
 
     def _calm(self) -> None:
@@ -152,6 +153,11 @@ class Chaos:
     def _meta(self) -> None:
         self.world.meta_up = not self.world.meta_up
 
+    def _fill_disk(self) -> None:
+        disk = self.world.disk
+        full = disk.capacity_bytes < CAPACITY_BYTES
+        disk.capacity_bytes = CAPACITY_BYTES if full else disk.used_bytes + self._random.randint(0, 3_000)
+
     # Deaths.
 
     def _die(self) -> None:
@@ -171,6 +177,11 @@ class Chaos:
                 self.trace.append(f"died again at {crash}")
                 remains = remains.after_crash(self._random.choice(WAYS), self._random.randrange(1 << 16))
                 continue
+            except DiskFull as full:
+                self.trace.append(f"no start: {full}")
+                remains = remains.after_crash(None)
+                remains.disk.capacity_bytes = CAPACITY_BYTES
+                continue
             self.trace.append(f"epoch {world.core.identity.epoch}")
             self.world = world
             return
@@ -178,6 +189,10 @@ class Chaos:
     def _heal(self) -> None:
         self.trace.append("heal")
         self.world.disk.faults.crash_at = None
+        if self.counts["_fill_disk"]:
+            # A file that could not be created was closed and removed as it was.
+            self.world.disk.closed_unsynced.clear()
+            self.world.disk.capacity_bytes = CAPACITY_BYTES
         for target in self.world.outside.targets.values():
             target.refusals.clear()
         # A clock that was set ahead is believed after half a minute, one that was set back makes rows wait.

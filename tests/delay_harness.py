@@ -184,8 +184,9 @@ class World:
             self.core.dispatcher.place(log_id, f"target-{log_id}", 1)
         self.core.dispatcher.routed({subject: self.target_of(subject) for subject in subjects}, [])
 
-    def place_targets(self) -> None:
-        """Tell where the targets are, as the server does while one is needed."""
+    def look_around(self) -> None:
+        """What the shell does every second or less: free space, and where targets are while one is needed."""
+        self.core.reserve(self.disk.free_bytes(FOLDER))
         if self.meta_up and self.core.dispatcher.wants_places:
             for log_id in self.outside.targets:
                 self.core.dispatcher.place(log_id, f"target-{log_id}", 1)
@@ -232,7 +233,7 @@ class World:
         self.settle()
         while (left := end - self.clock.monotonic_ms()) > 0:
             self.clock.advance(max(1, min(left, self.idle_ms())))
-            self.place_targets()
+            self.look_around()
             self.settle()
 
     def idle_ms(self) -> int:
