@@ -249,6 +249,32 @@ def test_a_registration_rides_over_the_death_of_meta_and_over_a_meta_that_hangs(
     run(scenario)
 
 
+def test_both_kinds_of_servers_register_and_meta_routes_to_the_real_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with ServerProcess("meta", tmp_path, SHORT) as meta:
+            with (
+                ServerProcess("realtime", tmp_path, {"meta": meta.address}) as realtime_process,
+                ServerProcess("delay", tmp_path, {"meta": meta.address}) as delay_process,
+            ):
+                async with client_of(meta) as client:
+                    await until_count(client, 2)
+                    servers = {info.server.role: info.server for info in await client.servers()}
+                    assert (servers["delay"].port, servers["delay"].pid) == (delay_process.port, delay_process.pid)
+                    assert servers["realtime"].port == realtime_process.port
+                    assert (await client.routes("a")).routes == {"a": servers["realtime"].log_id}
+                    realtime_process.kill()
+                    await until_count(client, 1)
+                    assert (await client.routes("b")).unrouted == ["b"]
+                    realtime_process.start()
+                    await until_count(client, 2)
+                    again = {info.server.role: info.server for info in await client.servers()}
+                    assert again["realtime"].log_id == servers["realtime"].log_id
+                    assert again["realtime"].epoch == servers["realtime"].epoch + 1
+                    assert (await client.routes("b")).routes == {"b": servers["realtime"].log_id}
+
+    run(scenario)
+
+
 def test_a_second_meta_on_the_directory_says_who_holds_it(tmp_path: Path) -> None:
     with ServerProcess("meta", tmp_path, LONG) as first:
         second = ServerProcess("meta", tmp_path, LONG)
@@ -282,6 +308,14 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(tmp_path: Path) -> None:
         meta.spawn()
         assert meta.wait() == 2
         assert f"{meta.address} can't be listened on" in meta.log
+
+
+async def until_count(client: Client, count: int) -> None:
+    """Poll meta until it takes so many servers for alive."""
+    deadline = asyncio.get_running_loop().time() + 20
+    while sum((alive := await client.alive()).values()) != count:
+        assert asyncio.get_running_loop().time() < deadline, alive
+        await asyncio.sleep(0.01)
 
 
 async def until_alive(client: Client, expected: dict[int, bool]) -> None:
