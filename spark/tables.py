@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.columns import ScheduleRows
-from delayd.reading.join import Join, rows_or_zeros
+from delayd.reading.join import Facts, Join
 from delayd.reading.plan import HourBooks
 from delayd.reading.realtime import TargetRows
 
@@ -50,10 +50,10 @@ class HourTables:
         return self.realtime.batches[self.realtime.batch_of]
 
     @cached_property
-    def decided(self) -> NDArray[np.void]:
-        """For each scheduled row the part of its first outcome; zeros where it has none."""
+    def decided(self) -> Facts:
+        """For each scheduled row the part of its first outcome."""
         join = Join(self.schedule.sequence, self.outcomes.sequences)
-        return rows_or_zeros(self.outcomes.parts, self.outcomes.part_of, join.first)
+        return Facts(self.outcomes.parts, self.outcomes.part_of, join.first)
 
 
 Column = Callable[[HourTables], pa.Array]
@@ -92,8 +92,9 @@ def _ids(values: NDArray[np.generic], known: NDArray[np.bool_]) -> pa.Array:
     return texts.take(pa.array(index.astype(np.int64), mask=~known))
 
 
-def _outcomes(parts: NDArray[np.void]) -> pa.Array:
-    return pa.array(OUTCOMES, pa.string()).take(pa.array(parts["outcome"].astype(np.int64), mask=parts["outcome"] == 0))
+def _outcomes(parts: NDArray[np.void] | Facts) -> pa.Array:
+    outcome = parts["outcome"]
+    return pa.array(OUTCOMES, pa.string()).take(pa.array(outcome.astype(np.int64), mask=outcome == 0))
 
 
 def _own_id(tables: HourTables, count: int) -> pa.Array:
@@ -118,7 +119,7 @@ def _decided(name: str) -> Column:
     return lambda tables: _longs(tables.decided[name], _handed_over(tables.decided))
 
 
-def _handed_over(parts: NDArray[np.void]) -> NDArray[np.bool_]:
+def _handed_over(parts: NDArray[np.void] | Facts) -> NDArray[np.bool_]:
     handed_over: NDArray[np.bool_] = parts["target_log_id"] != 0
     return handed_over
 

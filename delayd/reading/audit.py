@@ -14,7 +14,7 @@ from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
 from delayd.reading.histogram import count_ms
-from delayd.reading.join import Join, rows_or_zeros
+from delayd.reading.join import Facts, Join
 from delayd.reading.realtime import TargetRows
 from delayd.reading.summary import HourSummary
 
@@ -63,7 +63,8 @@ def audit_hour(
     books = _Books(hour, schedule, dispatch, realtime, terms)
     books.find()
     table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
-    table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
+    if len(books.found) > 1:
+        table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
     subjects = (*schedule.subjects, *realtime.subjects, "")
     return Findings(origin_log_id, table, subjects), books.summary(origin_log_id, table)
 
@@ -81,11 +82,11 @@ class _Books:
         self._due_from_ms = schedule.due_from_ms()
         self._outcomes = Join(schedule.sequence, dispatch.sequences)
         self._stored = Join(schedule.sequence, realtime.sequence)
-        # The first outcome of each scheduled row and the first stored row, as rows of their tables; 0 where none is.
+        # Of the first outcome of each scheduled row, and of the first row that a target holds.
         self._has_outcome: Mask = self._outcomes.times > 0
         self._at_target: Mask = self._stored.times > 0
-        self._part = rows_or_zeros(dispatch.parts, dispatch.part_of, self._outcomes.first)
-        self._batch = rows_or_zeros(realtime.batches, realtime.batch_of, self._stored.first)
+        self._part = Facts(dispatch.parts, dispatch.part_of, self._outcomes.first)
+        self._batch = Facts(realtime.batches, realtime.batch_of, self._stored.first)
         self._outcome = self._part["outcome"]
         self._dispatched: Mask = self._outcome == Outcome.DISPATCHED
         target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)
@@ -108,7 +109,11 @@ class _Books:
         undecided = ~self._has_outcome & ~pending & ~self._overdue
         proved = self._dispatched & ~self._lost
         counted = np.bincount(self._outcome, minlength=max(Outcome) + 1)
-        rows_of_kind = {kind: len(np.unique(table["sequence"][table["kind"] == kind])) for kind in FindingKind}
+        # The table is sorted by sequence and kind: a message counts once for each kind of finding.
+        first = np.ones(len(table), np.bool_)
+        same = (table["sequence"][1:] == table["sequence"][:-1]) & (table["kind"][1:] == table["kind"][:-1])
+        first[1:] = ~same
+        rows_of_kind = np.bincount(table["kind"][first], minlength=len(FindingKind) + 1).tolist()
         lateness_ms = (self._appended_ms() - self._due_from_ms)[proved]
         past_due = (self._schedule.appended_at_ms >= self._schedule.deliver_at_ms)[proved]
         on_time = np.maximum(lateness_ms[~past_due], 0)

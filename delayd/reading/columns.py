@@ -5,6 +5,7 @@ Invariant: a row is 44 bytes of arrays and never a Python object; its location s
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,18 @@ IN_MESSAGE_LOG = 1 << 63  # Location: this bit, 47 bits of batch offset, 16 bits
 ROW_BITS = 16
 OFFSET_MASK = (1 << 47) - 1
 U32 = struct.Struct("<I")
+I64 = struct.Struct("<q")
 NO_UINT64S = np.empty(0, np.uint64)  # What an array of no rows begins with.
 NO_INT64S = np.empty(0, np.int64)
 NO_UINT32S = np.empty(0, np.uint32)
+NO_ROWS: tuple[NDArray[Any], ...] = (
+    NO_UINT64S,
+    NO_INT64S,
+    NO_INT64S,
+    NO_UINT32S,
+    NO_UINT32S,
+    NO_UINT64S,
+)  # In the order of `ScheduleRows`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,57 +103,60 @@ class RowCollector:
 
     def __init__(self) -> None:
         self.subjects = SubjectTable()
-        self._sequence: list[UInt64s] = []
-        self._deliver_at_ms: list[Int64s] = []
-        self._appended_at_ms: list[Int64s] = []
-        self._subject: list[UInt32s] = []
-        self._body_bytes: list[UInt32s] = []
-        self._location: list[UInt64s] = []
+        self._pieces: list[tuple[NDArray[Any], ...]] = [NO_ROWS]
+        self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
 
     def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
         """Add a PRODUCER batch of a verified group; its rows count up from ``first_sequence``."""
-        self._sequence.append(np.arange(first_sequence, first_sequence + batch.count, dtype=np.uint64))
-        self._appended_at_ms.append(np.full(batch.count, appended_at_ms, np.int64))
-        self._add(batch, offset | 1 << 47)
+        location = (offset | 1 << 47) << ROW_BITS
+        ids = self.subjects.ids(batch)
+        count = batch.count
+        if count == 1:
+            body_begin = batch.region_start(ColumnId.BODY_END)
+            (due,) = I64.unpack_from(batch.buffer, batch.offsets[ColumnId.DELIVER_AT_MS])
+            (body_end,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.BODY_END])
+            subject = (
+                U32.unpack_from(batch.buffer, batch.offsets[ColumnId.SUBJECT])[0] if batch.subject_count > 1 else 0
+            )
+            self._singles.append(
+                (first_sequence, due, appended_at_ms, ids.item(subject), body_end - body_begin, location)
+            )
+            return
+        sequence = np.arange(first_sequence, first_sequence + count, dtype=np.uint64)
+        self._add(batch, sequence, np.full(count, appended_at_ms, np.int64), ids, location)
 
     def add_schedule_batch(self, batch: Batch, offset: int) -> None:
         """Add a SCHEDULE batch of a verified group."""
         # A view keeps the whole group in memory, bodies too, so what a batch gives is copied.
-        self._sequence.append(batch.uint64s(ColumnId.SEQUENCE).copy())
-        accepted = ColumnId.ACCEPTED_AT_MS in batch
-        self._appended_at_ms.append(
-            batch.int64s(ColumnId.ACCEPTED_AT_MS).copy() if accepted else np.zeros(batch.count, np.int64)
-        )
-        self._add(batch, offset)
+        sequence = batch.uint64s(ColumnId.SEQUENCE).copy()
+        if ColumnId.ACCEPTED_AT_MS in batch:
+            appended_at_ms = batch.int64s(ColumnId.ACCEPTED_AT_MS).copy()
+        else:
+            appended_at_ms = np.zeros(batch.count, np.int64)
+        self._add(batch, sequence, appended_at_ms, self.subjects.ids(batch), offset << ROW_BITS)
 
     def rows(self) -> ScheduleRows:
         """All rows so far, as arrays of their own."""
-        return ScheduleRows(
-            np.concatenate([NO_UINT64S, *self._sequence]),
-            np.concatenate([NO_INT64S, *self._deliver_at_ms]),
-            np.concatenate([NO_INT64S, *self._appended_at_ms]),
-            np.concatenate([NO_UINT32S, *self._subject]),
-            np.concatenate([NO_UINT32S, *self._body_bytes]),
-            np.concatenate([NO_UINT64S, *self._location]),
-            self.subjects.names,
-        )
+        self._close_singles()
+        sequence, due, appended, subject, body_bytes, location = map(np.concatenate, zip(*self._pieces, strict=True))
+        return ScheduleRows(sequence, due, appended, subject, body_bytes, location, self.subjects.names)
 
-    def _add(self, batch: Batch, place: int) -> None:
-        count = batch.count
-        ids = self.subjects.ids(batch)
-        self._deliver_at_ms.append(batch.int64s(ColumnId.DELIVER_AT_MS).copy())
+    def _add(self, batch: Batch, sequence: UInt64s, appended_at_ms: Int64s, ids: UInt32s, location: int) -> None:
+        self._close_singles()
+        starts, ends = batch.region(ColumnId.BODY_END)
+        subject = np.full(batch.count, ids[0])
         if ColumnId.SUBJECT in batch:
-            self._subject.append(ids[batch.uint32s(ColumnId.SUBJECT)])
-        else:
-            self._subject.append(np.full(count, ids[0], np.uint32))
-        if count == 1:
-            (end,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.BODY_END])
-            self._body_bytes.append(np.array([end - batch.region_start(ColumnId.BODY_END)], np.uint32))
-        else:
-            starts, ends = batch.region(ColumnId.BODY_END)
-            self._body_bytes.append((ends - starts).astype(np.uint32))
-        first = place << ROW_BITS
-        self._location.append(np.arange(first, first + count, dtype=np.uint64))
+            subject = ids[batch.uint32s(ColumnId.SUBJECT)]
+        due = batch.int64s(ColumnId.DELIVER_AT_MS).copy()
+        locations = np.arange(location, location + batch.count, dtype=np.uint64)
+        self._pieces.append((sequence, due, appended_at_ms, subject, (ends - starts).astype(np.uint32), locations))
+
+    def _close_singles(self) -> None:
+        if self._singles:
+            columns = zip(*self._singles, strict=True)
+            dtypes = (none.dtype for none in NO_ROWS)
+            self._pieces.append(tuple(map(np.array, columns, dtypes)))
+            self._singles = []
 
 
 def locate(location: int) -> tuple[bool, int, int]:

@@ -4,6 +4,8 @@ Invariant: the schedule side rises in sequence, so a binary search finds each ro
 order and may repeat a sequence.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,9 +31,20 @@ class Join:
         self.first[self.scheduled[::-1]] = self.rows[::-1]
 
 
-def rows_or_zeros(table: NDArray[np.void], row_of: Int64s, first: Int64s) -> NDArray[np.void]:
-    """The table's row for each item of ``first``, which is an index into ``row_of``; zeros where that is -1."""
-    rows = np.zeros(len(first), table.dtype)
-    there = first >= 0
-    rows[there] = table[row_of[first[there]]]
-    return rows
+class Facts:
+    """The fields of a table's rows, one for each scheduled row; zeros where it has none. A field is made when asked."""
+
+    def __init__(self, table: NDArray[np.void], row_of: Int64s, first: Int64s) -> None:
+        """``first`` is an index into ``row_of``, -1 for none; ``row_of`` is one into ``table``."""
+        self._table = table
+        self._index = np.full(len(first), len(table))  # Behind the last row stands a zero.
+        there = first >= 0
+        self._index[there] = row_of[first[there]]
+        self._fields: dict[str, NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        field = self._fields.get(name)
+        if field is None:
+            column = np.append(self._table[name], np.zeros(1, self._table.dtype[name]))
+            field = self._fields[name] = column.take(self._index)
+        return field
