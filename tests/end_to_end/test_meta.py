@@ -251,26 +251,26 @@ def test_a_registration_rides_over_the_death_of_meta_and_over_a_meta_that_hangs(
 
 def test_both_kinds_of_servers_register_and_meta_routes_to_the_real_one(tmp_path: Path) -> None:
     async def scenario() -> None:
-        with ServerProcess("meta", tmp_path, SHORT) as meta:
-            with (
-                ServerProcess("realtime", tmp_path, {"meta": meta.address}) as realtime_process,
-                ServerProcess("delay", tmp_path, {"meta": meta.address}) as delay_process,
-            ):
-                async with client_of(meta) as client:
-                    await until_count(client, 2)
-                    servers = {info.server.role: info.server for info in await client.servers()}
-                    assert (servers["delay"].port, servers["delay"].pid) == (delay_process.port, delay_process.pid)
-                    assert servers["realtime"].port == realtime_process.port
-                    assert (await client.routes("a")).routes == {"a": servers["realtime"].log_id}
-                    realtime_process.kill()
-                    await until_count(client, 1)
-                    assert (await client.routes("b")).unrouted == ["b"]
-                    realtime_process.start()
-                    await until_count(client, 2)
-                    again = {info.server.role: info.server for info in await client.servers()}
-                    assert again["realtime"].log_id == servers["realtime"].log_id
-                    assert again["realtime"].epoch == servers["realtime"].epoch + 1
-                    assert (await client.routes("b")).routes == {"b": servers["realtime"].log_id}
+        with (
+            ServerProcess("meta", tmp_path, SHORT) as meta,
+            ServerProcess("realtime", tmp_path, {"meta": meta.address}) as realtime_process,
+            ServerProcess("delay", tmp_path, {"meta": meta.address}) as delay_process,
+        ):
+            async with client_of(meta) as client:
+                await until_count(client, 2)
+                servers = {info.server.role: info.server for info in await client.servers()}
+                assert (servers["delay"].port, servers["delay"].pid) == (delay_process.port, delay_process.pid)
+                assert servers["realtime"].port == realtime_process.port
+                assert (await client.routes("a")).routes == {"a": servers["realtime"].log_id}
+                realtime_process.kill()
+                await until_count(client, 1)
+                assert (await client.routes("b")).unrouted == ["b"]
+                realtime_process.start()
+                await until_count(client, 2)
+                again = {info.server.role: info.server for info in await client.servers()}
+                assert again["realtime"].log_id == servers["realtime"].log_id
+                assert again["realtime"].epoch == servers["realtime"].epoch + 1
+                assert (await client.routes("b")).routes == {"b": servers["realtime"].log_id}
 
     run(scenario)
 
