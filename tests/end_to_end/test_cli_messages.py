@@ -1,0 +1,208 @@
+"""The command line with real servers: what is sent is consumed, listed from live files, and audited."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.unit.cli.runner import run
+
+from .up_process import DEADLINE_S, Up, is_running, up
+
+_DELAYD = (sys.executable, "-m", "delayd")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """All servers, shared by the tests of this file."""
+    with up(tmp_path_factory.mktemp("up"), "--port", "0") as running:
+        yield running.until_ready()
+
+
+@pytest.fixture
+def subject() -> str:
+    """One that no other test uses."""
+    return f"test.{uuid4().hex}"
+
+
+def _meta(servers: Up) -> tuple[str, str]:
+    return "--meta", f"127.0.0.1:{servers.ready('meta')[0].port}"
+
+
+def _run(*arguments: str, stdin: bytes = b"", code: int = 0) -> str:
+    # In this process, for a new Python takes longer than most commands.
+    ran = run(*arguments, stdin=stdin)
+    assert ran.code == code, f"{' '.join(arguments)}\n{ran.out}\n{ran.err}"
+    return ran.out
+
+
+def _consumed(servers: Up, subject: str, *options: str, group: str = "g") -> list[dict[str, object]]:
+    out = _run("consume", subject, "--group", group, "--format", "json", *options, *_meta(servers))
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_a_message_comes_with_its_headers_when_it_is_due_and_not_before(servers: Up, subject: str) -> None:
+    options = ("--in", "500ms", "--header", "trace=a1", "--format", "json")
+    receipt = json.loads(_run("send", subject, "order 42", *options, *_meta(servers)))
+    (message,) = _consumed(servers, subject, "--max", "1", "--wait", "20s")
+    assert message["body"] == "order 42"
+    assert message["headers"] == {"trace": "a1"}
+    assert message["attempt"] == 1
+    for name in ("sequence", "log_id", "deliver_at_ms"):
+        assert message[name] == receipt[name]
+    assert time.time_ns() // 1_000_000 >= receipt["deliver_at_ms"]
+    assert isinstance(message["late_ms"], int)
+    assert message["late_ms"] >= 0
+
+
+def test_the_receipt_says_in_words_when_it_is_due(servers: Up, subject: str) -> None:
+    later = _run("send", subject, "b", "--in", "2h", *_meta(servers))
+    assert later.startswith("kept as sequence ")
+    assert ", in 2 h 00 min\n" in later or ", in 1 h 59 min\n" in later
+    past = _run("send", subject, "b", "--at", "-1h", *_meta(servers))
+    assert past.endswith(" already, so it leaves at once\n")
+
+
+def test_a_body_may_be_any_bytes_of_a_file_or_of_stdin(servers: Up, subject: str, tmp_path: Path) -> None:
+    body = bytes(range(256))
+    (tmp_path / "body").write_bytes(body)
+    _run("send", subject, "--file", str(tmp_path / "body"), "--at", "now", *_meta(servers))
+    _run("send", subject, "--file", "-", "--at", "now", *_meta(servers), stdin=body)
+    command = [*_DELAYD, "consume", subject, "--group", "g", "--max", "2", "--wait", "20s", "--format", "raw"]
+    done = subprocess.run([*command, *_meta(servers)], capture_output=True, timeout=DEADLINE_S, check=True)
+    assert done.stdout == (body + b"\n") * 2
+
+
+def test_each_line_is_a_message(servers: Up, subject: str, tmp_path: Path) -> None:
+    lines = [b"%d" % number for number in range(25_000)] + [b"", b"the last, unended"]
+    (tmp_path / "lines").write_bytes(b"\n".join(lines))
+    out = _run("send", subject, "--lines", "--file", str(tmp_path / "lines"), "--at", "now", *_meta(servers))
+    assert out.startswith("kept 25,002 messages, due ")
+    found = _consumed(servers, subject, "--max", "25002", "--wait", "20s")
+    assert sorted(str(message["body"]).encode() for message in found) == sorted(lines)
+
+
+def test_acknowledged_messages_do_not_come_again_and_others_do(servers: Up, subject: str) -> None:
+    _run("send", subject, "--lines", "--at", "now", *_meta(servers), stdin=b"a\nb\nc\n")
+    looked_at = _consumed(servers, subject, "--max", "3", "--wait", "20s", "--no-ack", "--lease", "1s")
+    assert [message["body"] for message in looked_at] == ["a", "b", "c"]
+    again = _consumed(servers, subject, "--max", "3", "--wait", "20s")
+    assert [message["attempt"] for message in again] == [2, 2, 2]
+    assert _consumed(servers, subject, "--wait", "1500ms") == []
+
+
+def test_every_group_gets_every_message(servers: Up, subject: str) -> None:
+    _run("send", subject, "b", "--at", "now", *_meta(servers))
+    for group in ("one", "two"):
+        assert len(_consumed(servers, subject, "--max", "1", "--wait", "20s", group=group)) == 1
+
+
+def test_text_shows_when_it_was_due_and_escapes_what_a_terminal_would_obey(servers: Up, subject: str) -> None:
+    _run("send", subject, "--file", "-", "--at", "2026-01-01T00:00:00Z", *_meta(servers), stdin=b"a\x1b[31mb\nc")
+    out = _run("consume", subject, "--group", "g", "--max", "1", "--wait", "20s", *_meta(servers))
+    assert out.startswith("2026-01-01T00:00:00.000Z  late ")
+    assert out.endswith(r"  a\x1b[31mb\nc" + "\n")
+
+
+def test_follow_goes_on_until_it_is_interrupted(servers: Up, subject: str) -> None:
+    command = [*_DELAYD, "consume", subject, "--group", "g", "--follow", "--format", "raw", *_meta(servers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        try:
+            assert following.stdout is not None
+            for body in ("one", "two"):
+                _run("send", subject, body, "--at", "now", *_meta(servers))
+                assert following.stdout.readline() == body.encode() + b"\n"
+            following.send_signal(signal.SIGINT)
+            _, err = following.communicate(timeout=DEADLINE_S)
+        finally:
+            following.kill()
+    assert following.returncode == 130
+    assert err.decode().endswith("delayd: stopped\n")
+    assert _consumed(servers, subject, "--wait", "200ms") == []
+
+
+def test_a_reader_that_goes_away_is_no_error(servers: Up, subject: str) -> None:
+    _run("send", subject, "--lines", "--at", "now", *_meta(servers), stdin=b"x" * 200 + b"\n" + b"y\n" * 20_000)
+    consume = " ".join([*_DELAYD, "consume", subject, "--group", "g", "--wait", "2s", *_meta(servers)])
+    done = subprocess.run(
+        ["bash", "-c", f"{consume} | head -n 1; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    first, code = done.stdout.decode().splitlines()
+    assert "x" * 200 in first
+    assert (int(code), done.stderr) == (141, b"")
+    assert len(_consumed(servers, subject, "--wait", "2s")) > 0, "what nobody read comes again"
+
+
+def test_servers_subjects_and_groups_are_listed(servers: Up, subject: str) -> None:
+    _run("send", subject, "--lines", "--at", "now", *_meta(servers), stdin=b"a\nb\nc\n")
+    _consumed(servers, subject, "--max", "2", "--wait", "20s")
+    listed = json.loads(_run("servers", "--format", "json", *_meta(servers)))
+    assert {(row["role"], row["pid"], row["alive"]) for row in listed} == {
+        (role, servers.ready(role)[0].pid, True) for role in ("delay", "realtime")
+    }
+    (realtime,) = [row["log_id"] for row in listed if row["role"] == "realtime"]
+    (row,) = json.loads(_run("subjects", "--prefix", subject, "--format", "json", *_meta(servers)))
+    assert (row["subject"], row["realtime_log_id"], row["messages"], row["end"]) == (subject, realtime, 3, 3)
+    (group,) = json.loads(_run("groups", "--subject", subject, "--format", "json", *_meta(servers)))
+    assert (group["group"], group["waiting"], group["outstanding"]) == ("g", 1, 0)
+
+
+def test_files_of_running_servers_are_listed_verified_and_audited(servers: Up, subject: str) -> None:
+    data = ("--data", str(servers.data))
+    _run("send", subject, "gone", "--at", "now", *_meta(servers))
+    _consumed(servers, subject, "--max", "1", "--wait", "20s")
+    _run("send", subject, "waits", "--in", "3h", *_meta(servers))
+    outcomes = ("dispatch", "show", "--subject", subject, "--format", "json", *data)
+    servers.until(lambda: len(json.loads(_run(*outcomes))) == 1, "the outcome is in the dispatch log")
+    (pending,) = json.loads(_run("schedule", "show", "--subject", subject, "--body", "--format", "json", *data))
+    assert (pending["body"], pending["state"]) == ("waits", "pending")
+    hours = json.loads(_run("schedule", "hours", "--subject", subject, "--format", "json", *data))
+    assert [(row["messages"], row["pending"]) for row in hours] == [(1, 0), (1, 1)]
+    (outcome,) = json.loads(_run(*outcomes))
+    assert outcome["outcome"] == "dispatched"
+    assert "none is damaged" in _run("log", "verify", *data)
+    report = json.loads(_run("audit", "--format", "json", *data))
+    assert report["balanced"] is True
+    assert report["total"]["early"] == 0
+
+
+def test_a_server_that_is_killed_comes_back_with_what_it_had(tmp_path: Path) -> None:
+    with up(tmp_path, "--port", "0") as running:
+        running.until_ready()
+        _run("send", "orders", "--lines", "--in", "3s", *_meta(running), stdin=b"a\nb\nc\n")
+        for role in ("delay", "realtime"):
+            running.kill(role)
+        running.until(lambda: all(len(running.ready(role)) == 2 for role in ("delay", "realtime")), "both serve again")
+        found = _consumed(running, "orders", "--max", "3", "--wait", "20s")
+        assert [message["body"] for message in found] == ["a", "b", "c"]
+        assert json.loads(_run("audit", "--format", "json", "--data", str(running.data)))["balanced"] is True
+        pids = [ready.pid for role in ("meta", "delay", "realtime") for ready in running.ready(role)]
+        assert running.end() == 0
+        assert not any(map(is_running, pids))
+
+
+def test_servers_end_with_a_supervisor_that_is_killed_and_leave_their_directories_free(tmp_path: Path) -> None:
+    with up(tmp_path, "--port", "0") as running:
+        running.until_ready()
+        pids = [running.ready(role)[0].pid for role in ("meta", "delay", "realtime")]
+        running.process.kill()
+        running.until(lambda: not any(map(is_running, pids)), "all have ended")
+    with up(tmp_path, "--port", "0") as running:
+        assert running.until_ready().end() == 0
+
+
+def test_two_on_one_directory_end_the_second_with_who_holds_it(servers: Up, tmp_path: Path) -> None:
+    command = [*_DELAYD, "up", "--data", str(servers.data), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S)
+    assert done.returncode == 2
+    assert f"{servers.ready('meta')[0].pid}" in done.stderr.decode()
+    assert "Traceback" not in done.stderr.decode()
