@@ -159,6 +159,11 @@ class RealDisk:
             return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            # Beneath a file there is no folder either; a file in the place of a folder is an error.
+            if self.exists(path):
+                raise
+            return []
 
     def exists(self, path: str) -> bool:
         """True also for what this user may not read."""

@@ -150,6 +150,7 @@ def test_a_missing_folder_lists_nothing_and_a_present_one_sorted_names(disk: Dis
         disk.open(f"{root}/{name}", create=True).close()
     assert disk.list_folder(root) == ["a", "b", "c"]
     assert not disk.exists(f"{root}/a/below-a-file")
+    assert disk.list_folder(f"{root}/a/below-a-file") == []
 
 
 def test_rename_replaces_the_target(disk: Disk, root: str) -> None:
