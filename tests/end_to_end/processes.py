@@ -35,6 +35,11 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def running(self) -> bool:
+        """Whether this life has not ended; one that is stopped by SIGSTOP runs too."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         """All that its lives have written to stderr."""
         return self._log_path.read_text()

@@ -1,0 +1,164 @@
+"""Torture of real processes: ``python -m tests.end_to_end.torture --rounds N [--seed S]``.
+
+Each round kills or stops servers at some moment while producers and consumers go on; now and then everything drains and
+the books are checked. One line a round and a summary; the exit code is 1 if any promise was broken.
+"""
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from delayd.reading.books import AuditReport
+
+from .torture_books import check_books
+from .torture_cluster import ROLES, Cluster, Failed
+from .torture_ledger import Fate, Ledger
+from .torture_load import CONSUMERS, LEASE, Load
+
+DRAIN_EVERY = 8
+DRAIN_S = 30.0  # After the last start: a lease, the clients' waits between tries, and what had gathered.
+BEFORE_S = (0.05, 2.5)  # A round strikes after so long: often while the last one is not yet forgotten.
+SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a torture went."""
+
+    rounds: int
+    ledger: Ledger
+    report: AuditReport | None
+    drain_s_max: float
+
+    @property
+    def good(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.ledger.violations and self.report is not None
+
+
+class Torture:
+    """One torture in one directory."""
+
+    def __init__(self, data: Path, rounds: int, seed: int, say: Callable[[str], None]) -> None:
+        self._data = data
+        self._rounds = rounds
+        self._seed = seed
+        self._say = say
+        self._draw = random.Random(f"{seed} rounds")
+        self._ledger = Ledger(tuple(CONSUMERS))
+        self._cluster = Cluster(data, self._draw, LEASE // timedelta(milliseconds=1))
+        self._drain_s_max = 0.0
+        self._done = 0
+
+    async def run(self) -> Result:
+        """Run all rounds, or until a promise is broken."""
+        report: AuditReport | None = None
+        try:
+            await self._cluster.start()
+            async with Load(self._cluster.meta, self._ledger, self._seed) as load:
+                await self._strike(load)
+            await self._cluster.terminate()
+            report = check_books(self._data, self._ledger, _now_ms(), stopped=True)
+        except (Failed, TimeoutError) as error:
+            self._ledger.broken(f"{type(error).__name__}: {error}")
+        finally:
+            self._cluster.kill(ROLES)
+        return Result(self._done, self._ledger, report, self._drain_s_max)
+
+    async def _strike(self, load: Load) -> None:
+        ledger = self._ledger
+        for number in range(1, self._rounds + 1):
+            before_s = self._draw.uniform(*BEFORE_S)
+            await asyncio.sleep(before_s)
+            self._cluster.check()
+            told = await self._cluster.round(self._draw)
+            self._cluster.check()
+            load.check()
+            self._done = number
+            self._say(f"{number:4} after {before_s:.2f} s: {told}; sent {len(ledger.sent)}, got {ledger.deliveries}")
+            if number % DRAIN_EVERY == 0 or number == self._rounds:
+                await self._drain(load)
+                load.resume()
+            if ledger.violations:
+                return
+
+    async def _drain(self, load: Load) -> None:
+        """Let everything that is due arrive, and check the books of the running servers."""
+        ledger, began = self._ledger, time.monotonic()
+        await load.quiet()
+        due_until_ms = _now_ms() + 4_000
+        while missing := ledger.missing(due_until_ms):
+            # What was sent ahead is not due before then.
+            if time.monotonic() > began + DRAIN_S and _now_ms() > due_until_ms + DRAIN_S * 1000:
+                for group, number in missing:
+                    ledger.broken(f"not delivered: {ledger.tell(number)} to {group}")
+                break
+            load.check()
+            self._cluster.check()
+            await asyncio.sleep(0.1)
+        drain_s = time.monotonic() - began
+        self._drain_s_max = max(self._drain_s_max, drain_s)
+        # A message that was acknowledged and comes again does so when a lease would have ended.
+        await asyncio.sleep(LEASE / timedelta(seconds=1))
+        report = await asyncio.to_thread(check_books, self._data, ledger, _now_ms(), stopped=False)
+        self._say(f"     drained in {drain_s:.1f} s: {_figures(report)}")
+
+
+def torture(data: Path, rounds: int, seed: int, say: Callable[[str], None]) -> Result:
+    """Run a torture in an empty directory."""
+    return asyncio.run(Torture(data, rounds, seed, say).run())
+
+
+def main() -> int:
+    """The command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.end_to_end.torture", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    options = parser.parse_args()
+    data = Path(tempfile.mkdtemp(prefix="delayd-torture-"))
+    print(f"seed {options.seed}, data in {data}", flush=True)
+    began = time.monotonic()
+    result = torture(data, options.rounds, options.seed, lambda line: print(line, flush=True))
+    show(result, time.monotonic() - began)
+    if result.good:
+        shutil.rmtree(data)
+        return 0
+    print(f"FAILED: seed {options.seed}, data and the servers' logs are kept in {data}")
+    return 1
+
+
+def show(result: Result, took_s: float) -> None:
+    """Print the summary."""
+    ledger = result.ledger
+    fates = ", ".join(f"{fate.value} {ledger.count(fate)}" for fate in Fate)
+    print(f"{result.rounds} rounds in {took_s:.0f} s; sent {len(ledger.sent)} ({fates})")
+    print(f"delivered {ledger.deliveries}, of them again {ledger.repeated}; slowest drain {result.drain_s_max:.1f} s")
+    print(f"errors that clients met: {ledger.faults}")
+    if result.report is not None:
+        print(f"audit: {_figures(result.report)}")
+    for violation in ledger.violations[:SHOWN_MAX]:
+        print(f"VIOLATION {violation}")
+    print(f"violations: {len(ledger.violations)}")
+
+
+def _figures(report: AuditReport) -> str:
+    total = report.total
+    books = f"scheduled {total.scheduled} = dispatched {total.dispatched} + pending {total.pending}"
+    faults = f"lost {total.lost}, early {total.early}, duplicate {total.duplicate}, orphan {total.orphan}"
+    return f"{books} + undecided {total.undecided}; {faults}, mismatch {total.mismatch}"
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

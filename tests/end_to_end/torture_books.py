@@ -1,0 +1,86 @@
+"""The books of a torture: what the files say, compared with each other and with the ledger.
+
+Invariant: the realtime message log is read here message by message, bodies too, beside the audit, which reads columns.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from delayd.batch import Batch, BatchKind, ColumnId
+from delayd.disk import RealDisk
+from delayd.log.log import LogPlace
+from delayd.log.segment import FileKind
+from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.directory import Role, find_directories
+from delayd.reading.groups import TornTail, log_size, read_log, segment_bases
+
+from .torture_ledger import Delivered, Fate, Ledger, Name
+
+FINDINGS_MAX = 20
+
+
+def check_books(data: Path, ledger: Ledger, now_ms: int, *, stopped: bool) -> AuditReport:
+    """Audit the directory and compare the realtime log with the ledger; faults go into the ledger.
+
+    With ``stopped`` nothing is under way any more: each figure must be exactly what the ledger says.
+    """
+    report = audit_directory(str(data), now_ms=now_ms, findings_limit=FINDINGS_MAX)
+    total = report.total
+    if not report.balanced or total.dead or total.in_doubt or total.missing or total.unproven:
+        ledger.broken(f"the audit does not balance: {total}")
+        for finding in report.findings:
+            ledger.broken(f"audit: {finding}")
+    handed_over = check_realtime(data, ledger)
+    if stopped:
+        kept, unknown = ledger.count(Fate.KEPT), ledger.count(Fate.UNKNOWN) + ledger.count(Fate.ASKED)
+        if not kept <= total.scheduled <= kept + unknown:
+            ledger.broken(f"{total.scheduled} messages are scheduled, {kept} have a receipt, {unknown} are unknown")
+        if total.dispatched != handed_over:
+            ledger.broken(f"{total.dispatched} are dispatched by the audit, {handed_over} are in the realtime log")
+    return report
+
+
+def check_realtime(data: Path, ledger: Ledger) -> int:
+    """Each message at most once in the realtime log, never early, and as it was sent; how many there are."""
+    found: dict[int, Name] = {}
+    names: set[Name] = set()
+    for delivered, claimed_at_ms in realtime_messages(data):
+        number = ledger.check(delivered, "in the realtime log")
+        if number is None:
+            continue
+        if number in found or delivered.name in names:
+            ledger.broken(f"twice in the realtime log: {ledger.tell(number)}, also as {found.get(number)}")
+        if claimed_at_ms < delivered.deliver_at_ms:
+            ledger.broken(f"claimed {delivered.deliver_at_ms - claimed_at_ms} ms early: {ledger.tell(number)}")
+        found[number] = delivered.name
+        names.add(delivered.name)
+    for group, copies in ledger.copies.items():
+        for number in copies.keys() - found.keys():
+            ledger.broken(f"delivered to {group} and not in the realtime log: {ledger.tell(number)}")
+    return len(found)
+
+
+def realtime_messages(data: Path) -> Iterator[tuple[Delivered, int]]:
+    """All messages that realtime servers hold, with the clock reading at which each was claimed."""
+    disk = RealDisk()
+    torn: list[TornTail] = []
+    for directory in find_directories(disk, str(data)):
+        if directory.role == Role.REALTIME:
+            place = LogPlace(directory.message_folder, FileKind.REALTIME, directory.log_id)
+            for group in read_log(disk, place, segment_bases(disk, place)[0], log_size(disk, place), torn):
+                for _, batch in group.batches():
+                    if batch.kind == BatchKind.DISPATCH:
+                        yield from _rows(batch)
+
+
+def _rows(batch: Batch) -> Iterator[tuple[Delivered, int]]:
+    batch.verify()
+    part = batch.dispatch
+    starts, ends = batch.region(ColumnId.BODY_END)
+    heap = bytes(batch.heap)
+    # A batch of the handoff has one subject, so its consumers pull whole batches.
+    (subject,) = batch.subjects()
+    columns = (starts, ends, batch.uint64s(ColumnId.SEQUENCE), batch.int64s(ColumnId.DELIVER_AT_MS))
+    for start, end, sequence, deliver_at_ms in zip(*(column.tolist() for column in columns), strict=True):
+        name = (part.origin_log_id, sequence)
+        yield Delivered(heap[start:end], subject.decode(), name, deliver_at_ms), part.claimed_at_ms

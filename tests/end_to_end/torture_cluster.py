@@ -1,0 +1,151 @@
+"""The servers of a torture: real processes on fixed ports in one directory, which die and come back.
+
+Invariant: a server that ends otherwise than it was told to is a broken promise; so is one that does not come back.
+"""
+
+import asyncio
+import random
+import signal
+import socket
+import time
+from pathlib import Path
+
+from delayd.config import Value
+
+from .processes import HOST, ServerProcess
+
+ROLES = ("meta", "delay", "realtime")
+READY_S = 30.0  # To recover and say so; a start takes half a second on an idle machine.
+STOPPED_S = (0.5, 3.0)
+APART_S = 0.25  # Of the deaths of one round, and of its starts.
+DOWN_S = 1.0
+STARTING_S = 0.9  # A start, its recovery and the first seconds of load fall into this.
+PORTS = (20_000, 32_000)  # Below those that the system gives to connections, or one of them takes a dead server's port.
+MIB = 1 << 20
+BAD_WORDS = ("CRITICAL", "Traceback", "AssertionError")
+
+
+class Failed(Exception):
+    """A server did what it never may."""
+
+
+class Cluster:
+    """Three servers; a plain class, for who kills them must see them as they are."""
+
+    def __init__(self, data: Path, draw: random.Random, lease_ms: int) -> None:
+        meta = ServerProcess("meta", data, {"heartbeat_ms": 200, "lease_ms": 1_000})
+        meta.port = _free_port(draw)
+        checkpoint: dict[str, Value] = {"checkpoint_every_ms": 700, "segment_bytes": MIB, "meta": meta.address}
+        self.servers = {
+            "meta": meta,
+            # Small frames, segments and caches: all that takes a day to happen happens within seconds.
+            "delay": ServerProcess(
+                "delay",
+                data,
+                {
+                    **checkpoint,
+                    "load_ahead_ms": 500,
+                    "tail_bytes": draw.choice((0, MIB // 4, 64 * MIB)),
+                    "source_cache_bytes": MIB,
+                    "frame_rows_max": draw.choice((20, 200, 8_000)),
+                    "outcomes_flush_ms": draw.choice((5, 50, 300)),
+                },
+            ),
+            "realtime": ServerProcess(
+                "realtime", data, {**checkpoint, "lease_ms": lease_ms, "tail_bytes": draw.choice((0, MIB // 4, MIB))}
+            ),
+        }
+        for role in ("delay", "realtime"):
+            self.servers[role].port = _free_port(draw)
+
+    @property
+    def meta(self) -> str:
+        """Where meta is, in every life."""
+        return self.servers["meta"].address
+
+    async def start(self, roles: tuple[str, ...] = ROLES) -> float:
+        """Start servers and wait until they are ready; the seconds that took."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(READY_S):
+                await asyncio.gather(*(asyncio.to_thread(self.servers[role].start) for role in roles))
+        except AssertionError as error:
+            raise Failed(f"a server of {roles} did not start: {error}") from error
+        except TimeoutError:
+            self.kill(ROLES)
+            raise Failed(f"the servers {roles} were not ready within {READY_S:g} s") from None
+        return time.monotonic() - began
+
+    def kill(self, roles: tuple[str, ...]) -> None:
+        """SIGKILL those that run."""
+        for role in roles:
+            if self.servers[role].running:
+                self.servers[role].kill()
+
+    async def round(self, draw: random.Random) -> str:
+        """Do something terrible to some server, and bring all back; says what it was."""
+        kind = draw.choices(("one", "two", "all", "stopped", "terminated"), (45, 15, 12, 14, 14))[0]
+        roles = tuple(draw.sample(ROLES, {"two": 2, "all": 3}.get(kind, 1)))
+        if kind == "stopped":
+            return await self._stop_one(roles[0], draw)
+        if kind == "terminated":
+            code = await asyncio.to_thread(self.servers[roles[0]].terminate)
+            if code != 0:
+                raise Failed(f"{roles[0]} ended with {code} after SIGTERM")
+            told = f"SIGTERM {roles[0]}"
+        else:
+            for role in roles:
+                self.kill((role,))
+                await asyncio.sleep(draw.choice((0, draw.uniform(0, APART_S))))
+            told = f"SIGKILL {'+'.join(roles)}"
+        await asyncio.sleep(draw.choice((0, draw.uniform(0, DOWN_S))))
+        while draw.random() < 0.35:
+            told += await self._kill_while_it_starts(draw.choice(roles), draw)
+        return f"{told}, back in {await self.start(roles):.1f} s"
+
+    def check(self) -> None:
+        """Failed, if a server ended by itself or says that something is wrong with it."""
+        for role, server in self.servers.items():
+            if not server.running:
+                raise Failed(f"{role} ended by itself: {server.log[-4_000:]}")
+            for word in BAD_WORDS:
+                if word in server.log:
+                    at = server.log.index(word)
+                    raise Failed(f"{role} says {word}: {server.log[max(0, at - 200) : at + 4_000]}")
+
+    async def terminate(self) -> None:
+        """SIGTERM to all, one after the other."""
+        for role in reversed(ROLES):
+            code = await asyncio.to_thread(self.servers[role].terminate)
+            if code != 0:
+                raise Failed(f"{role} ended with {code} after SIGTERM")
+
+    async def _stop_one(self, role: str, draw: random.Random) -> str:
+        stopped_s = draw.uniform(*STOPPED_S)
+        self.servers[role].signal(signal.SIGSTOP)
+        await asyncio.sleep(stopped_s)
+        if draw.random() < 0.25:
+            self.kill((role,))
+            return f"SIGSTOP {role} for {stopped_s:.1f} s, SIGKILL, back in {await self.start((role,)):.1f} s"
+        self.servers[role].signal(signal.SIGCONT)
+        return f"SIGSTOP {role} for {stopped_s:.1f} s"
+
+    async def _kill_while_it_starts(self, role: str, draw: random.Random) -> str:
+        self.servers[role].spawn()
+        after_s = draw.uniform(0, STARTING_S)
+        await asyncio.sleep(after_s)
+        if not self.servers[role].running:
+            raise Failed(f"{role} ended while it started: {self.servers[role].log[-4_000:]}")
+        self.kill((role,))
+        return f", {role} again {after_s:.2f} s into its start"
+
+
+def _free_port(draw: random.Random) -> int:
+    while True:
+        port = draw.randrange(*PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,191 @@
+"""The ledger of a torture: what producers were promised and what each group of consumers got, message by message.
+
+Invariant: it knows nothing of how the servers work. A violation is a broken promise, as a user would see it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+LEASE_SLACK_S = 0.25  # A client knows the server's clock only as well as the way to it is even.
+VIOLATIONS_MAX = 200  # One broken promise can break for thousands of messages.
+
+Group = tuple[str, str]  # Subject and name.
+Name = tuple[int, int]  # Log and sequence.
+
+
+class Fate(Enum):
+    """What a producer knows of a message."""
+
+    ASKED = "asked"
+    KEPT = "kept"
+    UNKNOWN = "unknown"  # It may be kept: delivered once, or never.
+    REFUSED = "refused"  # The producer was told that nothing is kept.
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message as it was sent."""
+
+    subject: str
+    deliver_at_ms: int
+    size: int
+    fate: Fate = Fate.ASKED
+    name: Name | None = None
+
+
+@dataclass(slots=True)
+class Copy:
+    """What one group has of one message."""
+
+    deliveries: int = 0
+    lease_ends: float = 0.0  # Of the last delivery, on time.monotonic().
+    given_back: bool = False
+    acknowledged: bool = False
+
+
+@dataclass(slots=True)
+class Delivered:
+    """One message as a consumer, or a log, has it."""
+
+    body: bytes
+    subject: str
+    name: Name
+    deliver_at_ms: int
+
+
+@dataclass
+class Ledger:
+    """All messages of one torture; a message's number is its index in ``sent``, and the first word of its body."""
+
+    groups: Sequence[Group]
+    sent: list[Sent] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    deliveries: int = 0
+    repeated: int = 0
+    faults: dict[str, int] = field(default_factory=dict)  # Named errors that clients met, which break no promise.
+
+    def __post_init__(self) -> None:
+        self.copies: dict[Group, dict[int, Copy]] = {group: {} for group in self.groups}
+        self.awaited: dict[Group, set[int]] = {group: set() for group in self.groups}
+
+    def broken(self, what: str) -> None:
+        """Note a broken promise."""
+        if len(self.violations) < VIOLATIONS_MAX:
+            self.violations.append(what)
+
+    def fault(self, error: BaseException) -> None:
+        """Note an error that a client may meet while servers die."""
+        name = type(error).__name__
+        self.faults[name] = self.faults.get(name, 0) + 1
+
+    def send(self, subject: str, deliver_at_ms: int, size: int) -> tuple[int, bytes]:
+        """A new message: its number and its body."""
+        number = len(self.sent)
+        self.sent.append(Sent(subject, deliver_at_ms, size))
+        for group in self.groups:
+            if group[0] == subject:
+                self.awaited[group].add(number)
+        return number, body_of(number, deliver_at_ms, size)
+
+    def kept(self, number: int, name: Name | None) -> None:
+        """A receipt came, or the word that the batch is accepted; without a name if that says none."""
+        self.sent[number].fate = Fate.KEPT
+        if name is not None:
+            self._named(number, name, "its receipt")
+
+    def unknown(self, number: int) -> None:
+        """The producer gave up, and the message may be kept."""
+        self.sent[number].fate = Fate.UNKNOWN
+
+    def refused(self, number: int) -> None:
+        """The producer was told that nothing is kept."""
+        self.sent[number].fate = Fate.REFUSED
+        for group, copies in self.copies.items():
+            self.awaited[group].discard(number)
+            if number in copies:
+                self.broken(f"refused but delivered: {self.tell(number)} to {group}")
+
+    def check(self, delivered: Delivered, where: str) -> int | None:
+        """The number of a message that came, after a look at whether it is what was sent."""
+        number = number_of(delivered.body)
+        if number is None or number >= len(self.sent):
+            self.broken(f"never sent: {delivered.body[:40]!r} {where}")
+            return None
+        sent = self.sent[number]
+        same = (delivered.subject, delivered.deliver_at_ms) == (sent.subject, sent.deliver_at_ms)
+        if not same or delivered.body != body_of(number, sent.deliver_at_ms, sent.size):
+            self.broken(f"changed on the way: {self.tell(number)} {where}")
+        if sent.fate == Fate.REFUSED:
+            self.broken(f"refused but there: {self.tell(number)} {where}")
+        self._named(number, delivered.name, where)
+        return number
+
+    def deliver(self, group: Group, delivered: Delivered, *, now_ms: int, now: float, lease_ends: float) -> int | None:
+        """A consumer was handed a message; its number."""
+        number = self.check(delivered, f"at {group}")
+        if number is None:
+            return None
+        self.deliveries += 1
+        if now_ms < delivered.deliver_at_ms:
+            self.broken(f"early by {delivered.deliver_at_ms - now_ms} ms: {self.tell(number)} at {group}")
+        copy = self.copies[group].setdefault(number, Copy())
+        if copy.acknowledged:
+            self.broken(f"delivered after it was acknowledged: {self.tell(number)} at {group}")
+        elif copy.deliveries:
+            self.repeated += 1
+            if not copy.given_back and now < copy.lease_ends - LEASE_SLACK_S:
+                left_s = copy.lease_ends - now
+                self.broken(f"delivered again {left_s:.3f} s before its lease ends: {self.tell(number)} at {group}")
+        copy.deliveries += 1
+        copy.lease_ends = lease_ends
+        copy.given_back = False
+        return number
+
+    def acknowledged(self, group: Group, numbers: Iterable[int]) -> None:
+        """A consumer was told that its acknowledgement is durable."""
+        for number in numbers:
+            self.copies[group][number].acknowledged = True
+            self.awaited[group].discard(number)
+
+    def given_back(self, group: Group, numbers: Iterable[int]) -> None:
+        """A consumer is about to give messages back."""
+        for number in numbers:
+            self.copies[group][number].given_back = True
+
+    def missing(self, due_until_ms: int) -> list[tuple[Group, int]]:
+        """What was due by then, is promised, and is not acknowledged by a group."""
+        return [
+            (group, number)
+            for group, numbers in self.awaited.items()
+            for number in numbers
+            if self.sent[number].deliver_at_ms <= due_until_ms and self.sent[number].fate == Fate.KEPT
+        ]
+
+    def count(self, fate: Fate) -> int:
+        """How many messages have this fate."""
+        return sum(sent.fate == fate for sent in self.sent)
+
+    def tell(self, number: int) -> str:
+        """A message in words."""
+        sent = self.sent[number]
+        name = "no sequence known" if sent.name is None else f"log {sent.name[0]:016x} sequence {sent.name[1]}"
+        return f"message {number} ({name}, {sent.fate.value}, {sent.subject}, deliver_at_ms {sent.deliver_at_ms})"
+
+    def _named(self, number: int, name: Name, where: str) -> None:
+        known = self.sent[number].name
+        if known is None:
+            self.sent[number].name = name
+        elif known != name:
+            self.broken(f"kept twice: {self.tell(number)} has sequence {name[1]} {where}")
+
+
+def body_of(number: int, deliver_at_ms: int, size: int) -> bytes:
+    """The body of a message: what it says follows from its number, so that a mixed-up body shows."""
+    return b"%d %d " % (number, deliver_at_ms) + bytes([number % 251]) * size
+
+
+def number_of(body: bytes) -> int | None:
+    """The number that a body begins with."""
+    word = body.partition(b" ")[0]
+    return int(word) if word.isdigit() else None

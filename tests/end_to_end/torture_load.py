@@ -1,0 +1,279 @@
+"""The users of a torture: producers and consumers that go on whatever happens, and tell the ledger what they learn.
+
+Invariant: what they do follows from the seed alone; only when it happens depends on the machine.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Coroutine, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from delayd.client.consumer import AsyncConsumer, AsyncMessageBatch
+from delayd.client.producer import AsyncProducer
+from delayd.client.receipt import BatchFailed
+from delayd.errors import DelaydError, OutcomeUnknown, SendHandle
+
+from .torture_ledger import Delivered, Group, Ledger
+
+SUBJECTS = ("torture.orders", "torture.mails/2")
+CONSUMERS: dict[Group, int] = {(SUBJECTS[0], "billing"): 2, (SUBJECTS[0], "audit"): 1, (SUBJECTS[1], "billing"): 1}
+LEASE = timedelta(seconds=1.5)
+PULL_WAIT = timedelta(seconds=1)
+TIMEOUTS_MS = (1_200, 30_000)  # Of the producers: the one gives up within a restart, the other outlasts it.
+CONSUMER_TIMEOUT_MS = 5_000
+HANG_S = 45.0  # No call of a client may take longer, whatever its servers do.
+UNDER_WAY_MAX = 6  # Calls of one producer, so that a long outage gathers no mountain.
+BATCH_ROWS = (1, 120)
+SINGLES = (1, 12)
+PAUSE_S = (0.1, 0.6)
+BODY_BYTES = (0, 300)
+LARGE_BODY_BYTES = 60_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+class Load:
+    """Producers and consumers; runs while its ``async with`` block does."""
+
+    def __init__(self, meta: str, ledger: Ledger, seed: int) -> None:
+        self._meta = meta
+        self._ledger = ledger
+        self._seed = seed
+        self._sending = asyncio.Event()
+        self._calm = False
+        self._over = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self._unknown: list[tuple[AsyncProducer, SendHandle, list[int]]] = []
+        self._consumers_over = False
+
+    async def __aenter__(self) -> Self:
+        for number, timeout_ms in enumerate(TIMEOUTS_MS):
+            self._start(self._produce(number, timeout_ms))
+        for group, count in CONSUMERS.items():
+            for number in range(count):
+                self._start(self._consume(group, number))
+        self.resume()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._sending.set()
+        for task in self._tasks:
+            if error is not None:
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def check(self) -> None:
+        """Raise what ended a producer or a consumer that should go on."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    def resume(self) -> None:
+        """Go on sending; consumers misbehave again."""
+        self._calm = False
+        self._sending.set()
+
+    async def quiet(self) -> None:
+        """Stop sending and learn what became of everything sent; from here on consumers acknowledge all they get.
+
+        The servers must be up.
+        """
+        self._calm = True
+        self._sending.clear()
+        while self._calls:
+            await asyncio.wait(set(self._calls))
+        for producer, handle, numbers in self._unknown:
+            accepted = await producer.outcome(handle)
+            for number in numbers:
+                if accepted is None:
+                    self._ledger.refused(number)
+                else:
+                    self._ledger.kept(number, None)
+        self._unknown.clear()
+
+    # Producers.
+
+    async def _produce(self, number: int, timeout_ms: float) -> None:
+        draw = random.Random(f"{self._seed} producer {number}")
+        async with AsyncProducer(self._meta, timeout_ms=timeout_ms) as producer:
+            while not self._over:
+                await self._sending.wait()
+                if len(self._calls) < UNDER_WAY_MAX * len(TIMEOUTS_MS):
+                    call = self._send_batch if draw.random() < 0.6 else self._send_singles
+                    task = asyncio.get_running_loop().create_task(call(producer, draw))
+                    self._calls.add(task)
+                    task.add_done_callback(self._ended)
+                await asyncio.sleep(draw.uniform(*PAUSE_S))
+            while self._calls:
+                await asyncio.wait(set(self._calls))
+
+    async def _send_batch(self, producer: AsyncProducer, draw: random.Random) -> None:
+        subject = draw.choice(SUBJECTS)
+        instants = _draw_instants(draw, draw.randint(*BATCH_ROWS))
+        messages = [self._ledger.send(subject, instant, _draw_size(draw)) for instant in instants]
+        numbers = [number for number, _ in messages]
+        try:
+            async with asyncio.timeout(HANG_S):
+                receipt = await producer.send_batch(subject, [body for _, body in messages], np.array(instants))
+        except BatchFailed as failed:
+            for part in failed.receipt.parts:
+                for place, row in enumerate(part.rows.tolist()):
+                    name = (part.accepted.log_id, part.accepted.base_sequence + place)
+                    self._ledger.kept(numbers[row], name)
+            for failure in failed.failures:
+                self._failed(producer, [numbers[row] for row in failure.rows.tolist()], failure.error)
+        except DelaydError as error:
+            self._failed(producer, numbers, error)
+        else:
+            log_ids, sequences = receipt.log_ids.tolist(), receipt.sequences.tolist()
+            for number, log_id, sequence in zip(numbers, log_ids, sequences, strict=True):
+                self._ledger.kept(number, (log_id, sequence))
+
+    async def _send_singles(self, producer: AsyncProducer, draw: random.Random) -> None:
+        instants = _draw_instants(draw, draw.randint(*SINGLES))
+        await asyncio.gather(*(self._send(producer, draw.choice(SUBJECTS), at, _draw_size(draw)) for at in instants))
+
+    async def _send(self, producer: AsyncProducer, subject: str, deliver_at_ms: int, size: int) -> None:
+        number, body = self._ledger.send(subject, deliver_at_ms, size)
+        try:
+            async with asyncio.timeout(HANG_S):
+                receipt = await producer.send(subject, body, deliver_at_ms=deliver_at_ms)
+        except DelaydError as error:
+            self._failed(producer, [number], error)
+        else:
+            self._ledger.kept(number, (receipt.log_id, receipt.sequence))
+
+    def _failed(self, producer: AsyncProducer, numbers: Sequence[int], error: DelaydError) -> None:
+        self._ledger.fault(error)
+        if isinstance(error, OutcomeUnknown):
+            self._unknown.append((producer, error.handle, list(numbers)))
+        for number in numbers:
+            if isinstance(error, OutcomeUnknown):
+                self._ledger.unknown(number)
+            else:
+                self._ledger.refused(number)
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled() and call.exception() is not None:
+            self._ledger.broken(f"a send ended with {call.exception()!r}")
+
+    # Consumers.
+
+    async def _consume(self, group: Group, number: int) -> None:
+        draw = random.Random(f"{self._seed} consumer {group} {number}")
+        while not self._over:
+            consumer = AsyncConsumer(
+                *(self._meta, *group),
+                lease=LEASE,
+                prefetch=draw.random() < 0.5,
+                max_messages=draw.choice((7, 60, 500)),
+                timeout_ms=CONSUMER_TIMEOUT_MS,
+            )
+            life = _Life(consumer, group, self._ledger, draw)
+            pulls_left = draw.randint(40, 400)
+            while pulls_left and not self._over:
+                pulls_left -= 1
+                async with asyncio.timeout(HANG_S):
+                    await life.pull(self._calm)
+            async with asyncio.timeout(HANG_S):
+                with contextlib.suppress(DelaydError):
+                    await consumer.close()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+
+class _Life:
+    """One consumer object, from its first pull to its close."""
+
+    def __init__(self, consumer: AsyncConsumer, group: Group, ledger: Ledger, draw: random.Random) -> None:
+        self._consumer = consumer
+        self._group = group
+        self._ledger = ledger
+        self._draw = draw
+        self._not_flushed: list[int] = []
+
+    async def pull(self, calm: bool) -> None:
+        """Take messages and do something with them."""
+        try:
+            batch = await self._consumer.pull(wait=PULL_WAIT)
+            numbers = self._deliver(batch)
+            if len(numbers) == len(batch) and numbers:
+                await self._settle(batch, numbers, 0.0 if calm else self._draw.random())
+            if self._not_flushed and (calm or self._draw.random() < 0.3):
+                await self._consumer.flush()
+                self._ledger.acknowledged(self._group, self._not_flushed)
+                self._not_flushed.clear()
+        except DelaydError as error:
+            # It may tell of any acknowledgement that nobody waited for, so none of them counts as durable.
+            self._ledger.fault(error)
+            self._not_flushed.clear()
+
+    def _deliver(self, batch: AsyncMessageBatch) -> list[int]:
+        now_ms, now = int(time.time() * 1000), time.monotonic()
+        names = zip(batch.log_ids.tolist(), batch.sequences.tolist(), strict=True)
+        numbers: list[int] = []
+        for body, name, deliver_at_ms in zip(batch.bodies, names, batch.deliver_at_ms.tolist(), strict=True):
+            delivered = Delivered(body, batch.subject, name, deliver_at_ms)
+            number = self._ledger.deliver(
+                self._group, delivered, now_ms=now_ms, now=now, lease_ends=batch.pulled.lease_ends
+            )
+            if number is not None:
+                numbers.append(number)
+        return numbers
+
+    async def _settle(self, batch: AsyncMessageBatch, numbers: list[int], roll: float) -> None:
+        if roll < 0.5:
+            await batch.ack()
+            self._ledger.acknowledged(self._group, numbers)
+        elif roll < 0.65:
+            await batch.ack(wait=False)
+            self._not_flushed += numbers
+        elif roll < 0.85:
+            await self._settle_singles(batch, numbers)
+        elif roll < 0.93:
+            self._ledger.given_back(self._group, numbers)
+            await batch.nack()
+        # And of the rest the lease runs out.
+
+    async def _settle_singles(self, batch: AsyncMessageBatch, numbers: list[int]) -> None:
+        for row in self._draw.sample(range(len(batch)), min(len(batch), 20)):
+            if self._draw.random() < 0.1:
+                self._ledger.given_back(self._group, [numbers[row]])
+                await batch[row].nack()
+            else:
+                await batch[row].ack()
+                self._ledger.acknowledged(self._group, [numbers[row]])
+
+
+def _draw_instants(draw: random.Random, count: int) -> list[int]:
+    """Most within seconds, some all in one instant, some past due, some later in the run, some in another hour."""
+    now_ms = int(time.time() * 1000)
+    instants: list[int] = []
+    together = now_ms + draw.randint(200, 4_000) if draw.random() < 0.2 else 0
+    for _ in range(count):
+        roll = draw.random()
+        if roll < 0.08:
+            instants.append(now_ms + draw.randint(2 * HOUR_MS, 400 * DAY_MS))
+        elif roll < 0.14:
+            instants.append(now_ms + draw.randint(5_000, 90_000))
+        elif roll < 0.22:
+            instants.append(now_ms - draw.randint(0, 100_000))
+        else:
+            instants.append(together or now_ms + draw.randint(200, 4_000))
+    return instants
+
+
+def _draw_size(draw: random.Random) -> int:
+    return LARGE_BODY_BYTES if draw.random() < 0.005 else draw.randint(*BODY_BYTES)
