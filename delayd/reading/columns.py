@@ -24,14 +24,8 @@ I64 = struct.Struct("<q")
 NO_UINT64S = np.empty(0, np.uint64)  # What an array of no rows begins with.
 NO_INT64S = np.empty(0, np.int64)
 NO_UINT32S = np.empty(0, np.uint32)
-NO_ROWS: tuple[NDArray[Any], ...] = (
-    NO_UINT64S,
-    NO_INT64S,
-    NO_INT64S,
-    NO_UINT32S,
-    NO_UINT32S,
-    NO_UINT64S,
-)  # In the order of `ScheduleRows`.
+# In the order of the columns of `ScheduleRows`.
+NO_ROWS: tuple[NDArray[Any], ...] = (NO_UINT64S, NO_INT64S, NO_INT64S, NO_UINT32S, NO_UINT32S, NO_UINT64S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +102,16 @@ class RowCollector:
 
     def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
         """Add a PRODUCER batch of a verified group; its rows count up from ``first_sequence``."""
-        location = (offset | 1 << 47) << ROW_BITS
+        location = IN_MESSAGE_LOG | offset << ROW_BITS
         ids = self.subjects.ids(batch)
         count = batch.count
         if count == 1:
             body_begin = batch.region_start(ColumnId.BODY_END)
             (due,) = I64.unpack_from(batch.buffer, batch.offsets[ColumnId.DELIVER_AT_MS])
             (body_end,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.BODY_END])
-            subject = (
-                U32.unpack_from(batch.buffer, batch.offsets[ColumnId.SUBJECT])[0] if batch.subject_count > 1 else 0
-            )
+            subject = 0
+            if ColumnId.SUBJECT in batch:
+                (subject,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.SUBJECT])
             self._singles.append(
                 (first_sequence, due, appended_at_ms, ids.item(subject), body_end - body_begin, location)
             )

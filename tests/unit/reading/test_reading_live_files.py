@@ -159,6 +159,20 @@ def test_bodies_are_read_from_either_log(tmp_path: Path) -> None:
     assert bodies == [b"body 1", b"body 3", b"body 4", b"body 5"]
 
 
+def test_batches_of_one_and_of_many_give_their_rows_in_order(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    books.send([START_MS + 1])
+    books.send([START_MS + 2, START_MS + 3], subjects=("orders", "bills"))
+    books.send([START_MS + 4], subjects=("bills", "orders"))
+    snapshot = take_snapshot(DISK, find_directories(DISK, books.delay)[0])
+    rows = read_tail(DISK, snapshot).rows
+    assert rows.sequence.tolist() == [1, 2, 3, 4]
+    assert (rows.deliver_at_ms - START_MS).tolist() == [1, 2, 3, 4]
+    assert [rows.subjects[subject] for subject in rows.subject] == ["orders", "orders", "bills", "bills"]
+    assert set(rows.appended_at_ms.tolist()) == {START_MS - 1000} and rows.body_bytes.tolist() == [6] * 4
+    assert read_body(DISK, snapshot, HOUR, int(rows.location[3])) == b"body 4"
+
+
 def test_rule_P3_audits_beside_a_server_at_work_find_nothing(tmp_path: Path) -> None:
     books = Books(str(tmp_path), segment_bytes=20_000)
     books.send([START_MS])
