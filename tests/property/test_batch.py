@@ -36,6 +36,7 @@ def items_of(batch: Batch, column: ColumnId) -> list[bytes]:
     ends_at = batch.offsets[column]
     ends = [int.from_bytes(batch.buffer[ends_at + 4 * row :][:4], "little") for row in range(batch.count)]
     starts = [batch.region_start(column), *((end + 7) // 8 * 8 for end in ends[:-1])]
+    assert all(start <= end <= len(batch.heap) for start, end in zip(starts, ends, strict=True))
     return [bytes(batch.heap[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
@@ -75,17 +76,30 @@ def test_any_rows_of_any_honest_batch_are_copied_as_they_are(data: bytes, seed: 
     use(batch, seed)
 
 
+def change_a_byte(draw: st.DataObject, batch: Batch, changed: bytearray) -> None:
+    """Mostly of what lengths and offsets are made of, for bodies may be anything."""
+    position = draw.draw(st.integers(0, batch.heap_offset + 16))
+    if position < len(changed) and not 8 <= position < 12:
+        changed[position] = draw.draw(st.sampled_from([0, 1, 4, 7, 8, 15, 16, 0x7F, 0x80, 0xFF]))
+
+
+def change_an_end(draw: st.DataObject, batch: Batch, changed: bytearray) -> None:
+    """To a number about the heap's size, or about that of the row before, or far away."""
+    column = draw.draw(st.sampled_from([c for c in (8, 9) if c in batch.offsets]))
+    at = batch.offsets[column] + 4 * draw.draw(st.integers(0, batch.count - 1))
+    heap_bytes = batch.total_bytes - batch.heap_offset
+    near = [int.from_bytes(changed[at - 4 : at], "little"), int.from_bytes(changed[at : at + 4], "little"), heap_bytes]
+    value = draw.draw(st.sampled_from(near)) + draw.draw(st.sampled_from([-8, -1, 0, 1, 7, 8, 1 << 31]))
+    changed[at : at + 4] = (value % (1 << 32)).to_bytes(4, "little")
+
+
 @given(batches(), st.data())
 def test_a_hostile_batch_with_true_checksums_is_refused_or_copied_within_its_bounds(
     data: bytes, draw: st.DataObject
 ) -> None:
     changed = bytearray(data)
-    # Mostly at what lengths and offsets are made of, for bodies may be anything.
-    last = parse(data).heap_offset + 16
-    values = st.sampled_from([0, 1, 4, 7, 8, 15, 16, 0x7F, 0x80, 0xFF])
-    for position, value in draw.draw(st.lists(st.tuples(st.integers(0, last), values), min_size=1, max_size=6)):
-        if position < len(changed) and not 8 <= position < 12:
-            changed[position] = value
+    for _ in range(draw.draw(st.integers(1, 4))):
+        draw.draw(st.sampled_from((change_a_byte, change_an_end)))(draw, parse(data), changed)
     try:
         fixed = with_true_checksums(changed)
         batch = parse(fixed)
