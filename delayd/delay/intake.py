@@ -20,7 +20,7 @@ from delayd.delay.table import Stored
 from delayd.errors import BatchMalformed, DelaydError, DiskFull, DiskReserve, HourFull, PastHorizon, SlowDown, Stopping
 from delayd.executor import Done, Executor
 from delayd.hours import hours_of
-from delayd.log.group import GroupKind, NewGroup, content_position
+from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.validate import check_batch, rows_detail
 
@@ -164,7 +164,7 @@ class Intake:
             return
         self._committing = True
         batches = self._take_batches()
-        controls, self._controls = self._controls, []
+        controls, self._controls = self._controls[:BATCHES_MAX], self._controls[BATCHES_MAX:]
         appended_at_ms = max(self._clock.now_ms(), self.appended_at_ms)
         groups: list[NewGroup] = []
         if controls:
@@ -192,7 +192,7 @@ class Intake:
         taken, size = 0, 0
         for batch in self._queue:
             size += batch.total_bytes
-            if taken and size > self._config.group_bytes_max:
+            if taken == BATCHES_MAX or (taken and size > self._config.group_bytes_max):
                 break
             taken += 1
         batches, self._queue = self._queue[:taken], self._queue[taken:]
@@ -205,12 +205,13 @@ class Intake:
         try:
             offsets, self.durable = done.result()
         except DiskFull:
-            # Nothing was appended: its sequences stay unused, and control records are tried again.
-            self._controls = controls + self._controls
+            # Nothing was appended: its sequences stay unused. Control records are tried again, unless the server stops.
+            self._controls = [] if self._closed else controls + self._controls
             self.reserve.closed = True
-            for entry in stored:
-                self.queued_bytes -= entry.batch.total_bytes
-                self._producers.refuse(entry.batch, DiskReserve("this server's disk is full; free space there"))
+            refused, self._queue = [*(entry.batch for entry in stored), *self._queue], []
+            self.queued_bytes = 0
+            for batch in refused:
+                self._producers.refuse(batch, DiskReserve("this server's disk is full; free space there"))
             return
         self.appended_at_ms = appended_at_ms
         # A checkpoint may begin at any of these calls, so what the group says is known before its rows are.

@@ -17,7 +17,7 @@ from delayd.clock import Clock
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.rows import Rows
 from delayd.delay.sender import Origin, Sender, Wire
-from delayd.errors import DelaydError, HandoffRefused
+from delayd.errors import BadRequest, DelaydError, HandoffRefused
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
@@ -29,6 +29,8 @@ RETRY_MS_MAX = 2_000
 ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back.
 
 Sequences = NDArray[np.uint64]
+InDoubt = tuple[list[int], Sequences, NDArray[np.int64]]
+"""A batch of a window's answer: the facts of its row in the head, its sequences and its instants."""
 
 
 class Dial(Protocol):
@@ -166,7 +168,12 @@ class Link:
         self._answer.append(answer)
         if answer.flags & MORE:
             return
-        log_id, end_offset = need_u64(answer.head, "log_id"), need_int(answer.head, "end_offset")
+        try:
+            log_id, end_offset = need_u64(answer.head, "log_id"), need_int(answer.head, "end_offset")
+            window = [batch for frame in self._answer for batch in _read_window(frame)]
+        except BadRequest as error:
+            self._lost(session, error)
+            return
         named = max(self._recorded_end, self.sender.acknowledged_end)
         if log_id != self.target:
             self._raise_alarm(f"its log_id is {log_id:016x} now")
@@ -174,7 +181,7 @@ class Link:
             self._raise_alarm(f"its log ends at {end_offset}, and it had acknowledged {named}")
         else:
             self.alarm = ""
-            self._settle(session)
+            self._settle(session, window)
 
     def _raise_alarm(self, what: str) -> None:
         if self.alarm != what:
@@ -184,16 +191,11 @@ class Link:
         self.alarm = what
         self._end_session(ALARM_RETRY_MS)
 
-    def _settle(self, session: int) -> None:
+    def _settle(self, session: int, window: list[InDoubt]) -> None:
         """Record what the answer names; what was sent and is not named has not arrived, and never will."""
         self.phase = Phase.RECORDING
-        for frame in self._answer:
-            position = 0
-            for *facts, count in need_rows(frame.head, "batches", 7):
-                sequences = np.frombuffer(frame.body, np.uint64, count, position)
-                deliver_at_ms = np.frombuffer(frame.body, np.int64, count, position + 8 * count)
-                position += 16 * count
-                self._arrived(facts, sequences, deliver_at_ms)
+        for facts, sequences, deliver_at_ms in window:
+            self._arrived(facts, sequences, deliver_at_ms)
         self._answer = []
         self.sender.take_back()
         self._outcomes.when_durable(partial(self._ready, session))
@@ -235,6 +237,21 @@ class Link:
         self._retry_ms = RETRY_MS
         self.phase = Phase.READY
         self.pump()
+
+
+def _read_window(frame: Frame) -> list[InDoubt]:
+    """The batches that a frame of a window's answer names; BadRequest when its body does not hold their rows."""
+    found: list[InDoubt] = []
+    position = 0
+    for *facts, count in need_rows(frame.head, "batches", 7):
+        if position + 16 * count > len(frame.body):
+            raise BadRequest(
+                f"a window of {len(frame.body)} bytes ends within a batch of {count} rows", field="batches"
+            )
+        sequences = np.frombuffer(frame.body, np.uint64, count, position)
+        found.append((facts, sequences, np.frombuffer(frame.body, np.int64, count, position + 8 * count)))
+        position += 16 * count
+    return found
 
 
 def _nothing() -> None:

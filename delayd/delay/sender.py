@@ -18,7 +18,7 @@ from delayd.delay.rows import Rows
 from delayd.delay.sources import Sources
 from delayd.delay.waiting import WaitingRows, lowest_offset
 from delayd.delay.window import SentBatch, Window
-from delayd.errors import CallerError, DamagedData, DelaydError, RetryLater
+from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_rows
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 REFUSED_RETRY_MS = 1_000
 BATCHES_A_FRAME = 256  # Many subjects in a frame cost by batch; this bounds the work between two looks at the clock.
-BATCH_OVERHEAD_BYTES = 512  # Header, directory, kind part and subject table of a DISPATCH batch, rounded up.
 
 OnAnswer = Callable[[Frame | DelaydError], None]
 
@@ -55,10 +54,15 @@ class Origin:
 
 @dataclass(slots=True)
 class Refused:
-    """Rows of one batch that the target refused for good, since when, and when they are tried again, alone."""
+    """Rows of one batch that the target refused for good, and when they are tried again, alone.
+
+    ``tried_ms`` counts time between two refusals in one session only: a target that is away gives up nothing (rule S3).
+    """
 
     rows: Rows
-    since_ms: int
+    tried_ms: int
+    refused_at_ms: int
+    session: int
     retry_at_ms: int
 
 
@@ -106,7 +110,8 @@ class Sender:
 
     def next_wake_ms(self) -> int | None:
         """When something that was put off is to be tried again, in monotonic ms."""
-        times = [refused.retry_at_ms for refused in self._refused]
+        # Without room there is nothing to do, and what makes room wakes the server by itself.
+        times = [refused.retry_at_ms for refused in self._refused] if self._has_room() else []
         if self._paused_until_ms > self._clock.monotonic_ms():
             times.append(self._paused_until_ms)
         return min(times, default=None)
@@ -153,17 +158,20 @@ class Sender:
     ) -> None:
         batches: list[bytes] = []
         sent: list[SentBatch] = []
+        left: list[Rows] = []
         for part in split_by_subject_and_hour(rows):
             if len(sent) >= BATCHES_A_FRAME:
-                self.waiting.give_back(part)
+                left.append(part)
                 continue
             batch = self._build(part, batches)
             if batch is not None:
                 sent.append(batch)
+        for part in reversed(left):
+            self.waiting.give_back(part)
         if sent:
             self.frames_in_flight += 1
             head = {"session": session, "epoch": self._origin.epoch}
-            answered = partial(self._answered, session, current, sent, refused)
+            answered = partial(self._answered, wire, session, current, sent, refused)
             wire.call(RequestType.DISPATCH, head, batches, answered)
 
     def _build(self, rows: Rows, batches: list[bytes]) -> SentBatch | None:
@@ -190,6 +198,7 @@ class Sender:
 
     def _answered(
         self,
+        wire: Wire,
         session: int,
         current: Callable[[int], bool],
         sent: list[SentBatch],
@@ -200,32 +209,53 @@ class Sender:
             # What became of it is in the window that the next session asks for (rule H4).
             return
         if isinstance(answer, Frame):
-            self.frames_in_flight -= 1
-            appended_at_ms = need_int(answer.head, "appended_at_ms")
-            for batch, (_, offset) in zip(sent, need_rows(answer.head, "batches", 2), strict=True):
-                self.acknowledge(batch, offset, appended_at_ms)
-        elif isinstance(answer, RetryLater):
+            try:
+                appended_at_ms, offsets = _read_answer(answer, sent)
+            except BadRequest as error:
+                answer = error
+            else:
+                self.frames_in_flight -= 1
+                for batch, offset in zip(sent, offsets, strict=True):
+                    self.acknowledge(batch, offset, appended_at_ms)
+                self.pump(wire, session, current)
+                return
+        if isinstance(answer, RetryLater):
             self.frames_in_flight -= 1
             self._paused_until_ms = self._clock.monotonic_ms() + (answer.retry_after_ms or REFUSED_RETRY_MS)
             for batch in reversed(sent):
                 self.waiting.give_back(self.window.decide(batch.batch_id).rows)
-        elif isinstance(answer, CallerError):
+        elif isinstance(answer, CallerError | DispatchRefused) and not isinstance(answer, BadRequest):
             self.frames_in_flight -= 1
             for batch in sent:
-                self._put_off(self.window.decide(batch.batch_id), refused, answer)
+                self._put_off(self.window.decide(batch.batch_id), session, refused, answer)
+            self.pump(wire, session, current)
+        else:
+            # Whether it was appended is not known, and the next session's window says it.
+            log.warning("session_ended target=%016x reason=%r", self._target, str(answer))
+            wire.close()
 
-    def _put_off(self, sent: SentBatch, refused: Refused | None, error: DelaydError) -> None:
+    def _put_off(self, sent: SentBatch, session: int, refused: Refused | None, error: DelaydError) -> None:
         now = self._clock.monotonic_ms()
-        since = refused.since_ms if refused is not None else now
+        tried_ms = 0
         if refused is None:
             log.error("rows_refused target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))
-        if now - since < self._config.dispatch_give_up_after_ms:
-            self._refused.append(Refused(sent.rows, since, now + REFUSED_RETRY_MS))
+        else:
+            tried_ms = refused.tried_ms + (now - refused.refused_at_ms if refused.session == session else 0)
+        if tried_ms < self._config.dispatch_give_up_after_ms:
+            self._refused.append(Refused(sent.rows, tried_ms, now, session, now + REFUSED_RETRY_MS))
             return
         self.dead_rows += len(sent.rows)
         log.error("rows_dead target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))
         part = NewPart(sent.rows["sequence"], sent.deliver_at_ms, Outcome.DEAD, sent.claimed_at_ms, self._target)
         self._outcomes.record(sent.hour, part, _nothing)
+
+
+def _read_answer(answer: Frame, sent: list[SentBatch]) -> tuple[int, list[int]]:
+    """When the target appended the batches, and their offsets there; BadRequest when it does not speak of them."""
+    rows = need_rows(answer.head, "batches", 2)
+    if [batch_id for batch_id, _ in rows] != [batch.batch_id for batch in sent]:
+        raise BadRequest("the answer names other batches than were sent", field="batches")
+    return need_int(answer.head, "appended_at_ms"), [offset for _, offset in rows]
 
 
 def _nothing() -> None:
