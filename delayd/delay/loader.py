@@ -17,7 +17,7 @@ from delayd.delay.table import Stored, rows_of, subjects_of, tabulate
 from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.log.schedule import schedule_path
-from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 
 NO_SEQUENCES = np.empty(0, np.uint64)
 
@@ -60,6 +60,10 @@ def read_schedule_log(
         segment = open_segment(disk, path, FileKind.SCHEDULE, log_id, write=False)
     except FileNotFoundError:
         return stored, DamagedData(path, 0, "the file is gone; restore it from a copy")
+    except UnfinishedFile:
+        return stored, DamagedData(path, 0, "its file header is cut short")
+    except DamagedData as error:
+        return stored, error
     try:
         scan = segment.scan(0, 0)
         while scan.offset < file.length:
@@ -68,6 +72,9 @@ def read_schedule_log(
                 reason = scan.reason or f"the file ends {file.length - scan.offset} bytes early"
                 return stored, DamagedData(path, scan.offset + FILE_HEADER_BYTES, reason)
             stored.extend(Stored(offset, 0, batch) for offset, batch in group.batches())
+        if (scan.offset, scan.crc32c) != (file.length, file.last_crc32c):
+            reason = f"these are other groups than the {file.length} bytes that the checkpoint counts"
+            return [], DamagedData(path, FILE_HEADER_BYTES, reason)
     finally:
         segment.close()
     return stored, None

@@ -107,7 +107,12 @@ class OutcomeLog:
 
     def close_hour(self, hour: int, done: Callable[[], None]) -> None:
         """Close the file of an hour that takes no more outcomes."""
-        self._executor.submit(partial(self._close, hour), lambda closed: done())
+
+        def closed(ended: Done[None]) -> None:
+            ended.result()
+            done()
+
+        self._executor.submit(partial(self._close, hour), closed)
 
     def _write(self, by_hour: dict[int, list[NewPart]], now_ms: int) -> set[int]:
         """Append and fsync hour by hour: the hours that did not fit on the disk."""

@@ -7,7 +7,7 @@ verified once, and kept for as long as the cache has room.
 from collections import OrderedDict
 from collections.abc import Callable
 
-from delayd.batch import HEADER, Batch, parse
+from delayd.batch import BYTES_MAX, HEADER, Batch, parse
 from delayd.delay.rows import BATCH_OFFSET_MAX, BATCH_ROW_BITS, SCHEDULE_BIT
 from delayd.delay.table import Stored
 from delayd.disk import Disk
@@ -111,7 +111,8 @@ def read_batch(path: str, read: Callable[[int, int], bytes], offset: int) -> Bat
     try:
         if len(data) >= HEADER.size:
             total_bytes = HEADER.unpack_from(data)[4]
-            if total_bytes > len(data):
+            # What is not a batch can claim any size.
+            if len(data) < total_bytes <= BYTES_MAX:
                 data = read(offset, total_bytes)
         batch = parse(data)
         batch.verify()
