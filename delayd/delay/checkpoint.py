@@ -17,13 +17,14 @@ from delayd.delay.hour_table import HourFile, HourTable, hour_put
 from delayd.delay.intake import Mark
 from delayd.delay.pending import PendingColumns
 from delayd.delay.producers import Producers
-from delayd.delay.recovery import TARGET_PREFIX, Identity
+from delayd.delay.recovery import TARGET_PREFIX
 from delayd.delay.rows import Rows
 from delayd.delay.schedule_writer import ScheduleWriter
 from delayd.delay.subjects import Subjects
 from delayd.disk import Disk
 from delayd.errors import DiskFull
 from delayd.executor import Done, Executor
+from delayd.identity import Identity
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.log import Log
 from delayd.state import State
@@ -136,7 +137,9 @@ class Checkpointer:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published."""
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
-        puts, removes = self._producers.changes(self._clock.now_ms() - self._config.producer_keep_ms)
+        # A producer that is forgotten too early has its retried batches accepted twice (rule T1).
+        seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
+        puts, removes = self._producers.changes(seen_before_ms)
         puts.extend((TARGET_PREFIX + subject, msgpack.packb(target)) for subject, target in notes)
         owed_puts, owed_removes = self._owed
         self._owed = ([], [])
