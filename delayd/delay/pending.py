@@ -39,6 +39,13 @@ class PendingColumns:
         rows = self.view()
         return rows.take(np.flatnonzero(rows["hour"] == np.uint32(hour)))
 
+    def count_by_hour(self) -> dict[int, int]:
+        """How many rows each filing hour has."""
+        hours = self.view()["hour"]
+        first = int(hours.min()) if len(hours) else 0
+        counts = np.bincount(hours - np.uint32(first))
+        return {first + index: int(counts[index]) for index in np.flatnonzero(counts).tolist()}
+
     def drop(self, count: int) -> None:
         """Forget the first ``count`` rows, which a published checkpoint covers."""
         kept = self._rows[count : self._count]
