@@ -22,7 +22,7 @@ from delayd.delay.link import Dial, Link
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour, load_hour
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.producers import Accepted, Waiter
-from delayd.delay.recovery import Identity, attach_hour, begin_epoch, recover
+from delayd.delay.recovery import attach_hour, recover
 from delayd.delay.retention import Retention
 from delayd.delay.rows import Rows
 from delayd.delay.sender import Origin, Sender
@@ -31,6 +31,8 @@ from delayd.delay.table import message_rows
 from delayd.disk import Disk
 from delayd.executor import Done, Executor
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms
+from delayd.identity import open_identity
+from delayd.log.segment import Segment
 from delayd.state import State
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ class DelayCore:
         evidence: Evidence,
         rest: Callable[[], None],
     ) -> None:
-        self.identity: Identity = begin_epoch(state, random_id, config.folder)
+        self.identity = open_identity(state, f"{config.folder}/state.lmdb", random_id)
         self._origin = Origin(self.identity.log_id, self.identity.epoch, random_id())
         found = recover(disk, state, clock, config, self.identity)
         for damage in found.damage:
@@ -205,7 +207,9 @@ class DelayCore:
 
     def next_wake_ms(self) -> int:
         """Latest instant, monotonic, at which to call `wake` though nothing is due."""
-        times = (self.dispatcher.next_wake_ms(), self._outcomes.next_wake_ms(), self._checkpointer.next_wake_ms())
+        # While an hour is loaded no checkpoint begins, though it may be due.
+        checkpoint_ms = None if self._loading else self._checkpointer.next_wake_ms()
+        times = (self.dispatcher.next_wake_ms(), self._outcomes.next_wake_ms(), checkpoint_ms)
         return min((time for time in times if time is not None and time < self._tick_due_ms), default=self._tick_due_ms)
 
     def stop(self, done: Callable[[], None]) -> None:
@@ -275,9 +279,11 @@ class DelayCore:
         return Link(target, self._origin, self._dial, self._clock, self._outcomes, sender, self, end)
 
     def without_outcome(self, hour: int, sequences: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which rows have no outcome; none of an hour that is sealed or deleted (rule H4)."""
-        if hour not in self._decided and self._hours.get(hour).sealed:
-            return np.zeros(len(sequences), np.bool_)
+        """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""
+        if hour not in self._decided:
+            known = hour in self._hours.files or len(self._pending.of_hour(hour))
+            if not known or self._hours.get(hour).sealed:
+                return np.zeros(len(sequences), np.bool_)
         return ~np.isin(sequences, self._decided.get(hour, NO_SEQUENCES))
 
     def decided(self, hour: int, sequences: NDArray[np.uint64]) -> None:
@@ -350,14 +356,10 @@ class DelayCore:
         self._finish()
 
     def _full_hours(self) -> None:
-        rows_max = self._config.hour_rows_max
-        pending = self._pending.view()["hour"]
-        first = int(pending.min()) if len(pending) else 0
-        counts = np.bincount(pending - np.uint32(first))
         rows = {hour: file.rows for hour, file in self._hours.files.items()}
-        for index in np.flatnonzero(counts).tolist():
-            rows[first + index] = rows.get(first + index, 0) + int(counts[index])
-        self.intake.reserve.full_hours = {hour for hour, count in rows.items() if count >= rows_max}
+        for hour, count in self._pending.count_by_hour().items():
+            rows[hour] = rows.get(hour, 0) + count
+        self.intake.reserve.full_hours = {hour for hour, count in rows.items() if count >= self._config.hour_rows_max}
 
     def _release_segments(self) -> None:
         """Remove message log segments that no checkpoint, reader or row needs any more (rule P6)."""
@@ -367,8 +369,12 @@ class DelayCore:
         if not old:
             return
         limits = [old[-1], self._wheel.lowest_message_log_offset(), self.dispatcher.lowest_message_log_offset()]
-        detached = self._log.detach_below(min(limit for limit in limits if limit is not None))
-        if detached:
+        limit = min(limit for limit in limits if limit is not None)
+        # On the thread that appends: a roll at the same time would be forgotten.
+        self._threads.commit.submit(partial(self._log.detach_below, limit), self._detached)
+
+    def _detached(self, done: Done[list[Segment]]) -> None:
+        if detached := done.result():
             self._threads.worker.submit(partial(self._log.remove, detached), _removed)
 
     def _finish(self) -> None:

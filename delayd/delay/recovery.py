@@ -4,9 +4,7 @@ The order is the rule: epoch, dispatch logs, message log, then the hours; nothin
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import msgpack
 import numpy as np
@@ -26,8 +24,9 @@ from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, message_rows
 from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
-from delayd.errors import DamagedData, NewerFormat
+from delayd.errors import DamagedData
 from delayd.hours import hour_from_name, hour_of_ms
+from delayd.identity import Identity
 from delayd.log.dispatch import PART, OutcomeRows, decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log, LogPlace, open_log
@@ -36,17 +35,8 @@ from delayd.state import State
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
 TARGET_PREFIX = b"target/"
 NO_OUTCOMES = OutcomeRows(NO_SEQUENCES, np.empty(0, np.int64), np.empty(0, PART), np.empty(0, np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this directory is, and in which life."""
-
-    log_id: int
-    epoch: int
 
 
 @dataclass(slots=True)
@@ -70,24 +60,6 @@ class Recovered:
     appended_at_ms: int
     loaded_until: int  # The last loaded hour.
     damage: list[DamagedData]
-
-
-def begin_epoch(state: State, random_id: Callable[[], int], path: str) -> Identity:
-    """Make this start's epoch durable, before anything else; a new directory gets its log_id."""
-    known = state.get(b"format")
-    if known is not None and msgpack.unpackb(known) > FORMAT:
-        raise NewerFormat(path, msgpack.unpackb(known), FORMAT)
-    found, epoch = state.get(b"log_id"), state.get(b"epoch")
-    log_id = random_id() if found is None else cast(int, msgpack.unpackb(found))
-    identity = Identity(log_id, 1 + (0 if epoch is None else cast(int, msgpack.unpackb(epoch))))
-    state.commit(
-        [
-            (b"log_id", msgpack.packb(identity.log_id)),
-            (b"epoch", msgpack.packb(identity.epoch)),
-            (b"format", msgpack.packb(FORMAT)),
-        ]
-    )
-    return identity
 
 
 def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identity: Identity) -> Recovered:
