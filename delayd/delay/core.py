@@ -23,7 +23,7 @@ from delayd.delay.loader import NO_SEQUENCES, LoadedHour, load_hour
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.producers import Accepted, Waiter
 from delayd.delay.recovery import attach_hour, recover
-from delayd.delay.retention import Retention
+from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows
 from delayd.delay.sender import Origin, Sender
 from delayd.delay.sources import Sources
@@ -32,14 +32,12 @@ from delayd.disk import Disk
 from delayd.executor import Done, Executor
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
-from delayd.log.segment import Segment
 from delayd.state import State
 
 log = logging.getLogger(__name__)
 
 TICK_MS = 1_000  # How often an idle server looks at hours that ended, hours to load and its clock.
 STOP_MS = 2_500  # For the last checkpoint; a stop as a whole has 5 s.
-SEGMENTS_KEPT_MS = 300_000  # Readers in other processes hold a checkpoint for so long before they read on from it (P3).
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,6 @@ class DelayCore:
         self._loading = False
         self._stopped: Callable[[], None] | None = None
         self._tick_due_ms = clock.monotonic_ms()
-        self._covered: list[tuple[int, int]] = []  # Monotonic instants and replay offsets of published checkpoints.
         self.producers = found.producers
         durable = Mark(found.log.durable, found.log.crc32c)
         self.intake = Intake(
@@ -140,6 +137,7 @@ class DelayCore:
             evidence,
             rest,
         )
+        self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._retention = Retention(
             disk,
             state,
@@ -245,7 +243,7 @@ class DelayCore:
         if self._clock.confirmed:
             self._retention.sweep(self._checkpointer.appended_at_ms, self._clock.now_ms())
         self._full_hours()
-        self._release_segments()
+        self._segments.release(self._wheel.lowest_message_log_offset(), self.dispatcher.lowest_message_log_offset())
 
     # What the parts tell each other.
 
@@ -350,7 +348,7 @@ class DelayCore:
         if not published:
             self._end()
             return
-        self._covered.append((self._clock.monotonic_ms(), self._checkpointer.replay.offset))
+        self._segments.published(self._checkpointer.replay.offset)
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
         self._finish()
@@ -360,22 +358,6 @@ class DelayCore:
         for hour, count in self._pending.count_by_hour().items():
             rows[hour] = rows.get(hour, 0) + count
         self.intake.reserve.full_hours = {hour for hour, count in rows.items() if count >= self._config.hour_rows_max}
-
-    def _release_segments(self) -> None:
-        """Remove message log segments that no checkpoint, reader or row needs any more (rule P6)."""
-        until = self._clock.monotonic_ms() - SEGMENTS_KEPT_MS
-        old = [offset for instant, offset in self._covered if instant <= until]
-        self._covered = [covered for covered in self._covered if covered[0] > until]
-        if not old:
-            return
-        limits = [old[-1], self._wheel.lowest_message_log_offset(), self.dispatcher.lowest_message_log_offset()]
-        limit = min(limit for limit in limits if limit is not None)
-        # On the thread that appends: a roll at the same time would be forgotten.
-        self._threads.commit.submit(partial(self._log.detach_below, limit), self._detached)
-
-    def _detached(self, done: Done[list[Segment]]) -> None:
-        if detached := done.result():
-            self._threads.worker.submit(partial(self._log.remove, detached), _removed)
 
     def _finish(self) -> None:
         """While stopping: once all is durable, a last checkpoint; once that covers everything, the end."""
@@ -399,10 +381,6 @@ class DelayCore:
     def _finish_soon(self) -> None:
         # The message log's commit has no callback of its own; its thread is the one that reports back last.
         self._threads.commit.submit(_removed_nothing, lambda done: self._finish())
-
-
-def _removed(done: Done[int]) -> None:
-    log.info("segments_removed bytes=%d", done.result())
 
 
 def _removed_nothing() -> None:
