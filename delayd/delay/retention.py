@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import ColumnId
+from delayd.clock import Clock
 from delayd.delay.hour_table import HourFile, HourTable, hour_key, hour_put
 from delayd.delay.loader import read_schedule_log
 from delayd.delay.outcomes import OutcomeLog
@@ -21,12 +22,14 @@ from delayd.errors import DamagedData
 from delayd.executor import Done, Executor
 from delayd.hours import HOUR_MS, hour_name, hour_start_ms
 from delayd.log.dispatch import Outcome
+from delayd.log.log import Log
 from delayd.log.schedule import DEAD, SEALED, dispatch_path, schedule_path
-from delayd.log.segment import FileKind, open_segment
+from delayd.log.segment import FileKind, Segment, open_segment
 from delayd.state import State
 
 log = logging.getLogger(__name__)
 
+SEGMENTS_KEPT_MS = 300_000  # Readers in other processes hold a checkpoint for so long before they read on from it (P3).
 HOURS_A_SWEEP = 24  # A server that was off for days seals what it missed over a few sweeps.
 
 
@@ -138,6 +141,39 @@ class Retention:
         self._busy.discard(hour)
         self._hours.files.pop(hour, None)
         log.info("hour_deleted hour=%s", hour_name(hour))
+
+
+class SegmentRetention:
+    """Removes message log segments that no checkpoint, reader or row needs any more (rule P6)."""
+
+    def __init__(self, message_log: Log, commit: Executor, worker: Executor, clock: Clock) -> None:
+        self._log = message_log
+        self._commit = commit
+        self._worker = worker
+        self._clock = clock
+        self._covered: list[tuple[int, int]] = []  # Monotonic instants and replay offsets of published checkpoints.
+
+    def published(self, replay_offset: int) -> None:
+        """A checkpoint was published."""
+        self._covered.append((self._clock.monotonic_ms(), replay_offset))
+
+    def release(self, *lowest: int | None) -> None:
+        """Begin to remove what lies below an old checkpoint and below each of ``lowest``, where rows refer to."""
+        until = self._clock.monotonic_ms() - SEGMENTS_KEPT_MS
+        old = [offset for instant, offset in self._covered if instant <= until]
+        self._covered = [covered for covered in self._covered if covered[0] > until]
+        if old:
+            limit = min([old[-1], *(offset for offset in lowest if offset is not None)])
+            # On the thread that appends: a roll at the same time would be forgotten.
+            self._commit.submit(partial(self._log.detach_below, limit), self._detached)
+
+    def _detached(self, done: Done[list[Segment]]) -> None:
+        if detached := done.result():
+            self._worker.submit(partial(self._log.remove, detached), _removed)
+
+
+def _removed(done: Done[int]) -> None:
+    log.info("segments_removed bytes=%d", done.result())
 
 
 def _sealed(file: HourFile, dead: bool) -> HourFile:
