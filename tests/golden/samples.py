@@ -1,0 +1,145 @@
+"""One sample of each structure on disk, made by today's code; the committed bytes were made by version 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from delayd.batch import BatchKind, Buffer, DispatchPart, ProducerPart, SchedulePart, parse
+from delayd.gather import Pick, compose, gather
+from delayd.log.checkpoint import HEADER, CheckpointFile
+from delayd.log.control import encode_records
+from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
+from delayd.log.group import GroupKind, NewGroup, encode_header
+from delayd.log.pull import PullEntry, PullOp, encode_entries
+from delayd.log.segment import FileHeader, FileKind
+from delayd.testing.disk import MemoryDisk
+from tests.batches import messages
+
+FOLDER = Path(__file__).parent / "v1"
+LOG_ID = 0x0123456789ABCDEF
+NOW_MS = 1_795_190_400_000  # 2026-11-20T16:00Z
+HOUR = 498_664
+BODIES = [b'{"order":1}', b"", b"12345678"]
+HEADERS = [b"\x81\xa1k\xa1v", b"\x80", b"\x80"]
+
+
+def producer_batch() -> bytes:
+    """Two subjects, headers, and an empty body."""
+    return messages(
+        BODIES,
+        due=[NOW_MS, NOW_MS + 1, NOW_MS - 5],
+        headers=HEADERS,
+        subjects=[b"orders.eu", b"mail"],
+        subject_of=[0, 1, 0],
+        part=ProducerPart(0xA1, 7, 5),
+    )
+
+
+def single_batch() -> bytes:
+    """What one send makes."""
+    return messages([b"hello"], due=[NOW_MS], part=ProducerPart(0xA1, 8, 5))
+
+
+def schedule_batch() -> bytes:
+    """The producer's rows, gathered, with what the delay server adds."""
+    rows = gather([Pick(parse(producer_batch()), range(3))])
+    return compose(
+        *(BatchKind.SCHEDULE, SchedulePart(640, 1_280, HOUR), rows, np.array([100, 101, 102], np.uint64)),
+        *([b"orders.eu", b"mail"], np.array([0, 1, 0], np.uint32), np.array([0, 0, NOW_MS])),
+    )
+
+
+def dispatch_batch() -> bytes:
+    """Rows of one subject, handed over."""
+    rows = gather([Pick(parse(producer_batch()), np.array([2, 0]))])
+    part = DispatchPart(LOG_ID, 3, 9, 3, 7, NOW_MS + 20, HOUR)
+    return compose(BatchKind.DISPATCH, part, rows, np.array([102, 100], np.uint64), [b"orders.eu"])
+
+
+def outcome_batch() -> bytes:
+    """Two parts of different fate."""
+    sent = NewPart(
+        *(
+            np.array([102, 100], np.uint64),
+            np.array([NOW_MS - 5, NOW_MS]),
+            Outcome.DISPATCHED,
+            NOW_MS + 20,
+            0xBEEF,
+            3,
+            9,
+        ),
+        *(NOW_MS + 22, 4_096, 1),
+    )
+    dead = NewPart(np.array([101], np.uint64), np.array([NOW_MS + 1]), Outcome.DEAD, attempt=5)
+    return encode_outcomes(HOUR, [sent, dead])
+
+
+def control_batch() -> bytes:
+    """Records of both servers."""
+    return encode_records(
+        [
+            {"type": "target", "subject": "orders.eu", "log_id": 0xBEEF},
+            {"type": "hello", "log_id": LOG_ID, "epoch": 3, "instance": 4, "session": 1, "w": [3, 7]},
+        ]
+    )
+
+
+def pull_batch() -> bytes:
+    """An entry of each kind."""
+    (data,) = encode_entries(
+        [
+            PullEntry(PullOp.PULL, 1, 2, 4, 10, 1_000, 5, NOW_MS),
+            PullEntry(PullOp.ACK, 1, 2, 4, 10, 0, 3, NOW_MS + 1),
+            PullEntry(PullOp.NACK, 1, 2, 4, 13, 0, 1, NOW_MS + 2),
+            PullEntry(PullOp.LAPSED, 2, 2, 4, 14, 0, 1, NOW_MS + 3),
+        ]
+    )
+    return data
+
+
+def group(kind: GroupKind, batches: Sequence[Buffer], rows: int) -> bytes:
+    """A group at offset 640 of a log that is durable up to 600."""
+    new = NewGroup(kind, batches, 3, NOW_MS + 9, 100, rows)
+    header, _ = encode_header(new, [len(batch) for batch in batches], LOG_ID, 640, 600, 0xCAFE)
+    return b"".join((header, *batches))
+
+
+def checkpoint_slot() -> bytes:
+    """The first slot of a file as far as it was written."""
+    disk = MemoryDisk()
+    file = CheckpointFile(disk, "/", LOG_ID)
+    hours = b"".join(n.to_bytes(size, "little") for n, size in ((HOUR, 4), (0xC0DE, 4), (640, 8), (3, 8), (1, 8)))
+    file.publish({"replay_offset": 1_280, "replay_crc32c": 5, "next_sequence": 103, "epoch": 3, "hours": hours}, NOW_MS)
+    data = disk.open("/checkpoint").pread(1 << 20, 0)
+    assert len(data) > HEADER.size
+    return data
+
+
+SAMPLES: dict[str, Callable[[], bytes]] = {
+    "batch_producer": producer_batch,
+    "batch_single": single_batch,
+    "batch_schedule": schedule_batch,
+    "batch_dispatch": dispatch_batch,
+    "batch_outcome": outcome_batch,
+    "batch_control": control_batch,
+    "batch_pull": pull_batch,
+    "group_data": lambda: group(GroupKind.DATA, [producer_batch(), single_batch(), single_batch()], 5),
+    "group_control": lambda: group(GroupKind.CONTROL, [control_batch()], 0),
+    "group_tick": lambda: group(GroupKind.TICK, [], 0),
+    "file_header": lambda: FileHeader(FileKind.MESSAGE, LOG_ID, 1 << 30, 0, NOW_MS, 0xCAFE).encode(),
+    "file_header_schedule": lambda: FileHeader(FileKind.SCHEDULE, LOG_ID, 0, HOUR, NOW_MS, 0).encode(),
+    "checkpoint_slot": checkpoint_slot,
+}
+
+
+def committed(name: str) -> bytes:
+    """The bytes of version 1."""
+    return bytes.fromhex((FOLDER / f"{name}.hex").read_text())
+
+
+def as_text(data: bytes) -> str:
+    """Sixteen bytes a line, so that a difference shows its place."""
+    return "".join(f"{data[at : at + 16].hex(' ', 8)}\n" for at in range(0, len(data), 16))
