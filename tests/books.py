@@ -28,7 +28,7 @@ from delayd.log.control import Record, encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup, content_position
 from delayd.log.log import Log, LogPlace, open_log
-from delayd.log.schedule import HOUR_ROW, dispatch_path, schedule_path
+from delayd.log.schedule import HOUR_ROW, SEALED, dispatch_path, schedule_path
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 
 DELAY_ID = 0xDE1A
@@ -71,6 +71,7 @@ class Books:
         self.replay_offset = 0
         self.batch_id = 0
         self.hours: dict[int, tuple[int, int, int]] = {}  # Hour to checksum, length and rows.
+        self.sealed: set[int] = set()
         self.files: dict[str, Segment] = {}
 
     def send(
@@ -125,7 +126,7 @@ class Books:
 
     def publish(self, wall_ms: int = 0) -> None:
         """Publish the checkpoint as it stands."""
-        rows = [(hour, *facts, 0) for hour, facts in sorted(self.hours.items())]
+        rows = [(hour, *facts, SEALED * (hour in self.sealed)) for hour, facts in sorted(self.hours.items())]
         table = np.array(rows, HOUR_ROW)
         file = CheckpointFile(self.disk, self.delay, DELAY_ID)
         clock: list[Value] = ["boot", 0, wall_ms]

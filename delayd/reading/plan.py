@@ -13,8 +13,10 @@ import numpy as np
 
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData
+from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import OutcomeRows
+from delayd.log.schedule import schedule_path
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.directory import Directory, Role, find_directories, is_running
@@ -136,11 +138,15 @@ def plan_audit(
         tail = read_tail(disk, snapshot, torn)
         own = index.batches[index.batches["origin_log_id"] == directory.log_id]
         alive_ms = now_ms if is_running(directory) else min(now_ms, _last_seen_ms(disk, directory, tail, index))
-        known = set(snapshot.hours) | set(dispatched) | set(tail.counts())
-        # Retention removes whole hours, oldest first: what the targets hold of them has nothing left to compare with.
-        deleted = own["hour"] < min(known, default=0)
-        deleted_rows += int(own["count"][deleted].sum())
-        wanted = sorted(known | set(own["hour"][~deleted].tolist()))
+        removed = {hour for hour in snapshot.hours if _was_removed(disk, snapshot, hour)}
+        known = (set(snapshot.hours) | set(dispatched) | set(tail.counts())) - removed
+        found = set(own["hour"].tolist())
+        # An hour that its delay server knows nothing of, and that is over, is one that its retention has removed: what
+        # the targets hold of it has nothing left to be compared with. Where nothing at all is known, nothing was kept.
+        if known:
+            removed |= {hour for hour in found - known if hour < hour_of_ms(alive_ms)}
+        deleted_rows += int(own["count"][np.isin(own["hour"], list(removed))].sum())
+        wanted = sorted((known | found) - removed)
         terms = AuditTerms(now_ms, alive_ms, late_ms_limit, lost_grace_ms)
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
         origins.append(Origin(snapshot, dispatched, terms, chosen))
@@ -182,6 +188,12 @@ class _Tail:
         if self._tail is None:
             self._tail = read_tail(self._disk, self._snapshot)
         return self._tail
+
+
+def _was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
+    """Whether retention removed an hour that the published checkpoint still names; only sealed ones ever go."""
+    filed = snapshot.hours[hour]
+    return filed.sealed and filed.length > 0 and not disk.exists(schedule_path(snapshot.directory.path, hour))
 
 
 def _last_seen_ms(disk: Disk, directory: Directory, tail: MessageTail, index: TargetIndex) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from delayd.errors import DamagedData
 from delayd.log.dispatch import NewPart, Outcome, decode_outcomes
 from delayd.reading.audit import AuditTerms, audit_hour
 from delayd.reading.books import AuditReport, audit_directory
@@ -306,18 +307,34 @@ def test_what_retention_removed_at_the_target_is_unproven_and_not_lost(tmp_path:
     assert total.lost == 0 and total.dispatched == 40 and 0 < total.unproven < 40
 
 
-def test_hours_that_the_delay_servers_retention_removed_are_not_orphans(books: Books) -> None:
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("older", [True, False])
+def test_hours_that_the_delay_servers_retention_removed_are_not_orphans(
+    books: Books, published: bool, older: bool
+) -> None:
+    if older:  # Hours with dead messages are kept, so the hours that remain need not be the youngest.
+        books.decide(books.send([START_MS - HOUR_MS], at_ms=START_MS - 2 * HOUR_MS), Outcome.DEAD)
     books.hand_over(books.send(due(10, 1)))
     books.checkpoint()
     books.hand_over(books.send([START_MS + HOUR_MS]))
+    books.sealed.add(HOUR)
     books.checkpoint()
     for log in ("schedule", "dispatch"):
         books.path_of(log).unlink()
-    del books.hours[HOUR]
-    books.publish()
+    if published:
+        del books.hours[HOUR]
+        books.publish()
     report = audit(books, START_MS + HOUR_MS + 60_000)
     assert report.balanced and report.deleted_rows == 10
-    assert [hour.hour for hour in report.hours] == [HOUR + 1]
+    assert [hour.hour for hour in report.hours] == [HOUR - 1, HOUR + 1][not older :]
+
+
+def test_an_hour_that_is_gone_without_a_seal_is_damage(books: Books) -> None:
+    books.hand_over(books.send(due(10, 1)))
+    books.checkpoint()
+    books.path_of("schedule").unlink()
+    with pytest.raises(DamagedData, match="is gone, and no newer checkpoint says why"):
+        audit(books)
 
 
 def test_progress_names_hours_done_and_all_hours(books: Books) -> None:
