@@ -96,8 +96,6 @@ def message_rows(disk: Disk, path: str, torn: list[str]) -> Iterator[tuple[Cell,
 def _groups(disk: Disk, path: str, torn: list[str]) -> Iterator[Group]:
     try:
         segment = open_any(disk, path)
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise BadArgument(f"{path} can't be read ({error.strerror}); name a log file") from error
     except UnfinishedFile:
         torn.append(f"{path} is empty, for its creation did not finish; the server removes it at its next start")
         return

@@ -58,12 +58,14 @@ class Column(NamedTuple):
 def show(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], form: str, limit: int = 0) -> int:
     """Write rows to stdout as ``form`` says, at most ``limit`` of them unless it is 0; returns how many.
 
-    When more were there a sentence on stderr says so.
+    A sentence on stderr says when more were there, or, below a table, that nothing was.
     """
     source = iter(rows)
     counted = _Counted(islice(source, limit) if limit else source)
     writers = {"table": _write_table, "json": _write_json, "csv": _write_csv}
     writers[form](columns, counted, sys.stdout)
+    if form == "table" and not counted.count:
+        click.echo("delayd: nothing to list", err=True)
     if limit and counted.count == limit and next(source, None) is not None:
         sys.stdout.flush()
         click.echo(f"delayd: stopped after {limit} rows; --limit 0 shows all, --limit N more", err=True)
@@ -108,7 +110,7 @@ def _write_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out:
             table.add_row(*(Text(_cell_text(columns[number], row[number])) for number in shown))
     finally:
         # What was read before a damaged place is shown, as in the other formats.
-        if table.row_count or not sys.exc_info()[0]:
+        if table.row_count:
             Console(file=out, width=None if out.isatty() else PIPE_COLUMNS).print(table)
 
 

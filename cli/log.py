@@ -41,9 +41,12 @@ def log() -> None:
 
 
 @log.command("verify")
-@click.argument("paths", nargs=-1, metavar="[FILE]...")
+@click.argument("paths", nargs=-1, type=click.Path(exists=True, dir_okay=False), metavar="[FILE]...")
 @click.option(
-    "--data", metavar="DIR", help=f"Check every file of a data directory.  [default: {DATA_DEFAULT} without FILE]"
+    "--data",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help=f"Check every file of a data directory.  [default: {DATA_DEFAULT} without FILE]",
 )
 @click.option("--all", "everything", is_flag=True, help="List files that check, too.")
 @format_option
@@ -58,7 +61,8 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
     Example: delayd log verify --data /var/lib/delayd --all
     """
     disk = RealDisk()
-    wanted = [*paths, *(files_below(disk, data or DATA_DEFAULT) if data or not paths else [])]
+    data = DATA_DEFAULT if data is None and not paths else data
+    wanted = [*paths, *([] if data is None else files_below(disk, data))]
     checked: list[Checked] = []
 
     def rows() -> Iterator[tuple[Cell, ...]]:
@@ -85,7 +89,7 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
 
 
 @log.command("dump")
-@click.argument("path", metavar="FILE")
+@click.argument("path", type=click.Path(exists=True, dir_okay=False), metavar="FILE")
 @click.option(
     "--level",
     type=click.Choice(list(_LEVELS)),

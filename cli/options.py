@@ -20,6 +20,7 @@ meta_option = click.option(
 )
 data_option = click.option(
     "--data",
+    type=click.Path(exists=True, file_okay=False),
     default=DATA_DEFAULT,
     show_default=True,
     metavar="DIR",

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import BinaryIO, NamedTuple
 
@@ -47,7 +47,13 @@ class Wish(NamedTuple):
     metavar="INSTANT",
     help="Due then: ISO 8601 with its offset; past-due leaves at once.",
 )
-@click.option("--file", "file", metavar="FILE", help="The body is in this file; - is stdin.")
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    metavar="FILE",
+    help="The body is in this file; - is stdin.",
+)
 @click.option("--lines", is_flag=True, help="Each line of FILE, or of stdin, is one message.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Sent along; may be given again.")
 @click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after this.")
@@ -179,12 +185,7 @@ def _open(path: str) -> Iterator[BinaryIO]:
     if path == STDIN:
         yield sys.stdin.buffer
         return
-    with ExitStack() as files:
-        try:
-            source = files.enter_context(open(path, "rb"))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise click.UsageError(f"{path} can't be read ({reason}); name a file that this user may read") from error
+    with open(path, "rb") as source:
         yield source
 
 

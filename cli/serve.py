@@ -4,11 +4,13 @@ Invariant: an option exists for every setting of the server's config and for not
 line can say the same; the command line wins.
 """
 
+import os
 from dataclasses import Field, fields
 
 import click
 
 from delayd.config import CONFIGS, Value, load_config
+from delayd.errors import NotWritable
 
 from .programs import Programs
 
@@ -39,7 +41,14 @@ def server_command(role: str) -> click.Command:
         if programs is None:
             raise AssertionError("a server is started through the launcher only")
         given = {name: value for name, value in options.items() if value is not None}
-        return programs.run_server[role](load_config(role, config, given))
+        settings = load_config(role, config, given)
+        try:
+            return programs.run_server[role](settings)
+        except OSError as error:
+            # A file in the way of the directory, or a place that takes no folders, such as /proc.
+            if os.path.isdir(settings.folder):
+                raise
+            raise NotWritable(settings.folder, error.strerror or str(error)) from error
 
     config = click.Option(
         ["--config"],

@@ -1,6 +1,8 @@
 """The command line with real servers: what is sent is consumed, listed from live files, and audited."""
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -206,3 +208,27 @@ def test_two_on_one_directory_end_the_second_with_who_holds_it(servers: Up, tmp_
     assert done.returncode == 2
     assert f"{servers.ready('meta')[0].pid}" in done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()
+
+
+def test_a_data_directory_that_can_not_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [*_DELAYD, "meta", "--data", str(tmp_path / "file"), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S)
+    assert done.returncode == 2
+    assert (
+        f"delayd: {tmp_path / 'file' / 'meta'} can't be written (File exists); give this user" in done.stderr.decode()
+    )
+    assert "Traceback" not in done.stderr.decode()
+
+
+def test_progress_is_shown_to_a_person(servers: Up, subject: str, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"a\nb\nc")
+    ours, theirs = pty.openpty()
+    command = [*_DELAYD, "send", subject, "--lines", "--file", str(tmp_path / "lines"), "--at", "now", *_meta(servers)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=DEADLINE_S, check=True)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(theirs)
+    os.close(ours)
+    assert "messages" in shown
+    assert "/3" in shown
+    assert done.stdout.startswith(b"kept 3 messages, due ")

@@ -41,6 +41,11 @@ def test_json_of_nothing_is_an_empty_array(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out) == []
 
 
+def test_a_table_of_nothing_is_a_sentence_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    show(_COLUMNS, [], "table")
+    assert capsys.readouterr() == ("", "delayd: nothing to list\n")
+
+
 def test_csv_has_a_heading_and_quotes_what_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
     show(_COLUMNS, _ROWS, "csv")
     heading, first, second = csv.reader(io.StringIO(capsys.readouterr().out))

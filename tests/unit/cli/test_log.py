@@ -175,6 +175,7 @@ def test_a_damaged_file_is_dumped_up_to_the_damage(books: Books) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    ran = run("log", "dump", str(tmp_path / "none.log"))
-    assert ran.code == 2
-    assert "none.log can't be read (No such file or directory); name a log file" in ran.err
+    for command in ("dump", "verify"):
+        ran = run("log", command, str(tmp_path / "none.log"))
+        assert ran.code == 2
+        assert f"File '{tmp_path / 'none.log'}' does not exist; see delayd log {command} --help" in ran.err
