@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Spark and its libraries warn about each other; what they say is no fault of a test here.
-pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.filterwarnings("ignore")]
+# The first test also starts the JVM, which takes a minute on a machine that is busy with other things.
+pytestmark = [
+    pytest.mark.usefixtures("session"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(400),
+]
 
 NOW_MS = START_MS + 3 * HOUR_MS
 
