@@ -146,21 +146,6 @@ class Segment:
         """Iterate over the verified groups from ``offset`` on; None: do not check the first one's chain."""
         return GroupScan(self, offset, previous_crc32c)
 
-    def cut(self, offset: int, crc32c: int) -> None:
-        """Truncate to ``offset`` and fsync; appending goes on there, behind the group that has ``crc32c``.
-
-        Raises:
-            DamagedData: the file is shorter.
-        """
-        size = self.file.size()
-        if size < self.position(offset):
-            raise DamagedData(self.path, size, f"the file ends {self.position(offset) - size} bytes early")
-        if size > self.position(offset):
-            self.file.truncate(self.position(offset))
-            self.file.sync()
-        self.end = self.durable = offset
-        self.crc32c = crc32c
-
     def close(self) -> None:
         """Close the file; what was appended must have been flushed (rule L4)."""
         self.file.close()
@@ -191,8 +176,8 @@ class Segment:
             raise DamagedData(self.path, self.position(end), what)
         if size > end:
             self.file.truncate(self.position(end))
-        self._write_back(durable, end)
         if last:
+            self._write_back(durable, end)
             # Also when nothing was written here: a recovery that died may have cut without a sync.
             self.file.sync()
             self.disk.sync_folder(self.path.rpartition("/")[0])

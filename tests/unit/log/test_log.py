@@ -7,7 +7,7 @@ import pytest
 from delayd.errors import DamagedData, DiskFull, NewerFormat, ServerStopped, SyncFailed
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, list_segments, open_log, segment_name
-from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.testing.disk import Faults, MemoryDisk
 from tests.batches import messages
 
@@ -244,25 +244,3 @@ def test_bodies_full_of_magic_numbers_are_no_groups_behind_a_torn_one() -> None:
     killed = disk.after_kill()
     killed.open(f"{PLACE.folder}/{segment_name(0)}", write=True).pwritev([b"?"], FILE_HEADER_BYTES + start + 100)
     assert open_log(killed, PLACE, 5).end == start
-
-
-def test_a_segment_is_cut_to_the_length_that_a_checkpoint_names_and_goes_on_there() -> None:
-    disk = MemoryDisk()
-    disk.make_folder("/data")
-    segment = create_segment(disk, "/data/hour.log", FileHeader(FileKind.SCHEDULE, 1, number=7))
-    segment.append([group(1)])
-    end, crc32c = segment.end, segment.crc32c
-    segment.append([group(2)])
-    segment.flush()
-    segment.cut(end, crc32c)
-    segment.append([group(3)])
-    segment.flush()
-    segment.close()
-    again = open_segment(disk.after_crash(), "/data/hour.log", FileKind.SCHEDULE, 1, write=True)
-    assert _numbers(again) == [1, 3]
-    with pytest.raises(DamagedData, match="early"):
-        again.cut(10_000, 0)
-
-
-def _numbers(segment: Segment) -> list[int]:
-    return [found.header.base_sequence for found in segment.scan(0, 0)]
