@@ -6,6 +6,7 @@ the books are checked. One line a round and a summary; the exit code is 1 if any
 
 import argparse
 import asyncio
+import logging
 import random
 import shutil
 import sys
@@ -86,9 +87,10 @@ class Torture:
             self._say(f"{number:4} after {before_s:.2f} s: {told}; sent {len(ledger.sent)}, got {ledger.deliveries}")
             if number % DRAIN_EVERY == 0 or number == self._rounds:
                 await self._drain(load)
-                load.resume()
             if ledger.violations:
                 return
+            if number < self._rounds:
+                load.resume()
 
     async def _drain(self, load: Load) -> None:
         """Let everything that is due arrive, and check the books of the running servers."""
@@ -124,6 +126,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args()
     data = Path(tempfile.mkdtemp(prefix="delayd-torture-"))
+    logging.basicConfig(filename=data / "clients.log", level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     print(f"seed {options.seed}, data in {data}", flush=True)
     began = time.monotonic()
     result = torture(data, options.rounds, options.seed, lambda line: print(line, flush=True))

@@ -33,9 +33,15 @@ class Cluster:
     """Three servers; a plain class, for who kills them must see them as they are."""
 
     def __init__(self, data: Path, draw: random.Random, lease_ms: int) -> None:
+        # Which ports are free is no matter of the seed, so they have a series of their own.
+        ports = random.Random(draw.random())
         meta = ServerProcess("meta", data, {"heartbeat_ms": 200, "lease_ms": 1_000})
-        meta.port = _free_port(draw)
-        checkpoint: dict[str, Value] = {"checkpoint_every_ms": 700, "segment_bytes": MIB, "meta": meta.address}
+        meta.port = _free_port(ports)
+        checkpoint: dict[str, Value] = {
+            "checkpoint_every_ms": draw.choice((60, 700)),
+            "segment_bytes": MIB,
+            "meta": meta.address,
+        }
         self.servers = {
             "meta": meta,
             # Small frames, segments and caches: all that takes a day to happen happens within seconds.
@@ -56,7 +62,7 @@ class Cluster:
             ),
         }
         for role in ("delay", "realtime"):
-            self.servers[role].port = _free_port(draw)
+            self.servers[role].port = _free_port(ports)
 
     @property
     def meta(self) -> str:

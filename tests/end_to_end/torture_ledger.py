@@ -41,6 +41,7 @@ class Copy:
     deliveries: int = 0
     lease_ends: float = 0.0  # Of the last delivery, on time.monotonic().
     given_back: bool = False
+    tried: bool = False  # An acknowledgement of the last delivery was sent, so it may never come again.
     acknowledged: bool = False
 
 
@@ -139,8 +140,13 @@ class Ledger:
                 self.broken(f"delivered again {left_s:.3f} s before its lease ends: {self.tell(number)} at {group}")
         copy.deliveries += 1
         copy.lease_ends = lease_ends
-        copy.given_back = False
+        copy.given_back = copy.tried = False
         return number
+
+    def acknowledging(self, group: Group, numbers: Iterable[int]) -> None:
+        """A consumer is about to acknowledge; what follows may tell that it is durable, or nothing for certain."""
+        for number in numbers:
+            self.copies[group][number].tried = True
 
     def acknowledged(self, group: Group, numbers: Iterable[int]) -> None:
         """A consumer was told that its acknowledgement is durable."""
@@ -154,12 +160,14 @@ class Ledger:
             self.copies[group][number].given_back = True
 
     def missing(self, due_until_ms: int) -> list[tuple[Group, int]]:
-        """What was due by then, is promised, and is not acknowledged by a group."""
+        """What was due by then, is promised, and did not come to a group, or was let go and did not come again."""
         return [
             (group, number)
             for group, numbers in self.awaited.items()
             for number in numbers
-            if self.sent[number].deliver_at_ms <= due_until_ms and self.sent[number].fate == Fate.KEPT
+            if self.sent[number].deliver_at_ms <= due_until_ms
+            and self.sent[number].fate == Fate.KEPT
+            and not ((copy := self.copies[group].get(number)) and copy.tried)
         ]
 
     def count(self, fate: Fate) -> int:

@@ -234,6 +234,8 @@ class _Life:
         return numbers
 
     async def _settle(self, batch: AsyncMessageBatch, numbers: list[int], roll: float) -> None:
+        if roll < 0.65:
+            self._ledger.acknowledging(self._group, numbers)
         if roll < 0.5:
             await batch.ack()
             self._ledger.acknowledged(self._group, numbers)
@@ -253,6 +255,7 @@ class _Life:
                 self._ledger.given_back(self._group, [numbers[row]])
                 await batch[row].nack()
             else:
+                self._ledger.acknowledging(self._group, [numbers[row]])
                 await batch[row].ack()
                 self._ledger.acknowledged(self._group, [numbers[row]])
 
