@@ -30,6 +30,7 @@ class Faults:
     """What goes wrong, by count from 1; None never. May be changed at any time."""
 
     crash_at: int | None = None  # Of all operations: its effect is in the page cache only, then `Crash`.
+    crash_on: str | None = None  # The same at the first operation whose description contains this.
     fail_sync_at: int | None = None  # Of all syncs: SyncFailed, and what was dirty never becomes durable.
     skip_sync_at: int | None = None  # Of all syncs: reported as done and not done, to see that a test notices.
     fail_write_at: int | None = None  # Of all writes: half is written, then OSError (EIO).
@@ -210,7 +211,8 @@ class MemoryDisk:
     def count(self, operation: str) -> None:
         """Count one operation whose effect is in the page cache, and crash if this is the one."""
         self.operations.append(operation)
-        if len(self.operations) == self.faults.crash_at:
+        named = self.faults.crash_on is not None and self.faults.crash_on in operation
+        if named or len(self.operations) == self.faults.crash_at:
             self.crashed = True
             raise Crash(f"operation {len(self.operations)}: {operation}")
 
