@@ -248,11 +248,8 @@ class World:
         for target in self.outside.targets.values():
             if not target.up:
                 target.restart()
-        self.settle()
-        for number in list(self.outside.unanswered):
-            self.send_again(number)
-        self.settle()
         end = self.clock.monotonic_ms() + ms
+        self._repeat_sends()
         while (missing := self.missing()) and self.clock.monotonic_ms() < end:
             sent = [sent for sent, _ in self.outside.accepted.values()]
             dues = [due for batch in sent for due, _, body in batch.wanted if body in missing]
@@ -260,6 +257,18 @@ class World:
             self.clock.advance(max(0, min(dues) - self.clock.now_ms() - 3_000))
             self.pass_ms(500)
         self.pass_ms(1_000)
+
+    def _repeat_sends(self) -> None:
+        for _ in range(20):
+            self.look_around()
+            self.settle()
+            for number in list(self.outside.unanswered):
+                self.send_again(number)
+            self.settle()
+            if not self.outside.unanswered:
+                return
+            self.pass_ms(500)
+        raise AssertionError(f"never accepted: {self.outside.refused[-3:]}")
 
     def missing(self) -> set[bytes]:
         """Bodies of accepted messages that no target has."""
