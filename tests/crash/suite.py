@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from delayd.log import checkpoint
 from delayd.testing.disk import Faults
+from tests.crash.file_workloads import ConsumeWorkload, DispatchWorkload, ScheduleWorkload
 from tests.crash.harness import Explorer, Report
 from tests.crash.workloads import CheckpointWorkload, LogWorkload
 
@@ -40,6 +41,21 @@ def explore_log(name: str, faults: Faults) -> Report:
     return Explorer(name, LogWorkload(), lambda: replace(faults)).explore()
 
 
+def dispatch_log() -> Report:
+    """One hour's outcomes."""
+    return Explorer("dispatch log", DispatchWorkload()).explore()
+
+
+def schedule_logs() -> Report:
+    """Checkpoints over four hours."""
+    return Explorer("schedule logs", ScheduleWorkload()).explore()
+
+
+def consume_log() -> Report:
+    """Checkpoints of one subject."""
+    return Explorer("consume log", ConsumeWorkload()).explore()
+
+
 def checkpoint_alone() -> Report:
     """Nothing goes wrong but the crash."""
     with _small_slots():
@@ -69,6 +85,9 @@ SUITE = (
     log_alone,
     log_with_a_failed_write,
     log_with_a_failed_roll,
+    dispatch_log,
+    schedule_logs,
+    consume_log,
     checkpoint_alone,
     checkpoint_with_a_failed_write,
 )
