@@ -1,0 +1,105 @@
+"""A short torture on each run of the tests, and the proof that its ledger notices each kind of broken promise."""
+
+from pathlib import Path
+
+import pytest
+
+from .torture import torture
+from .torture_ledger import Delivered, Fate, Ledger, body_of
+
+GROUP = ("orders", "billing")
+OTHER = ("orders", "audit")
+DUE_MS = 1_800_000_000_000
+LATER = 1_000.0  # On the monotonic clock, far behind the end of the first delivery's lease.
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Of one message that is kept, and due at DUE_MS."""
+    ledger = Ledger((GROUP, OTHER))
+    number, _ = ledger.send("orders", DUE_MS, 10)
+    ledger.kept(number, (1, 77))
+    return ledger
+
+
+def came(number: int = 0, sequence: int = 77, body: bytes = b"") -> Delivered:
+    return Delivered(body or body_of(number, DUE_MS, 10), "orders", (1, sequence), DUE_MS)
+
+
+def deliver(ledger: Ledger, *, delivered: Delivered | None = None, now_ms: int = DUE_MS, now: float = 0.0) -> None:
+    ledger.deliver(GROUP, delivered or came(), now_ms=now_ms, now=now, lease_ends=now + 60)
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(110)
+def test_five_rounds_of_torture_break_no_promise(tmp_path: Path) -> None:
+    lines: list[str] = []
+    result = torture(tmp_path, rounds=5, seed=17, say=lines.append)
+    assert result.good, "\n".join([*lines, *result.ledger.violations])
+    assert result.rounds == 5
+    assert result.report is not None and result.report.total.dispatched > 0
+    assert result.ledger.count(Fate.KEPT) == result.report.total.scheduled
+
+
+def test_a_message_that_comes_once_and_on_time_breaks_nothing(ledger: Ledger) -> None:
+    assert ledger.missing(DUE_MS) == [(GROUP, 0), (OTHER, 0)]
+    assert ledger.missing(DUE_MS - 1) == []
+    deliver(ledger)
+    ledger.acknowledged(GROUP, [0])
+    assert ledger.missing(DUE_MS) == [(OTHER, 0)]
+    assert ledger.violations == []
+
+
+def test_a_message_may_come_again_when_its_lease_is_over_or_it_was_given_back(ledger: Ledger) -> None:
+    deliver(ledger)
+    deliver(ledger, now=LATER)
+    ledger.given_back(GROUP, [0])
+    deliver(ledger, now=LATER + 1)
+    assert ledger.violations == []
+    assert ledger.repeated == 2
+
+
+def test_a_message_that_comes_within_its_lease_is_noticed(ledger: Ledger) -> None:
+    deliver(ledger)
+    deliver(ledger, now=30.0)
+    assert "before its lease ends" in ledger.violations[0]
+
+
+def test_a_message_that_comes_after_it_was_acknowledged_is_noticed(ledger: Ledger) -> None:
+    deliver(ledger)
+    ledger.acknowledged(GROUP, [0])
+    deliver(ledger, now=LATER)
+    assert "after it was acknowledged" in ledger.violations[0]
+
+
+def test_an_early_message_is_noticed(ledger: Ledger) -> None:
+    deliver(ledger, now_ms=DUE_MS - 1)
+    assert "early by 1 ms" in ledger.violations[0]
+
+
+def test_a_message_with_two_sequences_is_noticed(ledger: Ledger) -> None:
+    deliver(ledger)
+    deliver(ledger, delivered=came(sequence=78), now=LATER)
+    assert "kept twice" in ledger.violations[0]
+
+
+def test_a_message_that_was_refused_and_comes_all_the_same_is_noticed(ledger: Ledger) -> None:
+    ledger.send("orders", DUE_MS, 10)
+    ledger.refused(1)
+    deliver(ledger, delivered=came(number=1))
+    assert "refused but there" in ledger.violations[0]
+
+
+def test_a_changed_body_and_a_message_of_nobody_are_noticed(ledger: Ledger) -> None:
+    deliver(ledger, delivered=came(body=body_of(0, DUE_MS, 9)))
+    deliver(ledger, delivered=came(number=5))
+    assert ["changed" in ledger.violations[0], "never sent" in ledger.violations[1]] == [True, True]
+
+
+def test_a_message_whose_acknowledgement_got_no_answer_need_not_come_again(ledger: Ledger) -> None:
+    deliver(ledger)
+    ledger.acknowledging(GROUP, [0])
+    assert ledger.missing(DUE_MS) == [(OTHER, 0)]
+    deliver(ledger, now=LATER)
+    assert ledger.missing(DUE_MS) == [(GROUP, 0), (OTHER, 0)]
+    assert ledger.violations == []
