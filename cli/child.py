@@ -108,6 +108,8 @@ class Child:
         self._process = None
         # What it wrote last is still in the pipe; whatever else may hold the pipe open is not waited for.
         await asyncio.wait([relay], timeout=LAST_LINES_S)
+        if relay.done():
+            relay.result()
         relay.cancel()
         if process.stdin is not None:
             process.stdin.close()

@@ -98,6 +98,21 @@ def send(
             _send_one(producer, subject, _one_body(body, file), wish, pairs, form)
 
 
+def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
+    """The lines of a source, without their line feeds, some at a time."""
+    bodies: list[bytes] = []
+    size = 0
+    for line in source:
+        body = line[:-1] if line.endswith(b"\n") else line
+        bodies.append(body)
+        size += len(body)
+        if len(bodies) == ROWS or size >= BYTES:
+            yield bodies
+            bodies, size = [], 0
+    if bodies:
+        yield bodies
+
+
 def _send_one(
     producer: Producer, subject: str, body: bytes, wish: Wish, headers: dict[str, str | bytes], form: str
 ) -> None:
@@ -116,7 +131,7 @@ def _send_lines(
 ) -> None:
     kept, first_ms, last_ms = 0, None, None
     with progress("messages", _line_count(source)) as advance:
-        for bodies in _batches(source):
+        for bodies in line_batches(source):
             try:
                 receipt = producer.send_batch(
                     subject, bodies, wish.deliver_at_ms, delay=wish.delay, headers=headers or None
@@ -144,20 +159,6 @@ def _say_what_is_kept(kept: int, error: DelaydError) -> None:
         f"delayd: the first {kept:,} lines are kept, and {partly:,} of the batch that begins at line {kept + 1:,}",
         err=True,
     )
-
-
-def _batches(source: BinaryIO) -> Iterator[list[bytes]]:
-    bodies: list[bytes] = []
-    size = 0
-    for line in source:
-        body = line[:-1] if line.endswith(b"\n") else line
-        bodies.append(body)
-        size += len(body)
-        if len(bodies) == ROWS or size >= BYTES:
-            yield bodies
-            bodies, size = [], 0
-    if bodies:
-        yield bodies
 
 
 def _line_count(source: BinaryIO) -> int | None:

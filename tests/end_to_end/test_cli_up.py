@@ -178,7 +178,10 @@ def test_servers_go_on_when_nobody_reads_the_ready_lines_any_more(tmp_path: Path
             assert process.stdout.readline().startswith(b"ready meta ")
             process.stdout.close()
             running = Up(process, tmp_path)
-            running.until(lambda: all(_starts(running, role) for role in _ROLES), "all have started")
+            running.until(lambda: bool(_starts(running, "delay")), "the delay server has started")
+            _tell(running, "delay", "end", 1)
+            running.until(lambda: len(_starts(running, "delay")) == 2, "it has started again")
+            assert int(_option(_starts(running, "delay")[1], "--port")) > 0, "its port stays"
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
         finally:

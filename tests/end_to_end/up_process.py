@@ -92,13 +92,16 @@ def up(folder: Path, *options: str, fakes: bool = False) -> Iterator[Up]:
     """Run it for the length of the block; whatever still runs at its end is killed."""
     command = up_command(folder, *options, fakes=fakes)
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        # An open stdin, as in a terminal: servers that inherited it would not notice the supervisor's end.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
     running = Up(process, folder)
     try:
         yield running
     finally:
         process.kill()
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
         for role in ("meta", "delay", "realtime"):
             _kill([ready.pid for ready in running.ready(role)])
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from delayd.log.control import encode_records
+from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FILE_HEADER_BYTES
 from tests.books import START_MS, Books
 
@@ -76,6 +78,16 @@ def test_a_flipped_bit_is_damage_with_path_and_position(books: Books, log: str) 
     assert ran.code == 3
     assert f"{path} is damaged at byte {FILE_HEADER_BYTES}: " in ran.out
     assert "1 damaged" in ran.out
+
+
+def test_a_batch_that_was_damaged_before_it_was_written_is_found_by_its_own_checksum(books: Books) -> None:
+    batch = bytearray(encode_records([{"type": "note"}]))
+    batch[-1] ^= 1
+    books.target.append([NewGroup(GroupKind.CONTROL, [bytes(batch)], 1, START_MS)], START_MS)
+    books.target.flush()
+    ran = _verify(books)
+    assert ran.code == 3
+    assert "the checksum of its heap differs" in ran.out
 
 
 def test_a_file_that_ends_before_its_checkpoint_says_is_damage(books: Books) -> None:

@@ -1,8 +1,11 @@
 """What ``delayd send`` refuses before anything is sent."""
 
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+
+from cli.send import line_batches
 
 from .runner import Ran, run
 
@@ -61,6 +64,12 @@ def test_of_lines_that_are_not_taken_it_is_said_that_none_is_kept() -> None:
     ran = _send("s", "--in", "1s", "--lines", stdin=b"a\nb\n")
     assert ran.code == 4
     assert ran.err.startswith("delayd: the first 0 lines are kept, and 0 of the batch that begins at line 1\ndelayd: ")
+
+
+def test_lines_are_read_in_batches_of_bounded_rows_and_bytes() -> None:
+    long = list(line_batches(BytesIO((b"x" * (1 << 20) + b"\n") * 20)))
+    assert [len(bodies) for bodies in long] == [8, 8, 4]
+    assert [len(bodies) for bodies in line_batches(BytesIO(b"\n" * 25_000))] == [10_000, 10_000, 5_000]
 
 
 def test_no_line_is_no_message() -> None:
