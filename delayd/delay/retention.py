@@ -160,10 +160,11 @@ class SegmentRetention:
     def release(self, *lowest: int | None) -> None:
         """Begin to remove what lies below an old checkpoint and below each of ``lowest``, where rows refer to."""
         until = self._clock.monotonic_ms() - SEGMENTS_KEPT_MS
-        old = [offset for instant, offset in self._covered if instant <= until]
-        self._covered = [covered for covered in self._covered if covered[0] > until]
-        if old:
-            limit = min([old[-1], *(offset for offset in lowest if offset is not None)])
+        # The newest old one stays: rows may hold its segments until later.
+        while len(self._covered) > 1 and self._covered[1][0] <= until:
+            self._covered.pop(0)
+        if self._covered and self._covered[0][0] <= until:
+            limit = min([self._covered[0][1], *(offset for offset in lowest if offset is not None)])
             # On the thread that appends: a roll at the same time would be forgotten.
             self._commit.submit(partial(self._log.detach_below, limit), self._detached)
 
