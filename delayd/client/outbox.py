@@ -14,10 +14,10 @@ from collections.abc import Callable, Coroutine
 
 import numpy as np
 
-from delayd.client.arguments import Columns
+from delayd.client.arguments import Columns, Single
 from delayd.client.block import Block, Progress
 from delayd.client.gathering import Gathering
-from delayd.client.packing import split_rows
+from delayd.client.packing import BYTES_TARGET, ROWS_TARGET, split_rows
 from delayd.client.receipt import Receipt
 from delayd.client.rows import Waiter
 from delayd.client.sender import Parcel, Sender
@@ -44,18 +44,18 @@ class Outbox:
         self._pieces = Slots(lambda: PIECES_UNDER_WAY)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(
-        self, subject: str, body: bytes, when: int, relative: bool, headers: bytes, waiter: Waiter[Receipt]
-    ) -> None:
-        """Take one send."""
+    def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
+        """Take one send, which holds so many bytes."""
         gathering = self._gathering
-        gathering.add(subject, body, when, relative, headers, waiter)
+        gathering.rows.append(row)
+        gathering.waiters.append(waiter)
+        gathering.held_bytes += byte_count
         if self._timer is None:
             if self._singles.taken:
                 self._timer = self._loop.call_later(self._linger_s, self._flush)
             else:
                 self._timer = self._loop.call_soon(self._flush)
-        elif gathering.is_full:
+        elif gathering.held_bytes >= BYTES_TARGET or len(gathering.rows) >= ROWS_TARGET:
             self._close_gathering()
 
     async def add_batch(self, progress: Progress, columns: Columns) -> None:

@@ -75,8 +75,8 @@ class AsyncProducer:
             RetryLater: no server took it within the timeout; nothing is kept.
             OutcomeUnknown: it may be kept; `outcome` asks with the error's handle.
         """
-        single = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
-        return self._standing_core().queue(single)
+        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
+        return self._standing_core().queue(row)
 
     send_nowait = send  # As the blocking Producer calls it.
 
@@ -124,22 +124,24 @@ class _AsyncCore:
 
     def __init__(self, address: str, settings: ProducerSettings) -> None:
         self.core = ProducerCore(address, settings, self._free)
+        self._add = self.core.outbox.add
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._queued_bytes = 0
         self._line: deque[_InLine] = deque()
 
-    def queue(self, single: Single) -> asyncio.Future[Receipt]:
+    def queue(self, row: Single) -> asyncio.Future[Receipt]:
         """Queue one send, or let it wait in line."""
-        self.core.check_open()
+        if self.core.closed:
+            self.core.check_open()
         answered: asyncio.Future[Receipt] = self._loop.create_future()
-        byte_count = len(single.body) + len(single.headers) + ROW_BYTES
+        byte_count = len(row[1]) + len(row[4]) + ROW_BYTES
         if self._line or self._queued_bytes + byte_count > self._settings.queue_bytes_max:
             timer = self._loop.call_later(self._settings.timeout_ms / 1000, self._queue_full, answered)
-            self._line.append(_InLine(single, byte_count, answered, timer))
+            self._line.append(_InLine(row, byte_count, answered, timer))
         else:
             self._queued_bytes += byte_count
-            self.core.outbox.add(*single, answered)
+            self._add(row, byte_count, answered)
         return answered
 
     async def flush(self) -> None:
@@ -164,7 +166,7 @@ class _AsyncCore:
                 if self._queued_bytes + waiting.byte_count > self._settings.queue_bytes_max:
                     return
                 self._queued_bytes += waiting.byte_count
-                self.core.outbox.add(*waiting.single, waiting.answered)
+                self._add(waiting.row, waiting.byte_count, waiting.answered)
             waiting.timer.cancel()
             self._line.popleft()
 
@@ -174,7 +176,7 @@ class _AsyncCore:
 
 
 class _InLine(NamedTuple):
-    single: Single
+    row: Single
     byte_count: int
     answered: asyncio.Future[Receipt]
     timer: asyncio.TimerHandle

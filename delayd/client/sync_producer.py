@@ -78,9 +78,9 @@ class Producer:
             RetryLater: no server took it within the timeout; nothing is kept.
             OutcomeUnknown: it may be kept; `outcome` asks with the error's handle.
         """
-        single = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
+        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
         ticket = Ticket()
-        self._standing_engine().queue(single, ticket)
+        self._standing_engine().queue(row, ticket)
         return ticket.wait(2 * self._settings.timeout_ms / 1000 + 5)
 
     def send_nowait(
@@ -97,9 +97,9 @@ class Producer:
 
         It waits for room while the queue is full, and raises CallerError and QueueFull itself.
         """
-        single = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
+        row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
         future = SendFuture()
-        self._standing_engine().queue(single, future)
+        self._standing_engine().queue(row, future)
         return future
 
     def send_batch(
@@ -163,12 +163,12 @@ class _Engine:
         self.core = self.thread.call(_made(lambda: ProducerCore(address, settings, self._room.give)))
         self._add = self.core.outbox.add
 
-    def queue(self, single: Single, waiter: Waiter[Receipt]) -> None:
+    def queue(self, row: Single, waiter: Waiter[Receipt]) -> None:
         """Hand one send over when there is room for it."""
-        byte_count = len(single.body) + len(single.headers) + ROW_BYTES
+        byte_count = len(row[1]) + len(row[4]) + ROW_BYTES
         if not self._room.take(byte_count, self._settings.timeout_ms / 1000):
             raise queue_full(self._settings)
-        self.thread.post(partial(self._add, *single, waiter))
+        self.thread.post(partial(self._add, row, byte_count, waiter))
 
     def close(self) -> None:
         """Flush, disconnect and end the thread."""
