@@ -105,15 +105,15 @@ class Explorer(Generic[Facts]):
         self._workload = workload
         self._faults = faults
 
-    def explore(self) -> Report:
-        """Die at each operation and at each operation of each recovery; Violation at the first broken promise."""
+    def explore(self, first: int = 1) -> Report:
+        """Die at each operation from ``first`` on, and at each of each recovery; Violation where a promise breaks."""
         whole = MemoryDisk(self._faults())
         facts = self._workload.new()
         self._workload.run(whole, facts)
         self.report.operations = len(whole.operations)
         self.report.ways = len(ways(SEEDS_FIRST))
         # One more than there are operations: dying after the last one.
-        for at in range(1, len(whole.operations) + 2):
+        for at in range(first, len(whole.operations) + 2):
             self._die_at(at)
         return self.report
 

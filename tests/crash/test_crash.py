@@ -80,8 +80,8 @@ def test_when_a_publication_goes_over_the_newest_slot_the_crash_tests_are_red(mo
 def test_every_single_sync_of_the_log_is_needed() -> None:
     disk = MemoryDisk()
     LogWorkload().run(disk, LogFacts())
-    syncs = [operation for operation in disk.operations if operation.startswith("sync")]
-    unnoticed = [syncs[at - 1] for at in range(1, disk.syncs + 1) if not _is_noticed(at)]
+    syncs = [at for at, operation in enumerate(disk.operations, 1) if operation.startswith("sync")]
+    unnoticed = [disk.operations[at - 1] for sync, at in enumerate(syncs, 1) if not _is_noticed(sync, at)]
     # Two rolls flush what the workload had flushed by itself, and removed segments that come back do no harm.
     assert unnoticed == NOT_NEEDED
 
@@ -93,9 +93,9 @@ NOT_NEEDED = [
 ]
 
 
-def _is_noticed(skip_sync_at: int) -> bool:
+def _is_noticed(sync: int, operation: int) -> bool:
     try:
-        explore_log(f"without sync {skip_sync_at}", Faults(skip_sync_at=skip_sync_at))
+        explore_log(f"without sync {sync}", Faults(skip_sync_at=sync), operation)
     except Violation:
         return True
     return False
