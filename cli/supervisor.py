@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ROLES = ("meta", "delay", "realtime")
 FIRST = "meta"  # The others are told its address.
 
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # Where a server that listens everywhere is reached from here.
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # Where a server that listens everywhere is reached from here.
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Supervisor:
             command += ["--port", str(wanted)]
         meta = self._children[FIRST].ready
         if role != FIRST and meta is not None:
-            command += ["--meta", f"{_ANYWHERE.get(meta.host, meta.host)}:{meta.port}"]
+            command += ["--meta", address_from_here(meta.host, meta.port)]
         return command
 
     def _on_ready(self, child: Child) -> None:
@@ -149,3 +149,9 @@ class Supervisor:
         if self._at_once:
             return INTERRUPTED
         return OK if stopped_by_themselves else BUG
+
+
+def address_from_here(host: str, port: int) -> str:
+    """``host:port`` under which a child on this machine reaches a server that listens on ``host``."""
+    host = _ANYWHERE.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
