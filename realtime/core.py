@@ -15,6 +15,7 @@ from delayd.disk import Disk
 from delayd.errors import (
     DelaydError,
     DiskReserve,
+    HandoffRefused,
     ServerStopped,
     StaleSession,
     Stopping,
@@ -205,6 +206,10 @@ class Core:
 
     def _hello(self, peer: Peer, frame: Frame) -> None:
         head = frame.head
+        meant = need_u64(head, "target")
+        if meant != self.log_id:
+            # Its session and W count for that server's batches: here they would fence off and forget others.
+            raise HandoffRefused(f"this hello is for the realtime server {meant:016x}, and this is {self.log_id:016x}")
         w_epoch, w_id = need_ints(head, "w", 2)
         hello = Hello(
             need_u64(head, "log_id"),

@@ -135,8 +135,7 @@ class Dispatcher:
         self._places[target] = (host, port)
         link = self.links.get(target)
         if link is not None and link.address != (host, port):
-            link.address = (host, port)
-            link.pump()
+            link.move((host, port))
 
     def settle(self, sequences: NDArray[np.uint64]) -> None:
         """These rows have an outcome: drop them where they wait, and wherever they come from later."""

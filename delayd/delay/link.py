@@ -98,6 +98,12 @@ class Link:
         """Take due rows of this target's subjects; `pump` sends them."""
         self.sender.waiting.add(rows)
 
+    def move(self, address: tuple[str, int]) -> None:
+        """The target listens there now: what was found at its last address says nothing of it."""
+        self.address = address
+        self._retry_at_ms = self._clock.monotonic_ms()
+        self.pump()
+
     def pump(self) -> None:
         """Connect if need be, or send what waits."""
         if self._closed:
@@ -134,6 +140,7 @@ class Link:
         self._wire, self.phase, self._answer = wire, Phase.ASKED, []
         hello: dict[str, HeadValue] = {
             "log_id": self._origin.log_id,
+            "target": self.target,  # Sessions and W count per target: another server at its address must refuse them.
             "epoch": self._origin.epoch,
             "instance": self._origin.instance,
             "session": session,

@@ -37,8 +37,12 @@ def tell(tmp_path: Path, story: Story) -> None:
     run(life)
 
 
-def hello(session: int, epoch: int = 1, w: tuple[int, int] = (0, 0)) -> Head:
-    return {"log_id": ORIGIN, "epoch": epoch, "instance": 77, "session": session, "w": list(w)}
+async def greet(connection: Connection, session: int, epoch: int = 1, w: tuple[int, int] = (0, 0)) -> Frame:
+    """Say hello to whoever is at the other end."""
+    status = await ask(connection, RequestType.STATUS, {})
+    target = status.head["log_id"]
+    who: Head = {"log_id": ORIGIN, "target": target, "epoch": epoch, "instance": 77, "session": session, "w": list(w)}
+    return await ask(connection, RequestType.HELLO, who)
 
 
 def pull_head(subject: str = "orders", group: str = "billing", wait_ms: int = 0, lease_ms: int = 60_000) -> Head:
@@ -60,7 +64,7 @@ async def ask(connection: Connection, kind: RequestType, head: Head, *body: byte
 def test_a_dispatched_message_is_pulled_and_acknowledged_once(tmp_path: Path) -> None:
     async def story(host: str, port: int) -> None:
         delay, consumer = await connect(host, port), await connect(host, port)
-        window = await ask(delay, RequestType.HELLO, hello(1))
+        window = await greet(delay, 1)
         assert window.head["batches"] == []
         waiting = asyncio.ensure_future(ask(consumer, RequestType.PULL, pull_head(wait_ms=10_000)))
         taken = await ask(delay, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"a", b"bcd"]))
@@ -84,7 +88,7 @@ def test_a_dispatched_message_is_pulled_and_acknowledged_once(tmp_path: Path) ->
 def test_a_restart_remembers_what_is_in_doubt_and_what_is_unacknowledged(tmp_path: Path) -> None:
     async def before(host: str, port: int) -> None:
         delay = await connect(host, port)
-        await ask(delay, RequestType.HELLO, hello(1))
+        await greet(delay, 1)
         await ask(delay, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"one"]))
         await ask(delay, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(2, [b"two"], w=(1, 1)))
         pulled = await ask(delay, RequestType.PULL, {**pull_head(), "max_messages": 1})
@@ -93,7 +97,7 @@ def test_a_restart_remembers_what_is_in_doubt_and_what_is_unacknowledged(tmp_pat
 
     async def after(host: str, port: int) -> None:
         delay = await connect(host, port)
-        window = await ask(delay, RequestType.HELLO, hello(2))
+        window = await greet(delay, 2)
         assert [row[:2] for row in need_rows(window.head, "batches", 7)] == [[1, 2]]
         assert len(window.body) == 16
         pulled = await ask(delay, RequestType.PULL, pull_head())
@@ -107,8 +111,8 @@ def test_a_restart_remembers_what_is_in_doubt_and_what_is_unacknowledged(tmp_pat
 def test_rule_H3_a_batch_of_an_older_session_is_refused_and_its_connection_closed(tmp_path: Path) -> None:
     async def story(host: str, port: int) -> None:
         old, new = await connect(host, port), await connect(host, port)
-        await ask(old, RequestType.HELLO, hello(1))
-        await ask(new, RequestType.HELLO, hello(2))
+        await greet(old, 1)
+        await greet(new, 2)
         with pytest.raises(ConnectionLost):
             await ask(old, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"late"]))
         await asyncio.wait_for(old.closed, 10)
@@ -117,8 +121,8 @@ def test_rule_H3_a_batch_of_an_older_session_is_refused_and_its_connection_close
         await asyncio.wait_for(new.closed, 10)
         third = await connect(host, port)
         with pytest.raises(StaleSession):
-            await ask(third, RequestType.HELLO, hello(2))
-        assert (await ask(third, RequestType.HELLO, hello(3))).head["batches"] == []
+            await greet(third, 2)
+        assert (await greet(third, 3)).head["batches"] == []
         third.close()
 
     tell(tmp_path, story)
@@ -127,7 +131,7 @@ def test_rule_H3_a_batch_of_an_older_session_is_refused_and_its_connection_close
 def test_a_lease_that_ends_offers_the_message_again(tmp_path: Path) -> None:
     async def story(host: str, port: int) -> None:
         peer = await connect(host, port)
-        await ask(peer, RequestType.HELLO, hello(1))
+        await greet(peer, 1)
         await ask(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"x", b"y"]))
         first = await ask(peer, RequestType.PULL, pull_head(lease_ms=100))
         second = await ask(peer, RequestType.PULL, pull_head(wait_ms=10_000))

@@ -14,7 +14,7 @@ from delayd.net.server import run
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestType, need_maps, need_rows
 from tests.end_to_end.processes import ServerProcess
-from tests.end_to_end.test_realtime import ask, hello, pull_head
+from tests.end_to_end.test_realtime import ask, greet, pull_head
 from tests.unit.realtime.batches import bodies_of, dispatch_batch
 
 SETTINGS: dict[str, Value] = {"meta": "127.0.0.1:1", "lease_ms": 300}
@@ -41,7 +41,7 @@ async def dispatch(connection: Connection, session: int, *batches: bytes) -> Fra
 
 def test_what_was_answered_survives_a_kill_and_is_served_once_more_to_none(tmp_path: Path) -> None:
     async def before(connection: Connection) -> None:
-        await ask(connection, RequestType.HELLO, hello(1))
+        await greet(connection, 1)
         await dispatch(connection, 1, dispatch_batch(1, [b"acked"]), dispatch_batch(2, [b"held"]))
         pulled = await ask(connection, RequestType.PULL, pull_head())
         (first, _) = need_rows(pulled.head, "parts", 4)
@@ -49,7 +49,7 @@ def test_what_was_answered_survives_a_kill_and_is_served_once_more_to_none(tmp_p
         await ask(connection, RequestType.ACK, {"subject": "orders", "group": "billing", "handles": [handle]})
 
     async def after(connection: Connection) -> None:
-        window = await ask(connection, RequestType.HELLO, hello(2))
+        window = await greet(connection, 2)
         assert [row[:2] for row in need_rows(window.head, "batches", 7)] == [[1, 1], [1, 2]]
         pulled = await ask(connection, RequestType.PULL, pull_head(wait_ms=10_000))
         assert bodies_of(pulled.body) == [b"held"]
@@ -67,7 +67,7 @@ def test_sigterm_ends_it_in_time_with_a_pull_waiting_and_nothing_left_to_replay(
     with ServerProcess("realtime", tmp_path, SETTINGS) as server:
 
         async def story(connection: Connection) -> None:
-            await ask(connection, RequestType.HELLO, hello(1))
+            await greet(connection, 1)
             await dispatch(connection, 1, dispatch_batch(1, [b"a"]))
             await ask(connection, RequestType.PULL, pull_head())
             waiting = asyncio.ensure_future(ask(connection, RequestType.PULL, pull_head("other", wait_ms=60_000)))
@@ -157,7 +157,7 @@ def _wait_until_alive(meta: ServerProcess, port: int) -> None:
 
 
 async def _two_batches(connection: Connection) -> None:
-    await ask(connection, RequestType.HELLO, hello(1))
+    await greet(connection, 1)
     await dispatch(connection, 1, dispatch_batch(1, [b"first"]))
     await dispatch(connection, 1, dispatch_batch(2, [b"second"]))
 

@@ -2,7 +2,15 @@
 
 import pytest
 
-from delayd.errors import BatchMalformed, DiskReserve, FencedInstance, ServerStopped, StaleEpoch, StaleSession
+from delayd.errors import (
+    BatchMalformed,
+    DiskReserve,
+    FencedInstance,
+    HandoffRefused,
+    ServerStopped,
+    StaleEpoch,
+    StaleSession,
+)
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType
 
@@ -95,6 +103,18 @@ def test_rule_H3_a_hello_fsyncs_also_when_nothing_is_dirty() -> None:
     syncs = world.disk.syncs
     world.hello(SimPeer(), 1)
     assert world.disk.syncs > syncs
+
+
+def test_rule_H7_a_hello_that_is_meant_for_another_server_changes_nothing() -> None:
+    world = World()
+    peer, astray = SimPeer(), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
+    request_id = world.hello_later(astray, 9, w=(1, 100), target=world.core.log_id + 1)
+    assert isinstance(astray.errors[request_id], HandoffRefused)
+    assert not peer.closed
+    world.dispatch(peer, 1, dispatch_batch(2, [b"b"]))
+    assert [row[1] for row in world.hello(SimPeer(), 2)] == [1, 2]
 
 
 def test_rule_H6_a_frame_is_refused_as_a_whole_and_nothing_of_it_is_appended() -> None:

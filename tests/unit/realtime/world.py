@@ -108,9 +108,18 @@ class World:
         instance: int = 7,
         w: tuple[int, int] = (0, 0),
         origin: int = ORIGIN,
+        target: int | None = None,
     ) -> int:
         """Say hello; returns the id of the request."""
-        head: Head = {"log_id": origin, "epoch": epoch, "instance": instance, "session": session, "w": list(w)}
+        meant = self.core.log_id if target is None else target
+        head: Head = {
+            "log_id": origin,
+            "target": meant,
+            "epoch": epoch,
+            "instance": instance,
+            "session": session,
+            "w": list(w),
+        }
         return self.send(peer, RequestType.HELLO, head)
 
     def hello(
