@@ -6,11 +6,13 @@ Invariant: nothing happens by itself. Every step is a call, so that a list of st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from random import Random
+from unittest.mock import patch
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from delayd.delay.producers import Accepted
 from delayd.delay.recovery import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError
 from delayd.hours import hour_of_ms, hour_start_ms
+from delayd.log import checkpoint
 from delayd.log.dispatch import Outcome
 from delayd.log.segment import FileKind, open_segment
 from delayd.testing.clock import START_MS, SimClock, SimMachine
@@ -37,6 +40,7 @@ DATA = "/data"
 FOLDER = "/data/delay"
 PRODUCER_ID = 0xABCDEF
 TARGET_IDS = (0x7001, 0x7002)
+SLOT_BYTES = 2_048
 STEPS_MAX = 20_000  # A run that is not quiet by then never will be.
 
 Wanted = tuple[int, bytes, bytes]
@@ -436,6 +440,13 @@ class World:
                     assert sequence not in found, f"sequence {sequence} is filed twice"
                     found[sequence] = hour
         return found
+
+
+@contextmanager
+def small_slots() -> Iterator[None]:
+    """Checkpoint files of a few KB, where many disks are copied and compared."""
+    with patch.multiple(checkpoint, SLOT_BYTES=SLOT_BYTES, PAYLOAD_BYTES_MAX=SLOT_BYTES - checkpoint.HEADER.size):
+        yield
 
 
 def encode_wanted(rows: Sequence[Wanted], part: ProducerPart) -> bytes:
