@@ -4,11 +4,9 @@ A pull's entry is in the pull log before its answer leaves, an acknowledgement i
 what is not acknowledged when its lease ends is offered again.
 """
 
-import heapq
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ from delayd.log.control import Record
 from delayd.log.pull import PullEntry, PullOp
 from delayd.wire.frame import Head
 
+from .alarms import Alarms
 from .groups import Group, Waiting
 from .index import Index, Subject
 from .peer import Peer
@@ -41,6 +40,13 @@ class Part(NamedTuple):
     rows: int
     attempt: int
     batch: Buffer
+
+
+class Lease(NamedTuple):
+    """Names a pull that is to lapse."""
+
+    group: Group
+    pull_first: int
 
 
 class Pulls:
@@ -69,9 +75,8 @@ class Pulls:
         self._next_group_id = max((group.group_id for group in self.groups.values()), default=0) + 1
         self._of_subject: dict[str, list[Group]] = {}
         self._of_peer: dict[Peer, set[Waiting]] = {}
-        self._order = count()  # Breaks ties in the heaps.
-        self._leases: list[tuple[int, int, Group]] = []  # (end, pull_first, group); stale ones are passed over.
-        self._deadlines: list[tuple[int, int, Waiting]] = []
+        self._leases = Alarms(_is_held)
+        self._deadlines = Alarms(_waits)
         for group in self.groups.values():
             self._of_subject.setdefault(group.subject.name, []).append(group)
 
@@ -106,7 +111,7 @@ class Pulls:
         for incarnation, pull_first, covered in handles:
             held = [pull for pull in group.held_within(pull_first, covered) if pull.incarnation == incarnation]
             if held:
-                entries.append(PullEntry(op, 0, group.group_id, incarnation, pull_first, 0, covered, now_ms))
+                _add_handle(entries, PullEntry(op, 0, group.group_id, incarnation, pull_first, 0, covered, now_ms))
             if self._is_stale(group, incarnation, pull_first, covered, bool(held)):
                 stale.append([incarnation, pull_first, covered])
         if entries:
@@ -138,27 +143,22 @@ class Pulls:
 
     def next_wake_ms(self) -> int | None:
         """When `wake` is next needed, monotonic."""
-        while self._deadlines and self._deadlines[0][2].answered:
-            heapq.heappop(self._deadlines)
-        times = [heap[0][0] for heap in (self._leases, self._deadlines) if heap]
-        return min(times, default=None)
+        times = (self._leases.next_ms(), self._deadlines.next_ms())
+        return min((time for time in times if time is not None), default=None)
 
     def wake(self) -> None:
         """End leases and long polls whose time is up."""
         now_ms = self._clock.monotonic_ms()
         lapsed: dict[Group, list[PullEntry]] = {}
-        while self._leases and self._leases[0][0] <= now_ms:
-            ends_ms, pull_first, group = heapq.heappop(self._leases)
-            pull = group.held.get(pull_first)
-            if pull is not None and pull.lease_ends_ms == ends_ms:
-                at = (pull.incarnation, pull_first, 0, pull.count, self._clock.now_ms())
-                lapsed.setdefault(group, []).append(PullEntry(PullOp.LAPSED, pull.attempt, group.group_id, *at))
+        for lease in self._leases.due(now_ms):
+            pull = lease.group.held[lease.pull_first]
+            at = (pull.incarnation, pull.pull_first, 0, pull.count, self._clock.now_ms())
+            entry = PullEntry(PullOp.LAPSED, pull.attempt, lease.group.group_id, *at)
+            lapsed.setdefault(lease.group, []).append(entry)
         for group, entries in lapsed.items():
             self._lapse(group, entries)
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            waiting = heapq.heappop(self._deadlines)[2]
-            if not waiting.answered:
-                self._expire(waiting)
+        for waiting in self._deadlines.due(now_ms):
+            self._expire(waiting)
 
     def _create(self, subject_name: str, name: str) -> Group:
         if len(self.groups) >= GROUPS_MAX:
@@ -269,7 +269,7 @@ class Pulls:
     def _lease(self, group: Group, pull_first: int, lease_ms: int) -> None:
         ends_ms = self._clock.monotonic_ms() + lease_ms
         group.held[pull_first].lease_ends_ms = ends_ms
-        heapq.heappush(self._leases, (ends_ms, pull_first, group))
+        self._leases.add(ends_ms, Lease(group, pull_first))
 
     def _lapse(self, group: Group, entries: Sequence[PullEntry]) -> None:
         try:
@@ -286,7 +286,7 @@ class Pulls:
         if waiting.deadline_ms <= self._clock.monotonic_ms():
             self._expire(waiting)
         else:
-            heapq.heappush(self._deadlines, (waiting.deadline_ms, next(self._order), waiting))
+            self._deadlines.add(waiting.deadline_ms, waiting)
 
     def _expire(self, waiting: Waiting) -> None:
         waiting.group.waiting.remove(waiting)
@@ -303,6 +303,24 @@ class Pulls:
             if not of_peer:
                 del self._of_peer[waiting.peer]
         return waiting.peer
+
+
+def _add_handle(entries: list[PullEntry], entry: PullEntry) -> None:
+    """Messages that are acknowledged one by one are mostly neighbours: one entry covers them."""
+    last = entries[-1] if entries else None
+    if last and last.incarnation == entry.incarnation and last.pull_first + last.covered == entry.pull_first:
+        entries[-1] = last._replace(covered=last.covered + entry.covered)
+    else:
+        entries.append(entry)
+
+
+def _is_held(ends_ms: int, lease: Lease) -> bool:
+    pull = lease.group.held.get(lease.pull_first)
+    return pull is not None and pull.lease_ends_ms == ends_ms
+
+
+def _waits(deadline_ms: int, waiting: Waiting) -> bool:
+    return not waiting.answered
 
 
 def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:
