@@ -6,7 +6,7 @@ Prints a line for each configuration, and the shortest trace when something is w
 import argparse
 import sys
 
-from tests.model.rules import CONFIGURATIONS, RULES
+from tests.model.rules import CONFIGURATIONS, PAIRS, RULES
 from tests.model.search import Result, Search
 
 STATES_MAX = 2_000_000  # About 2 GB of memory.
@@ -25,7 +25,8 @@ def main() -> int:
         parser.error(f"no rule is called {', '.join(sorted(unknown))}")
     searches = [(name, removed) for name in CONFIGURATIONS if arguments.only in (None, name)]
     if arguments.each_rule:
-        searches = [(rule.configuration, frozenset((name,))) for name, rule in RULES.items()]
+        removals = [frozenset((name,)) for name in RULES] + PAIRS
+        searches = [(RULES[min(names)].configuration, names) for names in removals]
     elif removed and arguments.only is None:
         first = RULES[min(removed)].configuration
         searches.sort(key=lambda search: search[0] != first)
@@ -34,7 +35,9 @@ def main() -> int:
         for rule in sorted(without):
             print(f"{rule}: {RULES[rule].text}")
         result = Search(CONFIGURATIONS[name], without).run(arguments.states_max)
-        print(_line(name, result), *(f"  {at:2} {told}" for at, told in enumerate(result.trace, 1)), sep="\n", flush=True)
+        print(
+            _line(name, result), *(f"  {at:2} {told}" for at, told in enumerate(result.trace, 1)), sep="\n", flush=True
+        )
         wrong = wrong or bool(result.trace) or not result.complete
         if result.trace and not arguments.each_rule:
             break

@@ -72,7 +72,7 @@ def _route(state: State) -> Iterator[Step]:
 
 
 def _noted(state: State, subject: int, level: int, target: int) -> State:
-    return state._replace(notes=state.notes[:subject] + (Note(level, target),) + state.notes[subject + 1 :])
+    return state._replace(notes=(*state.notes[:subject], Note(level, target), *state.notes[subject + 1 :]))
 
 
 def _flush(state: State) -> Iterator[Step]:
@@ -104,9 +104,7 @@ def _after_flush(link: Link, outcomes: tuple[Outcome | None, ...]) -> Link:
 def _watermark(state: State, link: Link, removed: Removed) -> W:
     if not link.settled:
         return (0, 0)
-    undecided = [
-        batch_id for batch_id, row in link.sent if "H1_durable" not in removed or state.outcomes[row] is None
-    ]
+    undecided = [batch_id for batch_id, row in link.sent if "H1_durable" not in removed or state.outcomes[row] is None]
     if "H1_prefix" in removed:
         decided = [batch_id for batch_id in range(1, link.last_id + 1) if batch_id not in undecided]
         return (state.epoch, max(decided, default=0))
@@ -129,15 +127,11 @@ def _lacks(state: State, row: int) -> bool:
     return outcome is None or outcome.level < DURABLE
 
 
-def _send(
-    state: State, number: int, link: Link, subjects: tuple[int, ...], removed: Removed
-) -> Iterator[Step]:
+def _send(state: State, number: int, link: Link, subjects: tuple[int, ...], removed: Removed) -> Iterator[Step]:
     """A frame with the first of the waiting rows, or with all of them."""
     taken = {row for _, row in link.sent}
     waiting = [
-        row
-        for row in _routed(state, number, subjects, removed)
-        if state.outcomes[row] is None and row not in taken
+        row for row in _routed(state, number, subjects, removed) if state.outcomes[row] is None and row not in taken
     ]
     for count in {1, len(waiting)} if waiting else ():
         pairs = tuple((link.last_id + 1 + at, row) for at, row in enumerate(waiting[:count]))
@@ -181,7 +175,7 @@ def _begun(state: State, link: Link, removed: Removed) -> Link:
 def _record(state: State, number: int, link: Link, reply: Reply, removed: Removed) -> State:
     """DISPATCHED for rows that T holds, if they have no outcome.
 
-    The set of batches that a link's code keeps while it is not settled only saves looking its rows up: this is the look.
+    The set of batches that the code of a link keeps until it is settled saves looking their rows up: here they are.
     """
     sent = dict(link.sent)
     outcomes = list(state.outcomes)

@@ -58,9 +58,7 @@ def _prefixes(state: State, at: int, line: Line) -> list[tuple[int, tuple[Item, 
     wires = state.targets[at].wires
     others = tuple(item for item in wires if item.line != line)
     ours = tuple(item for item in wires if item.line == line)
-    return [
-        (count, tuple(sorted(others + ours[:count], key=lambda item: item.line))) for count in range(len(ours) + 1)
-    ]
+    return [(count, tuple(sorted(others + ours[:count], key=lambda item: item.line))) for count in range(len(ours) + 1)]
 
 
 def _crash_target(state: State, number: int, relay: bool, removed: Removed) -> Iterator[Step]:
@@ -121,5 +119,3 @@ def _note_found(note: Note | None) -> list[Note | None]:
         return [None]
     found = note._replace(level=DURABLE)
     return [found] if note.level == DURABLE else [found, None]
-
-

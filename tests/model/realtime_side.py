@@ -63,14 +63,19 @@ def _greet(state: State, number: int, hello: Item, removed: Removed) -> Step:
     if line.link != number and "H7_named" not in removed:
         return (*told, "and refuses it: it is for another server"), hang_up(state, line, removed)
     heard = (line.epoch, line.session)
-    if heard <= target.heard and "H3_newer" not in removed:
+    if heard <= target.heard:
         return (*told, "and refuses it: not newer"), hang_up(state, line, removed)
     if "H3_drop" not in removed:
         target = target._replace(queue=())
     older = target.current
-    target = _put(target._replace(heard=heard, current=line), hello)
+    at_once = "H3_record" in removed or ("H3_sync" in removed and not target.under_way)
+    target = target._replace(heard=heard, current=line)
+    if "H3_sync" in removed and at_once:
+        target = target._replace(w=max(target.w, hello.w))
+    else:
+        target = _put(target, hello)
     state = _close(with_target(state, number, target), number, older, removed)
-    if "H3_record" in removed:
+    if at_once:
         state = tell(state, line, Reply("window", _window(target._replace(w=max(target.w, hello.w)))))
     return told, state
 

@@ -100,7 +100,7 @@ def canonical(state: State, removed: Removed) -> State:
 
 def _canonical_target(state: State, target: Target, removed: Removed) -> Target:
     wires = target.wires
-    if wires and not removed & {"H3_fence", "H3_newer"}:
+    if wires and "H3_fence" not in removed:
         # Late requests that T will refuse, with nobody there to hear it, change nothing.
         greeting = {item.line for item in wires if not item.batches and item.line[::2] > target.heard}
         wires = tuple(

@@ -1,7 +1,7 @@
 """State of the model: what a delay server D, its realtime servers T and the lines between them hold.
 
-Every value is a tuple, so that equal situations are one state. A batch holds one row; a message is named by its sequence.
-Whatever the code derives from other fields is derived here too, and not kept.
+Every value is a tuple, so that equal situations are one state. A batch holds one row, and a row
+is named by its sequence. Whatever the code derives from other fields is derived here too, and not kept.
 """
 
 from typing import Literal, NamedTuple
@@ -145,12 +145,12 @@ def initial(configuration: Configuration) -> State:
 
 def with_link(state: State, number: int, link: Link) -> State:
     """Replace one link."""
-    return state._replace(links=state.links[:number] + (link,) + state.links[number + 1 :])
+    return state._replace(links=(*state.links[:number], link, *state.links[number + 1 :]))
 
 
 def with_target(state: State, number: int, target: Target) -> State:
     """Replace one target."""
-    return state._replace(targets=state.targets[:number] + (target,) + state.targets[number + 1 :])
+    return state._replace(targets=(*state.targets[:number], target, *state.targets[number + 1 :]))
 
 
 def hears(state: State, line: Line) -> bool:
@@ -177,4 +177,4 @@ def tell(state: State, line: Line, reply: Reply) -> State:
     if not hears(state, line):
         return state
     link = state.links[line.link]
-    return with_link(state, line.link, link._replace(replies=link.replies + (reply,)))
+    return with_link(state, line.link, link._replace(replies=(*link.replies, reply)))

@@ -326,6 +326,31 @@ def test_rule_H7_a_target_with_another_log_id_is_sent_nothing_until_the_right_on
     world.check_books()
 
 
+def test_rule_H7_a_hello_names_the_target_that_it_is_for() -> None:
+    world = World()
+    world.send(wanted(1, 0, "a"))
+    run_threads(world)
+    world.answer_routes()
+    run_threads(world)
+    cable_of(world).carry_down()
+    (call,) = cable_of(world).up
+    assert call.asked.kind == RequestType.HELLO and call.asked.head["target"] == TARGET
+
+
+def test_a_target_that_listens_elsewhere_is_tried_at_once_though_its_last_address_raised_the_alarm() -> None:
+    world = ready_world()
+    target = target_of(world)
+    world.cut(TARGET)
+    target.log_id = 0xBAD
+    world.send(wanted(1, 0, "a"))
+    world.pass_ms(1_000)
+    assert link_of(world).alarm
+    target.log_id = TARGET
+    world.core.dispatcher.place(TARGET, f"target-{TARGET}", 2)
+    world.settle()
+    assert link_of(world).phase is Phase.READY and not link_of(world).alarm
+
+
 def test_a_hello_that_is_refused_as_another_instance_raises_the_alarm() -> None:
     world = World()
     target_of(world).origin = (1, 12345)
