@@ -7,7 +7,6 @@ acknowledgement is durable.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from types import TracebackType
@@ -16,6 +15,7 @@ from typing import Self
 from delayd.client.acks import Handles
 from delayd.client.arguments import TIMEOUT_MS
 from delayd.client.consumer_core import LEASE, MESSAGES_MAX, WAIT, ConsumerCore, ConsumerSettings
+from delayd.client.cursor import Cursor
 from delayd.client.limits import parse_address
 from delayd.client.message import MessageColumns, MessageView, Pulled
 
@@ -42,8 +42,7 @@ class AsyncConsumer:
         self._address = address
         self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
         self._own_core = ConsumerCore(address, self._settings)
-        self._current: AsyncMessageBatch | None = None
-        self._row = 0  # Of the current batch: the next one to hand out.
+        self._cursor = Cursor(lambda pulled: AsyncMessageBatch(pulled, self))
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,14 +58,12 @@ class AsyncConsumer:
     async def __anext__(self) -> AsyncMessage:
         """The next message; waits for it as long as it takes, and raises what `pull` raises."""
         while True:
-            current = self._current
-            if current is not None and self._row < len(current) and time.monotonic() < current.pulled.lease_ends:
-                self._row += 1
-                return AsyncMessage(current, self._row - 1)
-            self._current, self._row = None, 0
-            pulled = await self.core.pull(None, WAIT)
+            place = self._cursor.next()
+            if place is not None:
+                return AsyncMessage(*place)
+            pulled = await self.core.pull(self._settings.max_messages, WAIT)
             if pulled is not None:
-                self._current = AsyncMessageBatch(pulled, self)
+                self._cursor.put(pulled)
 
     async def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> AsyncMessageBatch:
         """The next messages, as columns: at least one, or none when none came within ``wait``.
@@ -75,7 +72,9 @@ class AsyncConsumer:
             RetryLater: no server was reached within the timeout.
             StaleHandle: an `ack(wait=False)` came too late; it is raised once, here or at the next call of any kind.
         """
-        pulled = await self.core.pull(max_messages, wait)
+        most = self._settings.most(max_messages)
+        self.core.check()
+        pulled = self._cursor.take(most) or await self.core.pull(most, wait)
         return AsyncMessageBatch(pulled or Pulled.nothing(self._settings.subject), self)
 
     async def flush(self) -> None:
@@ -84,9 +83,7 @@ class AsyncConsumer:
 
     async def close(self) -> None:
         """Flush, give back what was not handed out, disconnect; calling it again does nothing."""
-        left: Handles = [] if self._current is None else self._current.pulled.cut(self._row)[1].handles
-        self._current = None
-        await self._own_core.close(left)
+        await self._own_core.close(self._cursor.leave())
 
     @property
     def core(self) -> ConsumerCore:

@@ -73,6 +73,14 @@ class ConsumerSettings:
         if self.timeout_ms <= 0:
             raise BadSetting(f"timeout_ms is {self.timeout_ms} and must be above 0")
 
+    def most(self, max_messages: int | None) -> int:
+        """How many messages one pull may return."""
+        if max_messages is None:
+            return self.max_messages
+        if max_messages < 1:
+            raise BadArgument(f"max_messages is {max_messages} and must be at least 1")
+        return max_messages
+
 
 class ConsumerCore:
     """Made inside the running loop, all of it belongs to that loop's thread."""
@@ -97,12 +105,9 @@ class ConsumerCore:
             raise AlreadyClosed("this consumer was closed")
         self._raise_failures()
 
-    async def pull(self, max_messages: int | None, wait: timedelta) -> Pulled | None:
+    async def pull(self, most: int, wait: timedelta) -> Pulled | None:
         """The next messages, or None when none came in time; see AsyncConsumer."""
         self.check()
-        most = self._settings.max_messages if max_messages is None else max_messages
-        if most < 1:
-            raise BadArgument(f"max_messages is {most} and must be at least 1")
         until = self._loop.time() + max(wait / _SECOND, 0)
         while True:
             pulled = self._take(most)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import Self
 from delayd.client.acks import Handles
 from delayd.client.arguments import TIMEOUT_MS
 from delayd.client.consumer_core import LEASE, MESSAGES_MAX, WAIT, ConsumerCore, ConsumerSettings
+from delayd.client.cursor import Cursor
 from delayd.client.limits import parse_address
 from delayd.client.loop_thread import LoopThread
 from delayd.client.message import MessageColumns, MessageView, Pulled
@@ -47,9 +47,7 @@ class Consumer:
         self._closed = False
         self._engine: _Engine | None = None
         self._starting = threading.Lock()
-        self._current: MessageBatch | None = None
-        self._row = 0  # Of the current batch: the next one to hand out.
-        self._handing_out = threading.Lock()
+        self._cursor = Cursor(lambda pulled: MessageBatch(pulled, self))
 
     def __enter__(self) -> Self:
         return self
@@ -64,16 +62,14 @@ class Consumer:
 
     def __next__(self) -> Message:
         """The next message; waits for it as long as it takes, and raises what `pull` raises."""
-        with self._handing_out:
-            while True:
-                current = self._current
-                if current is not None and self._row < len(current) and time.monotonic() < current.pulled.lease_ends:
-                    self._row += 1
-                    return Message(current, self._row - 1)
-                self._current, self._row = None, 0
-                batch = self.pull()
-                if batch:
-                    self._current = batch
+        while True:
+            place = self._cursor.next()
+            if place is not None:
+                return Message(*place)
+            engine = self._standing_engine()
+            pulled = engine.thread.call(engine.core.pull(self._settings.max_messages, WAIT))
+            if pulled is not None:
+                self._cursor.put(pulled)
 
     def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> MessageBatch:
         """The next messages, as columns: at least one, or none when none came within ``wait``.
@@ -82,8 +78,10 @@ class Consumer:
             RetryLater: no server was reached within the timeout.
             StaleHandle: an `ack(wait=False)` came too late; it is raised once, here or at the next call of any kind.
         """
+        most = self._settings.most(max_messages)
         engine = self._standing_engine()
-        pulled = engine.thread.call(engine.core.pull(max_messages, wait))
+        engine.core.check()
+        pulled = self._cursor.take(most) or engine.thread.call(engine.core.pull(most, wait))
         return MessageBatch(pulled or Pulled.nothing(self._settings.subject), self)
 
     def flush(self) -> None:
@@ -96,8 +94,7 @@ class Consumer:
         with self._starting:
             self._closed = True
             engine, self._engine = self._engine, None
-        current, self._current = self._current, None
-        left: Handles = [] if current is None else current.pulled.cut(self._row)[1].handles
+        left = self._cursor.leave()
         if engine is not None and engine.thread.pid == os.getpid():
             engine.close(left)
 

@@ -149,6 +149,20 @@ def test_smaller_pulls_are_cut_from_what_was_pulled_ahead() -> None:
     on_loop(scenario)
 
 
+def test_a_pull_goes_on_where_iteration_stopped() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(6):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world) as consumer:
+            assert (await anext(consumer)).body == b"0"
+            assert (await consumer.pull(2)).bodies == [b"1", b"2"]
+            assert (await anext(consumer)).body == b"3"
+            assert (await consumer.pull()).bodies == [b"4", b"5"]
+            assert len(await consumer.pull(wait=timedelta(0))) == 0
+
+    on_loop(scenario)
+
+
 def test_what_was_pulled_and_not_handed_out_is_given_back_at_the_close() -> None:
     async def scenario(world: World) -> None:
         for row in range(10):

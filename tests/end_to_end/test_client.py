@@ -1,0 +1,68 @@
+"""The clients against the real servers: what they promise holds through a crash, and the guide's examples run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delayd.client.sync_consumer import Consumer
+from delayd.client.sync_producer import Producer
+from tests.end_to_end.up_process import Up, up
+
+GUIDE = Path(__file__).parents[2] / "docs" / "clients.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+DEADLINE_S = 60.0
+
+
+def meta_of(running: Up) -> str:
+    (ready,) = running.until_ready().ready("meta")
+    return f"{ready.host}:{ready.port}"
+
+
+def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
+    assert len(EXAMPLES) == 5
+    with up(tmp_path, "--port", "0") as running:
+        meta = meta_of(running)
+        for example in EXAMPLES:
+            program = example.replace("127.0.0.1:7400", meta)
+            command = [sys.executable, "-W", "error", "-c", program]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+            assert ended.returncode == 0 and ended.stderr == "", f"{example}\n{ended.stdout}\n{ended.stderr}"
+        assert ended.stdout.startswith("b'a' {} 20")
+
+
+@pytest.mark.parametrize("role", ["delay", "realtime", "meta"])
+def test_every_message_comes_once_although_a_server_is_killed_in_the_middle(tmp_path: Path, role: str) -> None:
+    with up(tmp_path, "--port", "0") as running:
+        meta = meta_of(running)
+        received: dict[int, int] = {}
+        with Producer(meta) as producer, Consumer(meta, "orders", "billing", lease=timedelta(seconds=5)) as consumer:
+            now_ms = time.time_ns() // 1_000_000
+            due_ms = now_ms + np.arange(4_000)
+            producer.send_batch("orders", [b"%d" % row for row in range(4_000)], due_ms)
+            futures = []
+            for row in range(4_000, 8_000):
+                futures.append(producer.send_nowait("orders", b"%d" % row, deliver_at_ms=now_ms + row - 4_000))
+                if row == 6_000:
+                    running.kill(role)
+            producer.flush()
+            assert len({future.result(0).sequence for future in futures}) == 4_000
+
+            deadline = time.monotonic() + DEADLINE_S
+            while len(received) < 8_000 and time.monotonic() < deadline:
+                batch = consumer.pull(wait=timedelta(seconds=1))
+                first_offers = batch.attempts == 1
+                for body, first in zip(batch.bodies, first_offers.tolist(), strict=True):
+                    received[int(body)] = received.get(int(body), 0) + first
+                assert batch.late_ms.min(initial=0) >= 0, "a message came early"
+                batch.ack(wait=False)
+            consumer.flush() if role != "realtime" else None
+        assert sorted(received) == list(range(8_000))
+        assert max(received.values()) == 1

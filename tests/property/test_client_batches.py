@@ -1,0 +1,191 @@
+"""What producers pack: every batch passes the server's checks and holds the rows that went in, however regrouped."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from delayd.batch import Batch, ColumnId, Int64s, ProducerPart, parse
+from delayd.client.acks import merge
+from delayd.client.arguments import Columns, Single
+from delayd.client.block import Block, Progress
+from delayd.client.gathering import Gathering, row_bytes
+from delayd.client.instants import ServerClock
+from delayd.client.packing import BYTES_TARGET, ROWS_TARGET, pack_one, pack_rows, split_rows
+from delayd.client.receipt import Accepted, BatchReceipt, Receipt
+from delayd.errors import DelaydError, HourFull
+from delayd.validate import check_batch
+
+PART = ProducerPart(2**64 - 1, 7, 3)
+NAMES = st.text("abcXYZ019._%/-", min_size=1, max_size=12)
+HEADERS = st.sampled_from([b"", b"\x80", b"\x81\xa1a\xa1b", b"\x81\xa3key\xc4\x01\x00"])
+ROWS = st.lists(
+    st.tuples(NAMES, st.binary(max_size=40), st.integers(0, 2**45), st.booleans(), HEADERS), min_size=1, max_size=30
+)
+
+Outcome = TypeVar("Outcome")
+Row = tuple[bytes, bytes, int, bytes]  # Subject, body, deliver_at_ms, headers.
+
+
+class Kept(Generic[Outcome]):
+    """A waiter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome | DelaydError] = []
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+    def set_exception(self, error: DelaydError) -> None:
+        self.outcomes.append(error)
+
+
+def known_clock() -> ServerClock:
+    """A server's clock that is exactly known to be 1,000 s ahead of the monotonic one."""
+    clock = ServerClock("a server")
+    clock.sample(0, 0, 1_000_000, wall_us=1_000_000_000)
+    return clock
+
+
+def gathered(sends: list[Single]) -> tuple[Gathering, list[Kept[Receipt]]]:
+    gathering = Gathering()
+    waiters: list[Kept[Receipt]] = [Kept() for _ in sends]
+    for row, waiter in zip(sends, waiters, strict=True):
+        gathering.add(row, row_bytes(row), waiter)
+    return gathering, waiters
+
+
+def unpacked(encoded: bytes) -> list[Row]:
+    batch = parse(encoded)
+    batch.verify()
+    check_batch(batch)
+    assert batch.producer == PART and batch.total_bytes == len(encoded)
+    subjects = batch.subjects()
+    subject_of = batch.uint32s(ColumnId.SUBJECT).tolist() if ColumnId.SUBJECT in batch else [0] * batch.count
+    names = [subjects[index] for index in subject_of]
+    due = batch.int64s(ColumnId.DELIVER_AT_MS).tolist()
+    bodies = _items(batch, ColumnId.BODY_END)
+    headers = _items(batch, ColumnId.HEADERS_END) if ColumnId.HEADERS_END in batch else [b""] * batch.count
+    return list(zip(names, bodies, due, headers, strict=True))
+
+
+def _items(batch: Batch, column: ColumnId) -> list[bytes]:
+    starts, ends = batch.region(column)
+    return [bytes(batch.heap[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+
+def expected(sends: list[Single], clock: ServerClock) -> list[Row]:
+    return [
+        (subject.encode(), body, clock.latest_ms(when) if relative else when, headers)
+        for subject, body, when, relative, headers in sends
+    ]
+
+
+@given(ROWS)
+def test_gathered_sends_come_out_as_they_went_in(sends: list[Single]) -> None:
+    clock = known_clock()
+    gathering, waiters = gathered(sends)
+    assert unpacked(gathering.encode(PART, clock)) == expected(sends, clock)
+    gathering.accept(Accepted(5, 100, len(sends), 2_000, False))
+    for at, (row, waiter) in enumerate(zip(expected(sends, clock), waiters, strict=True)):
+        assert waiter.outcomes == [Receipt(5, 100 + at, row[2], 2_000, row[2] <= 2_000, False)]
+
+
+@given(ROWS, st.data())
+def test_rows_that_were_split_off_end_once_and_on_the_right_side(sends: list[Single], data: st.DataObject) -> None:
+    assume(len(sends) > 1)
+    chosen = data.draw(st.sets(st.integers(0, len(sends) - 1), min_size=1, max_size=len(sends) - 1))
+    gathering, waiters = gathered(sends)
+    named, others = gathering.split(sorted(chosen))
+    assert named.held_bytes + others.held_bytes == gathering.held_bytes
+    clock = known_clock()
+    assert unpacked(named.encode(PART, clock)) == expected([sends[row] for row in sorted(chosen)], clock)
+    others.encode(PART, clock)
+    named.fail(HourFull("full"))
+    others.accept(Accepted(5, 1, others.count, 0, False))
+    for row, waiter in enumerate(waiters):
+        assert [isinstance(outcome, HourFull) for outcome in waiter.outcomes] == [row in chosen]
+
+
+@given(NAMES, st.binary(max_size=100), st.integers(0, 2**45))
+def test_the_short_way_for_one_row_makes_the_same_bytes(subject: str, body: bytes, due: int) -> None:
+    name = subject.encode()
+    assert pack_one(PART, due, name, body) == pack_rows(PART, np.array([due]), [name], None, None, [body])
+
+
+@given(st.lists(st.integers(0, 5 << 20), max_size=40), st.integers(0, 3))
+def test_a_batch_is_cut_into_runs_that_cover_it_within_the_targets(sizes: list[int], many: int) -> None:
+    column = np.array(sizes + [1] * (many * ROWS_TARGET), np.int64)
+    runs = split_rows(column)
+    assert [row for run in runs for row in run] == list(range(len(column)))
+    for run in runs:
+        assert len(run) <= ROWS_TARGET
+        assert len(run) == 1 or column[run.start : run.stop].sum() <= BYTES_TARGET
+
+
+@given(ROWS, st.data())
+def test_a_block_that_is_split_again_and_again_reports_every_row_once(sends: list[Single], data: st.DataObject) -> None:
+    count = len(sends)
+    bodies = [row[1] for row in sends]
+    due: Int64s = np.array([row[2] for row in sends])
+    sizes: Int64s = np.array([len(body) for body in bodies])
+    columns = Columns(b"a", bodies, sizes, due, False, [row[4] for row in sends])
+    answer: Kept[BatchReceipt] = Kept()
+    blocks = [Block.cut(Progress(count, answer), columns, range(count))]
+    sequence = 1
+    sequences: dict[int, bytes] = {}
+    while blocks:
+        block = blocks.pop()
+        if block.count > 1 and data.draw(st.booleans()):
+            rows = data.draw(st.sets(st.integers(0, block.count - 1), min_size=1, max_size=block.count - 1))
+            blocks.extend(block.split(sorted(rows)))
+            continue
+        for at, row in enumerate(unpacked(block.encode(PART, known_clock()))):
+            sequences[sequence + at] = row[1]
+        block.accept(Accepted(5, sequence, block.count, 0, False))
+        sequence += block.count
+    (receipt,) = answer.outcomes
+    assert isinstance(receipt, BatchReceipt)
+    assert receipt.rows.tolist() == list(range(count)) and receipt.deliver_at_ms.tolist() == due.tolist()
+    assert [sequences[number] for number in receipt.sequences.tolist()] == bodies
+
+
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 60), st.integers(1, 12)), max_size=30))
+def test_merged_handles_name_the_same_messages_in_the_fewest_ranges(handles: list[tuple[int, int, int]]) -> None:
+    merged = merge([list(handle) for handle in handles])
+    named = {(life, first + at) for life, first, count in handles for at in range(count)}
+    listed = [(life, first + at) for life, first, count in merged for at in range(count)]
+    assert sorted(named) == listed
+    for before, after in pairwise(merged):
+        assert before[0] < after[0] or before[1] + before[2] < after[1]
+
+
+@given(
+    st.integers(-(10**12), 10**12),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5_000_000), st.integers(0, 50_000)), min_size=1),
+)
+def test_rule_T2_the_latest_time_of_a_server_is_never_below_its_clock(
+    lead_us: int, samples: list[tuple[int, int, int]]
+) -> None:
+    lead_us += 10**13
+    clock = ServerClock("a server")
+    now_us = 10**12
+    best_us = 10**9
+    for way_there_us, pause_us, way_back_us in samples:
+        asked_us = now_us
+        read_ms = (asked_us + way_there_us + lead_us) // 1000
+        now_us = asked_us + way_there_us + way_back_us
+        clock.sample(asked_us, now_us, read_ms, wall_us=asked_us + lead_us)
+        best_us = min(best_us, way_there_us + way_back_us)
+        now_us += pause_us
+        truth_ms = (now_us + lead_us) // 1000
+        # The clocks of this test do not drift, so the sample with the shortest way is as good as on its first day,
+        # and a worse one that took its place with age is worse by no more than that age allows.
+        assert truth_ms <= clock.latest_ms(now_us) <= truth_ms + best_us // 1000 + 3 + len(samples)

@@ -1,0 +1,150 @@
+"""The small parts of the clients: slots, room, back-off, a server's clock, and what is read from the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pytest
+
+from delayd.client.arguments import ProducerSettings
+from delayd.client.instants import HORIZON_MS, ServerClock, monotonic_us, wish, wish_column
+from delayd.client.limits import check_subject, pack_headers, parse_address
+from delayd.client.receipt import BatchFailed, BatchReceipt, Failure
+from delayd.client.retry import LAST_MS, Backoff, spread_ms
+from delayd.client.room import Room
+from delayd.client.slots import Slots
+from delayd.errors import BadSetting, HourFull, PastHorizon
+
+
+def test_slots_go_to_who_waited_longest_and_never_beyond_the_limit() -> None:
+    async def scenario() -> None:
+        slots = Slots(lambda: 2)
+        taken: list[int] = []
+
+        async def take(number: int) -> None:
+            await slots.take(asyncio.get_running_loop().time() + 10)
+            taken.append(number)
+
+        tasks = [asyncio.create_task(take(number)) for number in range(5)]
+        await asyncio.sleep(0.01)
+        assert taken == [0, 1] and slots.taken == 2 and not slots.free
+        tasks[2].cancel()
+        await asyncio.wait([tasks[2]])
+        for expected in ([0, 1, 3], [0, 1, 3, 4]):
+            slots.give()
+            await asyncio.sleep(0.01)
+            assert taken == expected and slots.taken == 2
+        slots.give()
+        slots.give()
+        assert slots.taken == 0 and slots.free
+
+    asyncio.run(scenario())
+
+
+def test_a_slot_that_does_not_come_free_is_given_up_at_the_deadline() -> None:
+    async def scenario() -> None:
+        slots = Slots(lambda: 1)
+        loop = asyncio.get_running_loop()
+        await slots.take(loop.time() + 10)
+        with pytest.raises(TimeoutError):
+            await slots.take(loop.time() + 0.02)
+        slots.give()
+        assert slots.free and slots.taken == 0
+
+    asyncio.run(scenario())
+
+
+def test_room_is_refused_after_the_wait_and_given_to_who_waits() -> None:
+    room = Room(100)
+    assert room.take(60, 0) and room.take(40, 0)
+    assert not room.take(1, 0.02)
+    waited: list[bool] = []
+    waiting = threading.Thread(target=lambda: waited.append(room.take(50, 10)))
+    waiting.start()
+    room.give(60)
+    waiting.join(10)
+    assert waited == [True]
+    assert not room.take(11, 0) and room.take(10, 0)
+
+
+def test_waits_between_tries_grow_to_a_bound_and_differ() -> None:
+    backoff = Backoff()
+    waits = [backoff.next_ms() for _ in range(30)]
+    assert waits[0] <= 25 and all(wait <= LAST_MS for wait in waits) and min(waits[-10:]) >= LAST_MS / 2
+    assert len(set(waits)) == 30
+    backoff.reset()
+    assert backoff.next_ms() <= 25
+    assert 100 <= spread_ms(100) <= 125 and spread_ms(0) >= 1
+
+
+def test_the_sample_with_the_shortest_way_wins_until_the_servers_clock_was_set() -> None:
+    clock = ServerClock("a server")
+    assert not clock.known
+    clock.sample(0, 1_000, 10_000, wall_us=10_000_000)
+    assert clock.latest_ms(1_000) == 10_001 and clock.likely_ms(1_000) == 10_001
+    # A way of 100 ms says less than one of 1 ms did.
+    clock.sample(10_000, 110_000, 10_090, wall_us=10_090_000)
+    assert clock.latest_ms(110_000) == 10_110
+    # The clock went ahead by a minute: no error of either sample explains that.
+    clock.sample(200_000, 300_000, 70_250, wall_us=70_250_000)
+    assert 70_290 <= clock.latest_ms(300_000) <= 70_351
+
+
+def test_instants_are_read_to_the_millisecond_and_rounded_up() -> None:
+    now_ms = time.time_ns() // 1_000_000
+    assert wish(None, None, now_ms).when == now_ms
+    assert wish(None, datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), None).when == 0
+    assert wish(None, datetime(2020, 1, 1, 0, 0, 0, 1, tzinfo=UTC), None).when == 1_577_836_800_001
+    assert wish(None, None, np.int64(7)).when == 7  # type: ignore[arg-type]
+    before_us = monotonic_us()
+    when, relative = wish(timedelta(microseconds=1_500), None, None)
+    assert relative and before_us + 1_500 <= when <= monotonic_us() + 1_500
+
+
+def test_the_horizon_itself_is_accepted_and_a_second_more_is_not() -> None:
+    now_ms = time.time_ns() // 1_000_000
+    wish(timedelta(milliseconds=HORIZON_MS), None, None)
+    wish_column([now_ms + HORIZON_MS], 1)
+    with pytest.raises(PastHorizon):
+        wish(timedelta(milliseconds=HORIZON_MS + 1), None, None)
+    with pytest.raises(PastHorizon):
+        wish_column([5, now_ms + HORIZON_MS + 1_000], 2)
+    with pytest.raises(PastHorizon):
+        wish(timedelta(hours=2), None, None, 3_600_000)
+
+
+def test_one_instant_serves_a_whole_batch() -> None:
+    assert wish_column(5, 3).tolist() == [5, 5, 5]
+    assert wish_column(np.array([1, 2], np.uint32), 2).dtype == np.int64
+    assert wish_column(np.empty(0, np.int64), 0).tolist() == []
+
+
+def test_subjects_and_addresses_are_read_as_they_are_written() -> None:
+    assert check_subject("a/../B_c%20.d-9") == b"a/../B_c%20.d-9"
+    assert check_subject("x" * 255) == b"x" * 255
+    assert parse_address("example.org:7400") == ("example.org", 7400)
+    assert parse_address("[::1]:7400") == ("::1", 7400)
+    assert pack_headers({}) == b"" and pack_headers(None) == b""
+
+
+def test_settings_out_of_range_are_named() -> None:
+    for settings in (
+        lambda: ProducerSettings(linger_ms=-1),
+        lambda: ProducerSettings(linger_ms=5_000),
+        lambda: ProducerSettings(queue_bytes_max=1_000),
+        lambda: ProducerSettings(timeout_ms=0),
+        lambda: ProducerSettings(horizon=timedelta(0)),
+        lambda: ProducerSettings(horizon=timedelta(days=1_000)),
+    ):
+        with pytest.raises(BadSetting):
+            settings()
+
+
+def test_a_failed_batch_says_how_many_failed_and_why() -> None:
+    error = BatchFailed.of(BatchReceipt(()), [Failure(np.arange(3), HourFull("that hour is full"))])
+    assert error.message == "3 of 3 messages failed, the first with: that hour is full"
+    assert isinstance(error.__cause__, HourFull) and error.details == {"accepted": 0, "failed": 3}
