@@ -27,8 +27,6 @@ from delayd.log.log import Log
 
 PAGE_ENTRIES = 4_096  # One read of a consume log serves this many messages: 32 KiB.
 
-_COUNTING = np.arange(PAGE_ENTRIES, dtype=np.uint64)
-
 
 class Run(NamedTuple):
     """Neighbouring messages in one stored batch: its offset, the first row, how many; ``size_bytes`` 0: not known."""
@@ -42,7 +40,19 @@ class Run(NamedTuple):
 class Subject:
     """One subject: ``end`` is the next consume sequence; ``tail`` is what the checkpoint knows of its consume log."""
 
-    __slots__ = ("_page", "_page_first", "end", "firsts", "kept_from", "name", "offsets", "sizes", "subject_id", "tail")
+    __slots__ = (
+        "_page",
+        "_page_ends",
+        "_page_first",
+        "end",
+        "firsts",
+        "kept_from",
+        "name",
+        "offsets",
+        "sizes",
+        "subject_id",
+        "tail",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -55,6 +65,7 @@ class Subject:
         self.kept_from = (0, 0)  # (start of the log, first kept consume sequence) when last asked.
         self._page: Entries | None = None
         self._page_first = 0
+        self._page_ends: list[int] = []  # Where the runs of the page end.
 
     def add(self, offset: int, rows: int, size_bytes: int) -> None:
         """Append a stored batch."""
@@ -77,15 +88,13 @@ class Subject:
         page = self._page
         at = sequence - self._page_first
         if page is None or not 0 <= at < len(page):
-            count = min(PAGE_ENTRIES, self.tail.end - sequence)
-            page = self._page = read_entries(disk, place, sequence, count)
+            page = self._page = read_entries(disk, place, sequence, min(PAGE_ENTRIES, self.tail.end - sequence))
+            # Rows of one batch stand next to each other, so their entries count up.
+            self._page_ends = [*(np.flatnonzero(np.diff(page) != 1) + 1).tolist(), len(page)]
             self._page_first, at = sequence, 0
         entry = int(page[at])
-        neighbours = page[at:]
-        # Rows of one batch stand next to each other, so their entries count up.
-        differs = (neighbours - page[at]) != _COUNTING[: len(neighbours)]
-        rows = int(differs.argmax()) if differs.any() else len(neighbours)
-        return Run(entry >> ROW_BITS, entry & ROW_MASK, rows, 0)
+        end = self._page_ends[bisect.bisect_right(self._page_ends, at)]
+        return Run(entry >> ROW_BITS, entry & ROW_MASK, end - at, 0)
 
     def forget_below(self, offset: int) -> None:
         """Drop runs of batches below an offset; the consume log must hold them."""
