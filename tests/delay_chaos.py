@@ -142,7 +142,7 @@ class Chaos:
         log_id = self._random.choice(list(self.world.outside.targets))
         target = self.world.outside.targets[log_id]
         if target.up:
-            self.world.crash_target(log_id, self._random.randint(0, 2))
+            self.world.crash_target(log_id, self._random.randint(0, 2), self._random.randint(0, 2))
         else:
             target.restart()
 

@@ -211,7 +211,7 @@ class World:
         if self.asked:
             found.append(self.answer_routes)
         for cable in (*self.cables, *self.outside.late):
-            if cable.up:
+            if cable.up and cable.target.up:
                 found.append(cable.carry_up)
             if cable.down:
                 found.append(cable.carry_down)
@@ -316,10 +316,10 @@ class World:
         remains = self.remains(way, seed, late=late)
         return World(remains, core=self.core_type, seed=seed + 1, **self.settings)
 
-    def crash_target(self, log_id: int, answers: int = 0) -> None:
-        """Kill a target; ``answers`` that had left before arrive at the delay server all the same."""
+    def crash_target(self, log_id: int, answers: int = 0, keep: int = 0) -> None:
+        """Kill a target; ``answers`` that had left arrive all the same, and ``keep`` requests in its next life."""
         for cable in self._cables_of(log_id):
-            cable.cut(keep=0, keep_down=answers)
+            cable.cut(keep, answers)
         self.outside.targets[log_id].crash(self.random)
 
     def cut(self, log_id: int, keep: int = 0, answers: int = 0) -> None:

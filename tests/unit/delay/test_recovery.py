@@ -1,0 +1,322 @@
+"""A start finds what was promised: order, sequences, hours, what is decided, and what the next checkpoint owes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from delayd.delay.core import DelayCore
+from delayd.delay.hour_table import HourFile
+from delayd.delay.loader import load_hour
+from delayd.delay.recovery import recover
+from delayd.errors import DamagedData, NewerFormat
+from delayd.hours import hour_of_ms
+from delayd.log.checkpoint import read_checkpoint
+from delayd.log.schedule import decode_hours, dispatch_path
+from delayd.testing.clock import START_MS
+from delayd.testing.disk import CAPACITY_BYTES, Crash
+from delayd.testing.tree import PowerLoss
+from tests.delay_harness import FOLDER, TARGET_IDS, World, wanted
+
+HOUR_MS = 3_600_000
+HOUR = hour_of_ms(START_MS)
+WAYS = [None, *PowerLoss]
+
+
+def reopened(world: World) -> World:
+    """The next life after a power loss that took all that was not synced."""
+    return world.after_crash(PowerLoss.ALL_LOST)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rule_P4_what_a_dispatch_log_has_is_not_dispatched_again(way: PowerLoss | None) -> None:
+    world = World()
+    world.send(wanted(3, 500, "a"))
+    world.pass_ms(1_000)
+    assert len(world.outcomes()) == 3
+    world = world.after_crash(way)
+    assert world.core.counters()["loaded_rows"] == 0
+    world.drain()
+    world.check_books()
+    assert len(world.outside.targets[TARGET_IDS[0]].log) == 1
+
+
+def test_rule_P4_a_dispatch_log_is_never_cut_to_a_checkpoint() -> None:
+    world = World()
+    world.send(wanted(1, 100, "a"))
+    world.pass_ms(300)
+    world.checkpoint()
+    world.send(wanted(2, 500, "b"))
+    world.pass_ms(1_000)
+    told = world.outcomes()
+    again = reopened(world)
+    assert again.outcomes() == told and len(told) == 3
+
+
+def test_rule_I5_sequences_are_never_given_twice_with_or_without_a_checkpoint() -> None:
+    world = World()
+    for number in range(6):
+        world.send(wanted(3, HOUR_MS * 5, f"m{number}"))
+        world.settle()
+        if number % 2:
+            world.checkpoint()
+        assert world.core.intake.next_sequence == 1 + 3 * (number + 1)
+        world = reopened(world)
+    world.drain(8 * HOUR_MS)
+    world.check_books()
+
+
+def test_rule_I5_sequences_go_on_when_every_segment_but_an_empty_one_is_gone() -> None:
+    world = World(None, core=DelayCore, seed=0, segment_bytes=4_096)
+    for number in range(60):
+        world.send(wanted(3, 0, f"m{number}"))
+        world.settle()
+    world.pass_ms(1_000)
+    world.checkpoint()
+    world.pass_ms(400_000)
+    world.core.sweep()
+    world.settle()
+    assert len(world.disk.list_folder(f"{FOLDER}/message")) == 1
+    assert reopened(world).core.intake.next_sequence == 181
+
+
+def test_rule_P5_every_unsealed_hour_up_to_the_last_append_is_loaded_when_the_clock_is_behind() -> None:
+    world = World()
+    world.clock.advance(3 * HOUR_MS)
+    world.send(wanted(2, 3 * HOUR_MS, "a"))
+    world.settle()
+    world.checkpoint()
+    world.crash_target(TARGET_IDS[0])
+    remains = world.remains(PowerLoss.ALL_LOST)
+    remains.outside.machine.step_wall(-2 * HOUR_MS)
+    again = World(remains)
+    assert again.core.counters()["loaded_rows"] == 2
+    again.send(wanted(1, HOUR_MS, "b"))
+    again.settle()
+    assert again.core.intake.appended_at_ms >= START_MS + 3 * HOUR_MS
+    again.drain(4 * HOUR_MS)
+    again.check_books()
+
+
+def test_hours_that_passed_while_the_server_was_down_are_delivered_late() -> None:
+    world = World()
+    world.send([row for hour in range(6) for row in wanted(2, HOUR_MS * hour + 5_000, f"m{hour}")])
+    world.settle()
+    world.checkpoint()
+    remains = world.remains(PowerLoss.ALL_LOST)
+    remains.outside.machine.advance(10 * HOUR_MS)
+    again = World(remains)
+    again.drain()
+    again.check_books()
+    again.check_sealing()
+
+
+def test_rule_P7_an_hour_is_loaded_from_its_file_and_from_what_the_message_log_has_above_it() -> None:
+    world = World(None, core=DelayCore, seed=0, checkpoint_every_ms=HOUR_MS)
+    world.send(wanted(2, HOUR_MS + 1_000, "filed"))
+    world.settle()
+    world.checkpoint()
+    world.send(wanted(2, HOUR_MS + 1_000, "logged"))
+    world.settle()
+    for life in (world, reopened(world)):
+        life.clock.advance(HOUR_MS - 20_000)
+        life.pass_ms(3_000)
+        assert life.core.counters()["loaded_rows"] == 4
+        life.drain()
+        life.check_books()
+
+
+def test_rule_P7_rows_that_arrive_while_their_hour_is_loaded_are_held_once() -> None:
+    world = World(None, core=DelayCore, seed=0, checkpoint_every_ms=HOUR_MS, load_ahead_ms=20_000)
+    world.send(wanted(2, HOUR_MS + 1_000, "filed"))
+    world.settle()
+    world.checkpoint()
+    world.clock.advance(HOUR_MS - 19_000)
+    world.core.wake()
+    worker = world.executors()[2]
+    assert worker.waiting == 1
+    world.send(wanted(1, HOUR_MS + 1_000, "before the load"))
+    commit = world.executors()[0]
+    commit.run_all()
+    worker.run_one()
+    world.send(wanted(1, HOUR_MS + 1_000, "during the load"))
+    commit.run_all()
+    world.core.checkpoint(lambda offset: None)
+    assert worker.waiting == 0, "no checkpoint begins during a load"
+    worker.complete_one()
+    assert world.core.counters()["loaded_rows"] == 4
+    world.drain()
+    world.check_books()
+
+
+def test_the_loader_leaves_decided_rows_out() -> None:
+    world = World()
+    world.send(wanted(4, 1_000, "a"))
+    world.settle()
+    world.checkpoint()
+    log_id, file = world.core.identity.log_id, world.hours().get(HOUR)
+    loaded = load_hour(world.disk, FOLDER, log_id, HOUR, file, np.array([1, 3], np.uint64))
+    assert loaded.prepared.rows["sequence"].tolist() == [2, 4] and loaded.damage is None
+    nothing = load_hour(world.disk, FOLDER, log_id, HOUR + 1, HourFile())
+    assert not len(nothing.prepared.rows) and nothing.damage is None
+
+
+def test_rule_L5_a_damaged_group_of_an_hour_is_quarantined_and_the_others_are_delivered() -> None:
+    world = World()
+    world.send(wanted(2, HOUR_MS + 5_000, "fine"))
+    world.settle()
+    world.checkpoint()
+    world.send(wanted(2, HOUR_MS + 5_000, "rotten"))
+    world.settle()
+    world.checkpoint()
+    path = f"{FOLDER}/schedule/20270115/2027011509.log"
+    file = world.disk.open(path, write=True)
+    file.pwritev([b"ROTTEN-0"], file.pread(file.size(), 0).index(b"rotten-0"))
+    world.clock.advance(HOUR_MS)
+    world.pass_ms(10_000)
+    assert {body for kept in world.outside.targets[TARGET_IDS[0]].log for body in kept.bodies} == {b"fine-0", b"fine-1"}
+    world.clock.advance(HOUR_MS)
+    world.pass_ms(2_000)
+    world.checkpoint()
+    world.core.sweep()
+    world.settle()
+    assert not world.hours().get(HOUR + 1).sealed
+
+
+def test_rule_L5_a_dispatch_log_damaged_below_its_durable_end_stops_the_start() -> None:
+    world = World()
+    for number in range(3):
+        world.send(wanted(1, 500 * number, f"m{number}"))
+        world.pass_ms(600)
+    path = dispatch_path(FOLDER, HOUR)
+    remains = world.remains(PowerLoss.ALL_LOST)
+    remains.disk.open(path, write=True).pwritev([b"\xff"], 200)
+    with pytest.raises(DamagedData, match=path):
+        World(remains)
+
+
+def test_a_directory_of_a_newer_format_is_refused_by_name() -> None:
+    world = World()
+    remains = world.remains()
+    remains.state.commit([(b"format", b"\x63")])
+    with pytest.raises(NewerFormat):
+        World(remains)
+
+
+def test_recovery_that_is_repeated_finds_the_same() -> None:
+    world = World()
+    world.send([*wanted(3, 500, "a"), *wanted(3, 50_000, "b", b"mail"), *wanted(2, 3 * HOUR_MS, "c")])
+    world.pass_ms(1_000)
+    found = []
+    for _ in range(2):
+        remains = world.remains(PowerLoss.ALL_LOST)
+        life = World(remains)
+        config = life.core._config
+        again = recover(remains.disk, remains.state, remains.clock, config, life.core.identity)
+        found.append((again.next_sequence, again.targets, len(again.pending), len(again.wheel), again.replay))
+    assert found[0] == found[1]
+
+
+def test_rule_P2_what_a_checkpoint_counts_is_durable_before_the_state_counts_it() -> None:
+    world = World()
+    world.send([row for hour in range(4) for row in wanted(2, 2 * HOUR_MS + hour * HOUR_MS, f"m{hour}")])
+    world.settle()
+    world.disk.faults.crash_on = "commit"
+    with pytest.raises(Crash):
+        world.checkpoint()
+    last_sync = max(i for i, name in enumerate(world.disk.operations) if name.startswith("sync_filesystem"))
+    writes = [i for i, name in enumerate(world.disk.operations) if name.startswith("write /data/delay/schedule")]
+    assert len(writes) == 8 and max(writes) < last_sync
+    again = reopened(world)
+    again.drain(10 * HOUR_MS)
+    again.check_books()
+
+
+def test_rule_P3_the_file_is_published_after_the_state_and_says_the_same() -> None:
+    world = World()
+    world.send(wanted(2, 2 * HOUR_MS, "a"))
+    world.settle()
+    offset = world.checkpoint()
+    payload = read_checkpoint(world.disk, FOLDER, world.core.identity.log_id)
+    assert payload is not None
+    assert (payload["replay_offset"], payload["next_sequence"], payload["epoch"]) == (offset, 3, 1)
+    table = payload["hours"]
+    assert isinstance(table, bytes)
+    assert decode_hours(table)["rows"].tolist() == [2]
+    world.send(wanted(1, 2 * HOUR_MS, "b"))
+    world.settle()
+    world.disk.faults.crash_on = "checkpoint"
+    with pytest.raises(Crash):
+        world.checkpoint()
+    after = reopened(world)
+    payload = read_checkpoint(after.disk, FOLDER, world.core.identity.log_id)
+    assert payload is not None and payload["replay_offset"] == offset
+    assert after.hours().get(HOUR + 2).rows == 3
+    assert after.checkpoint() > offset
+
+
+def test_rule_P2_a_checkpoint_that_could_not_be_published_is_counted_and_published_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.send(wanted(2, 2 * HOUR_MS, "a"))
+    world.settle()
+    world.checkpoint()
+    world.send(wanted(2, 2 * HOUR_MS, "b"))
+    world.settle()
+    answers: list[int] = []
+    world.core.checkpoint(answers.append)
+    worker = world.executors()[2]
+    commits = world.state.commits
+    commit = world.state.commit
+
+    def commit_and_fill(puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+        commit(puts, removes)
+        world.disk.capacity_bytes = world.disk.used_bytes
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.state, "commit", commit_and_fill)
+        worker.run_all()
+    world.settle()
+    assert not answers and world.state.commits == commits + 1
+    world.disk.capacity_bytes = world.disk.used_bytes
+    world.core.wake()
+    again = reopened(world)
+    again.disk.capacity_bytes = CAPACITY_BYTES
+    again.drain(3 * HOUR_MS)
+    again.check_books()
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_ms(2_000)
+    assert answers == [world.core.counters()["replay_offset"]]
+    world.drain(3 * HOUR_MS)
+    world.check_books()
+    world.check_sealing()
+
+
+def test_what_a_failed_checkpoint_would_have_said_is_said_by_the_next() -> None:
+    world = World()
+    number = world.send(wanted(2, 2 * HOUR_MS, "a"))
+    world.settle()
+    world.disk.capacity_bytes = world.disk.used_bytes
+    world.core.checkpoint(lambda offset: None)
+    world.settle()
+    world.disk.capacity_bytes = CAPACITY_BYTES
+    world.pass_ms(1_500)
+    assert world.checkpoint() == world.core.counters()["replay_offset"] == world.core.counters()["message_log_end"]
+    again = reopened(world)
+    assert again.core.dispatcher.targets == {b"orders.eu": TARGET_IDS[0]}
+    again.send_again(number)
+    again.settle()
+    assert again.core.intake.next_sequence == 3
+
+
+def test_a_stop_makes_everything_durable_and_the_next_start_replays_nothing() -> None:
+    world = World()
+    world.send([*wanted(2, 2 * HOUR_MS, "a"), *wanted(2, 500, "b")])
+    world.pass_ms(600)
+    assert world.stop()
+    again = reopened(world)
+    assert again.core.counters()["pending_rows"] == 0
+    assert again.core.counters()["replay_offset"] == again.core.counters()["message_log_end"]
+    again.drain(3 * HOUR_MS)
+    again.check_books()
