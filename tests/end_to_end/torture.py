@@ -27,6 +27,8 @@ from .torture_load import CONSUMERS, LEASE, Load
 DRAIN_EVERY = 8
 DRAIN_S = 30.0  # After the last start: a lease, the clients' waits between tries, and what had gathered.
 BEFORE_S = (0.05, 2.5)  # A round strikes after so long: often while the last one is not yet forgotten.
+HERD_SHARE = 0.5  # Of the rounds strike when many messages are due at once, so that all that is busy is hit.
+AFTER_HERD_MS = (-10, 60)
 SHOWN_MAX = 20
 
 
@@ -77,20 +79,29 @@ class Torture:
     async def _strike(self, load: Load) -> None:
         ledger = self._ledger
         for number in range(1, self._rounds + 1):
-            before_s = self._draw.uniform(*BEFORE_S)
-            await asyncio.sleep(before_s)
+            before = await self._wait(load)
             self._cluster.check()
             told = await self._cluster.round(self._draw)
             self._cluster.check()
             load.check()
             self._done = number
-            self._say(f"{number:4} after {before_s:.2f} s: {told}; sent {len(ledger.sent)}, got {ledger.deliveries}")
+            self._say(f"{number:4} {before}: {told}; sent {len(ledger.sent)}, got {ledger.deliveries}")
             if number % DRAIN_EVERY == 0 or number == self._rounds:
                 await self._drain(load)
             if ledger.violations:
                 return
             if number < self._rounds:
                 load.resume()
+
+    async def _wait(self, load: Load) -> str:
+        """Wait for the moment to strike; says what it is."""
+        if self._draw.random() < HERD_SHARE:
+            after_ms = self._draw.randint(*AFTER_HERD_MS)
+            await asyncio.sleep((load.send_herd(self._draw) + after_ms - _now_ms()) / 1000)
+            return f"{after_ms} ms after a herd"
+        before_s = self._draw.uniform(*BEFORE_S)
+        await asyncio.sleep(before_s)
+        return f"after {before_s:.2f} s"
 
     async def _drain(self, load: Load) -> None:
         """Let everything that is due arrive, and check the books of the running servers."""

@@ -13,8 +13,10 @@ from pathlib import Path
 from delayd.config import Value
 
 from .processes import HOST, ServerProcess
+from .torture_cut import cut_connections
 
 ROLES = ("meta", "delay", "realtime")
+KINDS = ("one", "two", "all", "stopped", "terminated", "cut", "late")
 READY_S = 30.0  # To recover and say so; a start takes half a second on an idle machine.
 STOPPED_S = (0.5, 3.0)
 APART_S = 0.25  # Of the deaths of one round, and of its starts.
@@ -38,7 +40,7 @@ class Cluster:
         meta = ServerProcess("meta", data, {"heartbeat_ms": 200, "lease_ms": 1_000})
         meta.port = _free_port(ports)
         checkpoint: dict[str, Value] = {
-            "checkpoint_every_ms": draw.choice((60, 700)),
+            "checkpoint_every_ms": draw.choice((60, 700, 5_000)),
             "segment_bytes": MIB,
             "meta": meta.address,
         }
@@ -90,10 +92,18 @@ class Cluster:
 
     async def round(self, draw: random.Random) -> str:
         """Do something terrible to some server, and bring all back; says what it was."""
-        kind = draw.choices(("one", "two", "all", "stopped", "terminated"), (45, 15, 12, 14, 14))[0]
-        roles = tuple(draw.sample(ROLES, {"two": 2, "all": 3}.get(kind, 1)))
+        kind = draw.choices(KINDS, (35, 12, 10, 10, 13, 10, 10))[0]
+        # Those that hold messages are struck most.
+        one = draw.choices(ROLES, (1, 3, 3))[0]
+        others = draw.sample([role for role in ROLES if role != one], {"two": 1, "all": 2}.get(kind, 0))
+        roles = (one, *others)
         if kind == "stopped":
             return await self._stop_one(roles[0], draw)
+        if kind == "late":
+            return await self._deliver_late(draw)
+        if kind == "cut":
+            cut = cut_connections(self.servers[roles[0]].pid, draw, draw.choice((0.5, 1.0)))
+            return f"cut {cut} connections of {roles[0]}"
         if kind == "terminated":
             code = await asyncio.to_thread(self.servers[roles[0]].terminate)
             if code != 0:
@@ -135,6 +145,16 @@ class Cluster:
             return f"SIGSTOP {role} for {stopped_s:.1f} s, SIGKILL, back in {await self.start((role,)):.1f} s"
         self.servers[role].signal(signal.SIGCONT)
         return f"SIGSTOP {role} for {stopped_s:.1f} s"
+
+    async def _deliver_late(self, draw: random.Random) -> str:
+        """What the delay server had sent is read only after it has connected again (rule H3)."""
+        realtime = self.servers["realtime"]
+        realtime.signal(signal.SIGSTOP)
+        await asyncio.sleep(draw.uniform(0, STOPPED_S[0]))
+        cut = cut_connections(self.servers["delay"].pid, draw, 1.0, frozenset((realtime.port,)))
+        await asyncio.sleep(draw.uniform(*STOPPED_S))
+        realtime.signal(signal.SIGCONT)
+        return f"SIGSTOP realtime, cut {cut} connections of delay to it, SIGCONT"
 
     async def _kill_while_it_starts(self, role: str, draw: random.Random) -> str:
         self.servers[role].spawn()

@@ -34,6 +34,8 @@ SINGLES = (1, 12)
 PAUSE_S = (0.1, 0.6)
 BODY_BYTES = (0, 300)
 LARGE_BODY_BYTES = 60_000
+HERD_ROWS = (300, 1_500)
+HERD_AHEAD_MS = 1_500
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
@@ -51,11 +53,12 @@ class Load:
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._unknown: list[tuple[AsyncProducer, SendHandle, list[int]]] = []
-        self._consumers_over = False
+        self._producers: list[AsyncProducer] = []
 
     async def __aenter__(self) -> Self:
-        for number, timeout_ms in enumerate(TIMEOUTS_MS):
-            self._start(self._produce(number, timeout_ms))
+        self._producers += [AsyncProducer(self._meta, timeout_ms=timeout_ms) for timeout_ms in TIMEOUTS_MS]
+        for number, producer in enumerate(self._producers):
+            self._start(self._produce(number, producer))
         for group, count in CONSUMERS.items():
             for number in range(count):
                 self._start(self._consume(group, number))
@@ -83,6 +86,12 @@ class Load:
         self._calm = False
         self._sending.set()
 
+    def send_herd(self, draw: random.Random) -> int:
+        """Begin to send messages that are all due in one instant; when, in ms since the epoch."""
+        due_ms = int(time.time() * 1000) + HERD_AHEAD_MS
+        self._call(self._send_many(draw.choice(self._producers), draw, [due_ms] * draw.randint(*HERD_ROWS)))
+        return due_ms
+
     async def quiet(self) -> None:
         """Stop sending and learn what became of everything sent; from here on consumers acknowledge all they get.
 
@@ -103,23 +112,27 @@ class Load:
 
     # Producers.
 
-    async def _produce(self, number: int, timeout_ms: float) -> None:
+    async def _produce(self, number: int, producer: AsyncProducer) -> None:
         draw = random.Random(f"{self._seed} producer {number}")
-        async with AsyncProducer(self._meta, timeout_ms=timeout_ms) as producer:
+        async with producer:
             while not self._over:
                 await self._sending.wait()
                 if len(self._calls) < UNDER_WAY_MAX * len(TIMEOUTS_MS):
-                    call = self._send_batch if draw.random() < 0.6 else self._send_singles
-                    task = asyncio.get_running_loop().create_task(call(producer, draw))
-                    self._calls.add(task)
-                    task.add_done_callback(self._ended)
+                    self._call((self._send_batch if draw.random() < 0.6 else self._send_singles)(producer, draw))
                 await asyncio.sleep(draw.uniform(*PAUSE_S))
             while self._calls:
                 await asyncio.wait(set(self._calls))
 
+    def _call(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._calls.add(task)
+        task.add_done_callback(self._ended)
+
     async def _send_batch(self, producer: AsyncProducer, draw: random.Random) -> None:
+        await self._send_many(producer, draw, _draw_instants(draw, draw.randint(*BATCH_ROWS)))
+
+    async def _send_many(self, producer: AsyncProducer, draw: random.Random, instants: list[int]) -> None:
         subject = draw.choice(SUBJECTS)
-        instants = _draw_instants(draw, draw.randint(*BATCH_ROWS))
         messages = [self._ledger.send(subject, instant, _draw_size(draw)) for instant in instants]
         numbers = [number for number, _ in messages]
         try:
