@@ -9,7 +9,7 @@ from delayd.validate import check_batch
 
 from .handoff import Origin, W
 
-FRAME_BATCHES_MAX = 16_384  # The answer names each batch and must fit one head.
+FRAME_BATCHES_MAX = 32_768  # The answer names each batch and must fit one head.
 
 
 def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[DispatchPart]]:
