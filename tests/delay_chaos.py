@@ -81,6 +81,7 @@ class Chaos:
             (3, self._meta),
             (4, self._sweep),
             (3, self._fill_disk),
+            (2, self._move_targets),
         ]
         weights = [weight for weight, _ in kinds]
         kind = self._random.choices([step for _, step in kinds], weights)[0]
@@ -152,6 +153,12 @@ class Chaos:
 
     def _meta(self) -> None:
         self.world.meta_up = not self.world.meta_up
+
+    def _move_targets(self) -> None:
+        """The targets' addresses are mixed up, or right again."""
+        outside = self.world.outside
+        ids = list(outside.targets)
+        outside.moved = {} if outside.moved else dict(zip(ids, reversed(ids), strict=True))
 
     def _fill_disk(self) -> None:
         disk = self.world.disk

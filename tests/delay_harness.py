@@ -66,6 +66,7 @@ class Outside:
     accepted: dict[int, tuple[Sent, Accepted]] = field(default_factory=dict)
     refused: list[tuple[int, DelaydError]] = field(default_factory=list)
     last_number: int = 0
+    moved: dict[int, int] = field(default_factory=dict)  # Who listens at the address of a target, if not itself.
     late: list[Cable] = field(default_factory=list)  # Connections of earlier lives with requests that may yet arrive.
 
     def copy(self) -> Outside:
@@ -74,7 +75,7 @@ class Outside:
         machine = SimMachine(kept.wall_ms, kept.boottime_ms, kept.monotonic_ms, kept.boots)
         targets = {id: target.copy(partial(_wall_ms, machine)) for id, target in self.targets.items()}
         twin = Outside(machine, targets, dict(self.unanswered), dict(self.accepted), list(self.refused))
-        twin.last_number = self.last_number
+        twin.last_number, twin.moved = self.last_number, dict(self.moved)
         for cable in self.late:
             other = Cable(targets[cable.target.log_id], _nobody)
             other.up.extend(cable.up)
@@ -249,6 +250,7 @@ class World:
     def drain(self, ms: int = 60_000) -> None:
         """Heal everything, retry what is not accepted, and let time pass until each message has an outcome."""
         self.meta_up = True
+        self.outside.moved.clear()
         for target in self.outside.targets.values():
             if not target.up:
                 target.restart()
@@ -336,7 +338,8 @@ class World:
     def _dial(
         self, host: str, port: int, connected: Callable[[Cable], None], lost: Callable[[DelaydError], None]
     ) -> None:
-        target = self.outside.targets[int(host.removeprefix("target-"))]
+        meant = int(host.removeprefix("target-"))
+        target = self.outside.targets[self.outside.moved.get(meant, meant)]
         cable = Cable(target, lost)
         self.cables.append(cable)
         if target.up:

@@ -14,7 +14,7 @@ from random import Random
 import numpy as np
 
 from delayd.batch import Batch, Buffer, ColumnId, DispatchPart, parse
-from delayd.errors import ConnectionLost, DelaydError, FencedInstance, StaleEpoch, StaleSession
+from delayd.errors import ConnectionLost, DelaydError, FencedInstance, HandoffRefused, StaleEpoch, StaleSession
 from delayd.validate import check_batch
 from delayd.wire.frame import ANSWER, MORE, Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_ints, need_u64
@@ -202,6 +202,8 @@ class FakeTarget:
         self._w = max((kept.part.w_epoch, kept.part.w_id) for kept in self.log) if self.log else (0, 0)
 
     def _hello(self, cable: Cable, asked: Asked, answer: Callable[[Frame | DelaydError], None]) -> None:
+        if need_u64(asked.head, "target") != self.log_id:
+            raise HandoffRefused("this hello is for another server")
         epoch, instance = need_int(asked.head, "epoch"), need_u64(asked.head, "instance")
         session = need_int(asked.head, "session")
         w_epoch, w_id = need_ints(asked.head, "w", 2)

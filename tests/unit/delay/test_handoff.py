@@ -319,7 +319,7 @@ def test_rule_H7_a_target_with_another_log_id_is_sent_nothing_until_the_right_on
     target.log_id = 0xBAD
     world.send(wanted(1, 0, "a"))
     world.pass_ms(5_000)
-    assert link_of(world).alarm == "its log_id is 0000000000000bad now" and len(target.log) == 1
+    assert "for another server" in link_of(world).alarm and len(target.log) == 1
     target.log_id = TARGET
     world.pass_ms(ALARM_RETRY_MS)
     assert link_of(world).phase is Phase.READY and not link_of(world).alarm
