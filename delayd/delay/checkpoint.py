@@ -22,7 +22,7 @@ from delayd.delay.rows import Rows
 from delayd.delay.schedule_writer import ScheduleWriter
 from delayd.delay.subjects import Subjects
 from delayd.disk import Disk
-from delayd.errors import DiskFull
+from delayd.errors import DamagedData, DiskFull
 from delayd.executor import Done, Executor
 from delayd.identity import Identity
 from delayd.log.checkpoint import CheckpointFile
@@ -203,7 +203,7 @@ class Checkpointer:
         self._running = False
         try:
             filed = done.result()
-        except (DiskFull, Abandoned) as error:
+        except (DiskFull, DamagedData, Abandoned) as error:
             # Nothing counts what was written. What only this one would have said, the next one says.
             self._owed = (facts.puts, facts.removes)
             self._put_off(error, ended)
@@ -224,5 +224,10 @@ class Checkpointer:
 
     def _put_off(self, error: Exception, ended: Callable[[bool], None]) -> None:
         self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-        log.warning("checkpoint_put_off reason=%r", str(error))
+        # A damaged file waits for its copy: what was accepted meanwhile is safe in the message log.
+        log.log(
+            logging.CRITICAL if isinstance(error, DamagedData) else logging.WARNING,
+            "checkpoint_put_off reason=%r",
+            str(error),
+        )
         ended(False)

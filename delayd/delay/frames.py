@@ -28,6 +28,14 @@ def split_by_subject_and_hour(rows: Rows) -> Iterator[Rows]:
         yield rows[low:high]
 
 
+def split_by_source(rows: Rows) -> list[Rows]:
+    """The rows of each stored batch, in the order they had."""
+    batches = rows["location"] >> np.uint64(BATCH_ROW_BITS)
+    order = np.argsort(batches, kind="stable")
+    batches = batches.take(order)
+    return np.split(rows.take(order), np.flatnonzero(batches[1:] != batches[:-1]) + 1)
+
+
 def collect(rows: Rows, sources: Sources) -> Gathered:
     """Copy headers and bodies of rows of one hour, in their order.
 

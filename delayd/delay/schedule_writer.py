@@ -62,7 +62,7 @@ class ScheduleWriter:
                     count = len(table.sequences)
                     self._write_window(window, stored, table, rows[at : at + count], names, (start, stop))
                     at += count
-        except DiskFull:
+        except (DiskFull, DamagedData):
             # Or each try would leave its files open.
             self._sync()
             raise

@@ -12,7 +12,7 @@ from typing import Protocol
 from delayd.batch import Buffer, DispatchPart
 from delayd.clock import Clock
 from delayd.config import DelayConfig
-from delayd.delay.frames import collect, encode_dispatch, split_by_subject_and_hour
+from delayd.delay.frames import collect, encode_dispatch, split_by_source, split_by_subject_and_hour
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.rows import Rows
 from delayd.delay.sources import Sources
@@ -163,9 +163,7 @@ class Sender:
             if len(sent) >= BATCHES_A_FRAME:
                 left.append(part)
                 continue
-            batch = self._build(part, batches)
-            if batch is not None:
-                sent.append(batch)
+            sent.extend(self._build(part, batches))
         for part in reversed(left):
             self.waiting.give_back(part)
         if sent:
@@ -174,27 +172,31 @@ class Sender:
             answered = partial(self._answered, wire, session, current, sent, refused)
             wire.call(RequestType.DISPATCH, head, batches, answered)
 
-    def _build(self, rows: Rows, batches: list[bytes]) -> SentBatch | None:
+    def _build(self, rows: Rows, batches: list[bytes]) -> list[SentBatch]:
         hour, subject = int(rows["hour"][0]), self._names[int(rows["subject"][0])]
         try:
             gathered = collect(rows, self._sources)
         except DamagedData as error:
+            pieces = split_by_source(rows)
+            if len(pieces) > 1:
+                # What was stored beside the damaged batch is as good as ever.
+                return [sent for piece in pieces for sent in self._build(piece, batches)]
             self.quarantined_rows += len(rows)
             sequences = rows["sequence"][:10].tolist()
             log.critical("rows_quarantined rows=%d sequences=%s reason=%r", len(rows), sequences, str(error))
-            return None
+            return []
         claimed_at_ms = self._clock.now_ms()
         if int(gathered.deliver_at_ms.max()) > claimed_at_ms:
             # The clock was set back since these rows were taken: they are not due any more.
             self._put_back(rows)
-            return None
+            return []
         w_epoch, w_id = self.window.w
         batch_id = self.window.next_id()
         part = DispatchPart(self._origin.log_id, self._origin.epoch, batch_id, w_epoch, w_id, claimed_at_ms, hour)
         batches.append(encode_dispatch(part, rows, gathered, subject))
         sent = SentBatch(batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, len(batches[-1]))
         self.window.add(sent)
-        return sent
+        return [sent]
 
     def _answered(
         self,
