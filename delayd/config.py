@@ -34,7 +34,6 @@ DAY_MS = 24 * HOUR_MS
 YEAR_MS = 365 * DAY_MS
 HORIZON_DAYS_MAX = 2 * 366  # 17,568 schedule logs: one flush of all of them still takes seconds.
 GROUP_BYTES_MAX = 64 * MIB  # What a group of a log can hold (docs/formats/group.md).
-FRAME_BODY_BYTES_MAX = 64 * MIB  # docs/protocol.md.
 LEASE_MS_MAX = 12 * HOUR_MS  # A consumer that works longer on one message should schedule the rest of its work.
 HEARTBEATS_A_LEASE = 3  # Two lost or late heartbeats in a row do not make a server dead.
 META_LOCAL = f"127.0.0.1:{META_PORT}"
@@ -125,7 +124,7 @@ class DelayConfig(ServerConfig):
     # To the realtime servers.
     frames_in_flight_max: int = _number(4, 1, 8)  # More lose throughput to queues between the two processes.
     frame_rows_max: int = _number(8_000, 1, BATCH_ROWS_MAX)  # Gathered in one bounded piece of work.
-    frame_bytes_max: int = _number(8 * MIB, 1, FRAME_BODY_BYTES_MAX)
+    frame_bytes_max: int = _number(8 * MIB, 1, BATCH_BYTES_MAX - MIB)  # All of it may become one batch.
     undecided_bytes_max: int = _number(64 * MIB, 1, GIB)  # What a realtime server keeps of us as in doubt (rule H2).
     outcomes_flush_ms: int = _number(50, 1, 10_000)  # Dispatch logs are synced so often; late only widens the window.
     dispatch_give_up_after_ms: int = _number(DAY_MS, 100, YEAR_MS)  # Of tries refused by name; then dead (rule S3).
