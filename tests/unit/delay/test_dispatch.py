@@ -265,7 +265,7 @@ def test_rule_L5_a_rotten_batch_is_quarantined_and_everything_else_goes_on() -> 
     world = World(None, core=DelayCore, seed=0, tail_bytes=0)
     world.send(wanted(2, 1_000, "rotten"))
     world.settle()
-    world.send(wanted(2, 1_000, "fine", b"mail"))
+    world.send(wanted(2, 1_000, "fine"))
     world.send(wanted(2, 1_200, "later"))
     world.settle()
     place = f"{FOLDER}/message/{0:020d}.log"

@@ -6,7 +6,6 @@ from delayd.batch import Batch, BatchKind, ColumnId, ProducerPart, parse
 from delayd.delay.hour_table import HourFile
 from delayd.delay.loader import load_hour, read_schedule_log
 from delayd.delay.schedule_writer import BATCH_BYTES, BATCH_ROWS
-from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
@@ -164,21 +163,27 @@ def test_a_file_that_no_checkpoint_knows_is_made_anew() -> None:
     assert world.scheduled() == {1: FAR, 2: FAR}
 
 
-def test_rule_L4_a_file_shorter_than_its_checkpointed_length_is_damage() -> None:
+def test_rule_L4_a_file_shorter_than_its_checkpointed_length_is_damage_until_its_copy_is_there() -> None:
     world = World()
     world.send(wanted(2, FAR_MS, "a"))
     world.settle()
     world.checkpoint()
     path = schedule_path(FOLDER, FAR)
     file = world.disk.open(path, write=True)
-    file.truncate(file.size() - 8)
+    whole = file.pread(file.size(), 0)
+    file.truncate(len(whole) - 8)
     log_id = world.core.identity.log_id
     loaded = load_hour(world.disk, FOLDER, log_id, FAR, world.hours().get(FAR))
     assert loaded.damage is not None and "cut short" in loaded.damage.what
     world.send(wanted(1, FAR_MS, "b"))
     world.settle()
-    with pytest.raises(DamagedData, match="before its checkpointed length"):
-        world.checkpoint()
+    answers: list[int] = []
+    world.core.checkpoint(answers.append)
+    world.pass_ms(3_000)
+    assert not answers and world.core.counters()["pending_rows"] == 1
+    file.pwritev([whole[-8:]], len(whole) - 8)
+    world.pass_ms(2_000)
+    assert answers and world.scheduled() == {1: FAR, 2: FAR, 3: FAR}
 
 
 def test_an_hour_whose_file_or_header_is_damaged_or_gone_is_reported_and_not_raised() -> None:
