@@ -1,0 +1,177 @@
+"""The small parts between a log and the network: pending columns, waiting rows, outcomes, batches by location."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from delayd.batch import BYTES_MAX, HEADER
+from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.pending import ROWS_MIN, PendingColumns
+from delayd.delay.recovery import list_dispatch_logs
+from delayd.delay.rows import Rows, new_rows, pack_locations
+from delayd.delay.sources import read_batch
+from delayd.delay.waiting import WaitingRows
+from delayd.errors import DamagedData
+from delayd.hours import hour_of_ms
+from delayd.log.dispatch import NewPart, Outcome
+from delayd.testing.clock import START_MS, SimClock
+from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
+from delayd.testing.executor import StepExecutor
+from tests.delay_harness import FOLDER, World, wanted
+
+HOUR = hour_of_ms(START_MS)
+
+
+def rows_of(sequences: range, length: int = 100, hour: int = HOUR) -> Rows:
+    rows = new_rows(len(sequences))
+    rows["sequence"] = sequences
+    rows["length"] = length
+    rows["hour"] = hour
+    offsets: NDArray[np.uint64] = np.array(sequences, np.uint64) * np.uint64(8)
+    rows["location"] = pack_locations(False, offsets, np.zeros(len(sequences), np.uint16))
+    return rows
+
+
+def sequences_of(rows: Rows) -> list[int]:
+    found: list[int] = rows["sequence"].tolist()
+    return found
+
+
+def test_pending_columns_keep_the_order_of_the_log_while_they_grow_and_while_checkpoints_take_from_the_front() -> None:
+    pending = PendingColumns()
+    pending.append(rows_of(range(10)))
+    view = pending.view()
+    pending.append(rows_of(range(10, ROWS_MIN + 5)))
+    assert sequences_of(view) == list(range(10)), "a checkpoint under way keeps what it was given"
+    pending.drop(len(view))
+    pending.append(rows_of(range(ROWS_MIN + 5, ROWS_MIN + 8), hour=HOUR + 1))
+    assert sequences_of(pending.view()) == list(range(10, ROWS_MIN + 8))
+    assert sequences_of(pending.of_hour(HOUR + 1)) == list(range(ROWS_MIN + 5, ROWS_MIN + 8))
+    assert pending.count_by_hour() == {HOUR: ROWS_MIN - 5, HOUR + 1: 3}
+    assert PendingColumns().count_by_hour() == {}
+
+
+def test_waiting_rows_are_taken_from_the_front_within_both_limits_and_at_least_one() -> None:
+    waiting = WaitingRows()
+    waiting.add(rows_of(range(5)))
+    waiting.add(rows_of(range(5, 8), length=1_000))
+    assert sequences_of(waiting.take(3, 10_000)) == [0, 1, 2]
+    assert sequences_of(waiting.take(100, 1_250)) == [3, 4, 5]
+    assert sequences_of(waiting.take(100, 10)) == [6]
+    assert len(waiting) == 1
+    assert sequences_of(waiting.take(100, 10_000)) == [7]
+    assert not len(waiting.take(100, 10_000))
+
+
+def test_rows_that_are_given_back_are_the_first_again_and_decided_ones_are_dropped() -> None:
+    waiting = WaitingRows()
+    waiting.add(rows_of(range(6)))
+    taken = waiting.take(2, 10_000)
+    waiting.give_back(taken)
+    waiting.remove(np.array([0, 3, 9], np.uint64))
+    assert waiting.lowest_message_log_offset() == 8
+    assert sequences_of(waiting.take(10, 10_000)) == [1, 2, 4, 5]
+    assert waiting.lowest_message_log_offset() is None
+
+
+class Outcomes:
+    """An outcome log by itself."""
+
+    def __init__(self) -> None:
+        self.disk = MemoryDisk()
+        self.disk.make_folder(FOLDER)
+        self.clock = SimClock()
+        self.thread = StepExecutor()
+        self.log = OutcomeLog(self.disk, FOLDER, 7, 1, self.thread, self.clock, 20, {})
+        self.heard: list[str] = []
+
+    def record(self, sequence: int, hour: int = HOUR) -> None:
+        part = NewPart(np.array([sequence], np.uint64), np.array([0], np.int64), Outcome.DISPATCHED)
+        self.log.record(hour, part, self.hear(f"row {sequence}"))
+
+    def hear(self, what: str) -> Callable[[], None]:
+        return lambda: self.heard.append(what)
+
+
+def test_outcomes_are_flushed_together_after_a_while_and_heard_of_in_their_order() -> None:
+    outcomes = Outcomes()
+    outcomes.record(1)
+    outcomes.record(2, HOUR + 1)
+    outcomes.log.when_durable(outcomes.hear("both"))
+    outcomes.log.wake()
+    assert not outcomes.heard
+    outcomes.clock.advance(20)
+    outcomes.log.wake()
+    outcomes.record(3)
+    outcomes.thread.run_all()
+    assert outcomes.heard == ["row 1", "row 2", "both"] and not outcomes.log.idle
+    outcomes.log.flush()
+    outcomes.thread.run_all()
+    assert outcomes.log.idle and outcomes.heard[-1] == "row 3"
+    outcomes.log.when_durable(outcomes.hear("at once"))
+    assert outcomes.heard[-1] == "at once"
+    assert [hour for hour, _ in list_dispatch_logs(outcomes.disk, FOLDER)] == [HOUR, HOUR + 1]
+
+
+def test_what_is_recorded_during_a_flush_waits_for_the_next_and_so_does_who_asks_for_it() -> None:
+    outcomes = Outcomes()
+    outcomes.record(1)
+    outcomes.log.flush()
+    outcomes.log.when_durable(outcomes.hear("first"))
+    outcomes.record(2)
+    outcomes.log.when_durable(outcomes.hear("second"))
+    outcomes.thread.run_all()
+    assert outcomes.heard == ["row 1", "first"]
+
+
+def test_rule_L8_an_hour_that_does_not_fit_blocks_and_is_written_when_there_is_space() -> None:
+    outcomes = Outcomes()
+    outcomes.record(1)
+    outcomes.log.flush()
+    outcomes.thread.run_all()
+    outcomes.disk.capacity_bytes = outcomes.disk.used_bytes + 10
+    outcomes.record(2)
+    outcomes.record(3, HOUR + 1)
+    outcomes.log.when_durable(outcomes.hear("all"))
+    outcomes.log.flush()
+    outcomes.thread.run_all()
+    assert outcomes.heard == ["row 1"] and outcomes.log.blocked
+    outcomes.disk.capacity_bytes = CAPACITY_BYTES
+    outcomes.clock.advance(1_000)
+    outcomes.log.wake()
+    outcomes.thread.run_all()
+    assert outcomes.heard == ["row 1", "row 2", "row 3", "all"] and not outcomes.log.blocked
+
+
+def test_bytes_that_claim_to_be_a_huge_batch_are_damage_and_size_no_read() -> None:
+    sizes: list[int] = []
+
+    def read(offset: int, size: int) -> bytes:
+        sizes.append(size)
+        return HEADER.pack(0x48435442, 1, 1, 0, 0xFFFF_FFF8, *([0] * (len(HEADER.unpack(bytes(HEADER.size))) - 5)))
+
+    with pytest.raises(DamagedData, match="the batch at offset 64"):
+        read_batch("log", read, 64)
+    assert max(sizes) < BYTES_MAX
+
+
+def test_rule_P6_segments_roll_and_go_in_turn_and_nothing_is_lost() -> None:
+    world = World(None, segment_bytes=4_096)
+    for number in range(60):
+        world.send(wanted(4, 0, f"m{number}"))
+        world.settle()
+    world.pass_ms(1_000)
+    world.checkpoint()
+    world.pass_ms(310_000)
+    # A commit that rolls is on its way to the disk when the sweep decides what can go: the same thread does both.
+    for number in range(40):
+        world.send(wanted(4, 10**9, f"later{number}"))
+        commit = world.executors()[0]
+        if number % 2:
+            world.core.sweep()
+        commit.run_all()
+    world.settle()
+    again = world.after_crash()
+    assert again.core.intake.next_sequence == world.core.intake.next_sequence == 401
