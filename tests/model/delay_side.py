@@ -4,6 +4,7 @@ Every function yields steps: what happened, in words to be joined, and the state
 """
 
 from collections.abc import Iterator
+from itertools import combinations
 
 from tests.model.state import (
     ASKED,
@@ -59,6 +60,21 @@ def connect(state: State, number: int, at: int, removed: Removed) -> Step:
     if at != number:
         told += ("and takes it for", f"T{number}")
     return (*told, "; W", hello.w), _post(with_link(state, number, link), at, hello)
+
+
+def flush_some(state: State) -> Iterator[Step]:
+    """The disk is full for some of the hours in a flush: their outcomes wait again, and who waits for them does."""
+    written = [row for row, outcome in enumerate(state.outcomes) if outcome is not None and outcome.level == WRITTEN]
+    for count in range(1, len(written) + 1):
+        for full in combinations(written, count):
+            outcomes = tuple(
+                outcome._replace(level=MEMORY) if outcome is not None and row in full else outcome
+                for row, outcome in enumerate(state.outcomes)
+            )
+            outcomes = _raised(outcomes, WRITTEN, DURABLE)
+            links = (link._replace(phase=RECORDING) if link.phase == FLUSHING else link for link in state.links)
+            after = state._replace(outcomes=outcomes, links=tuple(_after_flush(link, outcomes) for link in links))
+            yield ("the disk is full for the outcomes of rows", list(full)), after
 
 
 def _route(state: State) -> Iterator[Step]:

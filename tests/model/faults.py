@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from tests.model.delay_side import connect
+from tests.model.delay_side import connect, flush_some
 from tests.model.realtime_side import restarts
 from tests.model.state import (
     CLOSED,
@@ -29,6 +29,8 @@ def faults(state: State, configuration: Configuration, removed: Removed) -> Iter
     budget = state.budget
     if budget.cuts:
         yield from _cuts(state._replace(budget=budget._replace(cuts=budget.cuts - 1)), removed)
+    if budget.full_disks:
+        yield from flush_some(state._replace(budget=budget._replace(full_disks=budget.full_disks - 1)))
     if budget.misdials:
         fewer = state._replace(budget=budget._replace(misdials=budget.misdials - 1))
         for number, link in enumerate(state.links):

@@ -13,16 +13,28 @@ CONFIGURATIONS = {
     # The target dies, twice, and refuses a frame.
     "target": Configuration((0, 0), (0,), 1, Budget(target_crashes=2, cuts=1, refusals=1)),
     # Either dies, and a connection breaks.
-    "both": Configuration((0, 0), (0,), 1, Budget(delay_crashes=1, target_crashes=1, cuts=1)),
+    "both": Configuration((0, 0), (0,), 1, Budget(delay_crashes=2, target_crashes=1, cuts=1)),
     # Three messages, so that frames with several batches and several frames are under way.
-    "frames": Configuration((0, 0, 0), (0,), 1, Budget(target_crashes=1, cuts=1, refusals=1)),
+    "frames": Configuration((0, 0, 0), (0,), 1, Budget(cuts=1, refusals=1)),
+    # Outcomes of one hour are durable before those of another, whose disk is full.
+    "hours": Configuration((0, 0), (0,), 1, Budget(delay_crashes=1, target_crashes=1, cuts=1, full_disks=1)),
     # Two targets, neither noted: meta names one, and after a restart perhaps the other.
-    "notes": Configuration((0,), (None,), 2, Budget(delay_crashes=2, target_crashes=1, cuts=1)),
+    "notes": Configuration((0,), (None,), 2, Budget(delay_crashes=1, target_crashes=1, cuts=1)),
     # Two subjects on two targets, and one listens where the other did.
-    "addresses": Configuration((0, 1), (0, 1), 2, Budget(misdials=2, cuts=1)),
+    "addresses": Configuration((0, 1), (0, 1), 2, Budget(misdials=1, cuts=1)),
     # A relay keeps bytes under way though the target died.
-    "relay": Configuration((0,), (0,), 1, Budget(delay_crashes=1, target_crashes=1, cuts=2), relay=True),
+    "relay": Configuration((0, 0), (0,), 1, Budget(delay_crashes=1, target_crashes=1, cuts=1), relay=True),
 }
+
+WIDE = {
+    "wide-delay": Configuration((0, 0), (0,), 1, Budget(delay_crashes=2, cuts=2, full_disks=1)),
+    "wide-both": Configuration((0, 0), (0,), 1, Budget(delay_crashes=2, target_crashes=2, cuts=2, refusals=1)),
+    "wide-frames": Configuration((0, 0, 0), (0,), 1, Budget(delay_crashes=1, target_crashes=1, cuts=1, full_disks=1)),
+    "wide-refusals": Configuration((0, 0, 0), (0,), 1, Budget(target_crashes=1, cuts=1, refusals=1)),
+    "wide-notes": Configuration((0, 1), (None, None), 2, Budget(delay_crashes=1, cuts=1)),
+    "wide-addresses": Configuration((0, 1), (0, 1), 2, Budget(delay_crashes=1, misdials=2, cuts=1)),
+}
+"""Minutes each: run by hand."""
 
 
 class Rule(NamedTuple):

@@ -106,6 +106,7 @@ class Budget(NamedTuple):
     cuts: int = 0
     refusals: int = 0
     misdials: int = 0
+    full_disks: int = 0
 
 
 class State(NamedTuple):
