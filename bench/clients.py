@@ -16,10 +16,12 @@ import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection as Pipe
 
+import numpy as np
 import uvloop
 
-from delayd.batch import parse
+from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, encode, encode_subject_table, lay_out, parse
 from delayd.client.producer import AsyncProducer
+from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection
@@ -30,16 +32,34 @@ from delayd.wire.requests import RequestType
 HOST = "127.0.0.1"
 LOG_ID = 7
 BODY = b"x" * 200
+PULL_ROWS = 2_000
 ROUNDS = 5
 
 
+def dispatched() -> bytes:
+    """A batch as a delay server makes it."""
+    table = encode_subject_table([b"bench"])
+    ends, bodies = lay_out([BODY] * PULL_ROWS, len(table))
+    columns: list[tuple[ColumnId, Columns]] = [
+        (ColumnId.DELIVER_AT_MS, np.zeros(PULL_ROWS, np.int64)),
+        (ColumnId.SEQUENCE, np.arange(PULL_ROWS, dtype=np.uint64)),
+        (ColumnId.BODY_END, ends),
+    ]
+    part = DispatchPart(LOG_ID, 1, 1, 0, 0, 0, 0)
+    return encode(BatchKind.DISPATCH, part, PULL_ROWS, columns, [table, bodies], 1)
+
+
+DISPATCHED = dispatched()
+
+
 class Acknowledger:
-    """Meta and delay server in one: verifies every batch, keeps nothing."""
+    """All servers in one: verifies every batch that is sent and keeps nothing; serves the same batch to every pull."""
 
     def __init__(self) -> None:
         self.port = 0
         self.batches = 0
         self.rows = 0
+        self.pulled = 0
 
     def connected(self, connection: Connection) -> None:
         """Nothing is kept of it."""
@@ -60,9 +80,18 @@ class Acknowledger:
             head["results"] = [{**result, "appended_at_ms": now_ms}]
             self.batches += 1
             self.rows += batch.count
-        elif frame.type == RequestType.SERVERS:
+        elif frame.type in (RequestType.SERVERS, RequestType.ROUTES):
             place: Head = {"role": "delay", "log_id": LOG_ID, "host": HOST, "port": self.port, "alive": True}
             head["servers"] = [{**place, "epoch": 1, "pid": 1, "seen_ms_ago": 0}]
+            head["routes"] = {"bench": LOG_ID}
+        elif frame.type == RequestType.PULL:
+            head["incarnation"] = 1
+            head["parts"] = [[1 + self.pulled, 1 + self.pulled, PULL_ROWS, 1]]
+            self.pulled += PULL_ROWS
+            connection.answer(frame.request_id, head, [DISPATCHED])
+            return
+        elif frame.type in (RequestType.ACK, RequestType.NACK):
+            head["stale"] = []
         connection.answer(frame.request_id, head)
 
 
@@ -183,6 +212,27 @@ async def async_cases(measure: Measure, address: str, rows: int) -> None:
         await measure.running("send_batch, all rows", rows, lambda: producer.send_batch("bench", bodies, 1))
 
 
+def consumer_cases(measure: Measure, address: str, rows: int) -> None:
+    """What the blocking consumer costs."""
+    with Consumer(address, "bench", "bench", max_messages=PULL_ROWS) as consumer:
+
+        def columns() -> None:
+            for _ in range(rows // PULL_ROWS):
+                batch = consumer.pull()
+                assert len(batch.bodies) == PULL_ROWS
+                batch.ack(wait=False)
+            consumer.flush()
+
+        def messages() -> None:
+            for _, message in zip(range(rows // PULL_ROWS * PULL_ROWS), consumer, strict=False):
+                assert len(message.body) == 200
+                message.ack(wait=False)
+            consumer.flush()
+
+        measure.blocking("blocking pull of 2,000, bodies, ack of the batch", rows // PULL_ROWS * PULL_ROWS, columns)
+        measure.blocking("blocking iteration, ack of each", rows // PULL_ROWS * PULL_ROWS, messages)
+
+
 def main() -> None:
     """Run all cases."""
     parser = argparse.ArgumentParser(description="What the clients cost, one JSON line a result.")
@@ -195,6 +245,7 @@ def main() -> None:
     measure = Measure(pipe)
     try:
         blocking_cases(measure, address, rows)
+        consumer_cases(measure, address, rows)
         uvloop.run(async_cases(measure, address, rows))
     finally:
         pipe.send(False)

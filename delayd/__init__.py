@@ -26,6 +26,7 @@ _HOMES: dict[str, str] = {
     "Producer": "delayd.client.sync_producer",
     "Receipt": "delayd.client.receipt",
     "RetryLater": "delayd.errors",
+    "SendFuture": "delayd.client.send_future",
     "SendHandle": "delayd.errors",
 }
 
@@ -45,6 +46,7 @@ __all__ = [
     "Producer",
     "Receipt",
     "RetryLater",
+    "SendFuture",
     "SendHandle",
     "__version__",
     "errors",
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from delayd.client.receipt import BatchFailed as BatchFailed
     from delayd.client.receipt import BatchReceipt as BatchReceipt
     from delayd.client.receipt import Receipt as Receipt
+    from delayd.client.send_future import SendFuture as SendFuture
     from delayd.client.sync_consumer import Consumer as Consumer
     from delayd.client.sync_consumer import Message as Message
     from delayd.client.sync_consumer import MessageBatch as MessageBatch

@@ -63,15 +63,17 @@ class AckLane:
 
     def raise_failures(self) -> None:
         """Raise what failed while nobody waited, once."""
+        if not self._failures:
+            return
         # Also called from other threads than the loop's: single operations on a deque need no lock.
-        failures: list[DelaydError] = []
+        first = self._failures.popleft()
+        more = 0
         while self._failures:
-            failures.append(self._failures.popleft())
-        if failures:
-            first = failures[0]
-            if len(failures) > 1:
-                first.add_note(f"{len(failures) - 1} further requests to acknowledge failed since the last call")
-            raise first
+            self._failures.popleft()
+            more += 1
+        if more:
+            first.add_note(f"{more} further requests to acknowledge failed since the last call")
+        raise first
 
     async def flush(self) -> None:
         """Wait until everything that was given is durable or failed."""

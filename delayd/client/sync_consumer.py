@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import TracebackType
@@ -172,6 +173,8 @@ class _Engine:
     def __init__(self, address: str, settings: ConsumerSettings) -> None:
         self.thread = LoopThread("delayd-consumer")
         self.core = self.thread.call(_made(lambda: ConsumerCore(address, settings)))
+        self._inbox: deque[tuple[Handles, bool]] = deque()
+        self._posted = False
 
     async def settle(self, handles: Handles, back: bool) -> None:
         """On the loop: acknowledge or give back, durably."""
@@ -180,7 +183,11 @@ class _Engine:
     def settle_soon(self, handles: Handles, back: bool) -> None:
         """From any thread: acknowledge or give back soon; raises what failed before."""
         self.core.check()
-        self.thread.post(lambda: self.core.settle(handles, back=back))
+        self._inbox.append((handles, back))
+        # Set before the post and cleared before the inbox is emptied: a call between the two posts once more.
+        if not self._posted:
+            self._posted = True
+            self.thread.post(self._empty_inbox)
 
     def close(self, left: Handles) -> None:
         """Flush, give back, disconnect and end the thread."""
@@ -188,6 +195,13 @@ class _Engine:
             self.thread.call(self.core.close(left))
         finally:
             self.thread.close()
+
+    def _empty_inbox(self) -> None:
+        self._posted = False
+        inbox, settle = self._inbox, self.core.settle
+        while inbox:
+            handles, back = inbox.popleft()
+            settle(handles, back=back)
 
 
 async def _made(make: Callable[[], ConsumerCore]) -> ConsumerCore:

@@ -84,7 +84,6 @@ def test_sends_of_many_threads_share_batches_and_each_gets_its_own_receipt() -> 
 def test_futures_of_sends_that_nobody_waited_for_are_done_after_a_flush() -> None:
     with world_aside() as (world, _), Producer(world.address) as producer:
         futures = [producer.send_nowait("a", b"%d" % row, deliver_at_ms=row) for row in range(1_000)]
-        assert not futures[-1].cancel()
         producer.flush()
         assert [future.result(0).deliver_at_ms for future in futures] == list(range(1_000))
 

@@ -14,9 +14,10 @@ import pytest
 from delayd.client.arguments import ProducerSettings
 from delayd.client.instants import HORIZON_MS, ServerClock, monotonic_us, wish, wish_column
 from delayd.client.limits import check_subject, pack_headers, parse_address
-from delayd.client.receipt import BatchFailed, BatchReceipt, Failure
+from delayd.client.receipt import BatchFailed, BatchReceipt, Failure, Receipt
 from delayd.client.retry import LAST_MS, Backoff, spread_ms
 from delayd.client.room import Room
+from delayd.client.send_future import SendFuture
 from delayd.client.slots import Slots
 from delayd.errors import BadSetting, HourFull, PastHorizon
 
@@ -150,3 +151,29 @@ def test_a_failed_batch_says_how_many_failed_and_why() -> None:
     error = BatchFailed.of(BatchReceipt(()), [Failure(np.arange(3), HourFull("that hour is full"))])
     assert error.message == "3 of 3 messages failed, the first with: that hour is full"
     assert isinstance(error.__cause__, HourFull) and error.details == {"accepted": 0, "failed": 3}
+
+
+def test_the_outcome_of_a_send_is_heard_by_every_thread_and_callback_once() -> None:
+    future = SendFuture()
+    receipt = Receipt(1, 2, 3, 4, True, False)
+    heard: list[object] = []
+    future.add_done_callback(lambda done: heard.append(done.result(0)))
+    threads = [threading.Thread(target=lambda: heard.append(future.result(10))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(TimeoutError):
+        future.result(0.01)
+    assert not future.done() and heard == []
+    future.set_result(receipt)
+    for thread in threads:
+        thread.join(10)
+    future.add_done_callback(lambda done: heard.append(done.exception()))
+    assert heard == [receipt] * 4 + [None]
+
+
+def test_the_error_of_a_send_is_raised_and_can_be_looked_at() -> None:
+    future = SendFuture()
+    future.set_exception(HourFull("that hour is full"))
+    assert isinstance(future.exception(0), HourFull)
+    with pytest.raises(HourFull):
+        future.result()
