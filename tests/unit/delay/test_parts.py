@@ -106,10 +106,10 @@ def test_outcomes_are_flushed_together_after_a_while_and_heard_of_in_their_order
     outcomes.log.wake()
     outcomes.record(3)
     outcomes.thread.run_all()
-    assert outcomes.heard == ["row 1", "row 2", "both"] and not outcomes.log.idle
+    assert outcomes.heard == ["row 1", "row 2", "both"]
     outcomes.log.flush()
     outcomes.thread.run_all()
-    assert outcomes.log.idle and outcomes.heard[-1] == "row 3"
+    assert outcomes.heard[-1] == "row 3" and outcomes.log.idle
     outcomes.log.when_durable(outcomes.hear("at once"))
     assert outcomes.heard[-1] == "at once"
     assert [hour for hour, _ in list_dispatch_logs(outcomes.disk, FOLDER)] == [HOUR, HOUR + 1]
