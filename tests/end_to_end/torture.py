@@ -27,7 +27,9 @@ from .torture_load import CONSUMERS, LEASE, Load
 DRAIN_EVERY = 8
 DRAIN_S = 30.0  # After the last start: a lease, the clients' waits between tries, and what had gathered.
 BEFORE_S = (0.05, 2.5)  # A round strikes after so long: often while the last one is not yet forgotten.
-HERD_SHARE = 0.5  # Of the rounds strike when many messages are due at once, so that all that is busy is hit.
+BURST_SHARE = 0.25  # Of the rounds strike while much is being sent: kept, and nobody was told yet.
+AFTER_BURST_MS = (0, 40)
+HERD_SHARE = 0.35  # Of the rounds strike when many messages are due at once: handed over, and nobody was told yet.
 AFTER_HERD_MS = (-10, 60)
 SHOWN_MAX = 20
 
@@ -95,7 +97,13 @@ class Torture:
 
     async def _wait(self, load: Load) -> str:
         """Wait for the moment to strike; says what it is."""
-        if self._draw.random() < HERD_SHARE:
+        roll = self._draw.random()
+        if roll < BURST_SHARE:
+            load.send_burst(self._draw)
+            after_ms = self._draw.randint(*AFTER_BURST_MS)
+            await asyncio.sleep(after_ms / 1000)
+            return f"{after_ms} ms into a burst"
+        if roll < BURST_SHARE + HERD_SHARE:
             after_ms = self._draw.randint(*AFTER_HERD_MS)
             await asyncio.sleep((load.send_herd(self._draw) + after_ms - _now_ms()) / 1000)
             return f"{after_ms} ms after a herd"

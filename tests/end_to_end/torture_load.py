@@ -14,26 +14,28 @@ from typing import Self
 
 import numpy as np
 
-from delayd.client.consumer import AsyncConsumer, AsyncMessageBatch
+from delayd.client.consumer import AsyncConsumer
 from delayd.client.producer import AsyncProducer
-from delayd.client.receipt import BatchFailed
+from delayd.client.receipt import Accepted, BatchFailed
 from delayd.errors import DelaydError, OutcomeUnknown, SendHandle
 
-from .torture_ledger import Delivered, Group, Ledger
+from .torture_consumer import ConsumerLife
+from .torture_ledger import Group, Ledger
 
 SUBJECTS = ("torture.orders", "torture.mails/2")
 CONSUMERS: dict[Group, int] = {(SUBJECTS[0], "billing"): 2, (SUBJECTS[0], "audit"): 1, (SUBJECTS[1], "billing"): 1}
 LEASE = timedelta(seconds=1.5)
-PULL_WAIT = timedelta(seconds=1)
 TIMEOUTS_MS = (1_200, 30_000)  # Of the producers: the one gives up within a restart, the other outlasts it.
 CONSUMER_TIMEOUT_MS = 5_000
 HANG_S = 45.0  # No call of a client may take longer, whatever its servers do.
+ASK_AGAIN_S = 0.2
 UNDER_WAY_MAX = 6  # Calls of one producer, so that a long outage gathers no mountain.
 BATCH_ROWS = (1, 120)
 SINGLES = (1, 12)
 PAUSE_S = (0.1, 0.6)
 BODY_BYTES = (0, 300)
 LARGE_BODY_BYTES = 60_000
+BURST_CALLS = 12
 HERD_ROWS = (300, 1_500)
 HERD_AHEAD_MS = 1_500
 HOUR_MS = 3_600_000
@@ -92,6 +94,12 @@ class Load:
         self._call(self._send_many(draw.choice(self._producers), draw, [due_ms] * draw.randint(*HERD_ROWS)))
         return due_ms
 
+    def send_burst(self, draw: random.Random) -> None:
+        """Begin to send many batches and singles at once."""
+        for _ in range(BURST_CALLS):
+            producer = draw.choice(self._producers)
+            self._call((self._send_batch if draw.random() < 0.6 else self._send_singles)(producer, draw))
+
     async def quiet(self) -> None:
         """Stop sending and learn what became of everything sent; from here on consumers acknowledge all they get.
 
@@ -102,7 +110,7 @@ class Load:
         while self._calls:
             await asyncio.wait(set(self._calls))
         for producer, handle, numbers in self._unknown:
-            accepted = await producer.outcome(handle)
+            accepted = await self._ask(producer, handle)
             for number in numbers:
                 if accepted is None:
                     self._ledger.refused(number)
@@ -176,6 +184,15 @@ class Load:
             else:
                 self._ledger.refused(number)
 
+    async def _ask(self, producer: AsyncProducer, handle: SendHandle) -> Accepted | None:
+        async with asyncio.timeout(HANG_S):
+            while True:
+                try:
+                    return await producer.outcome(handle)
+                except DelaydError as error:
+                    self._ledger.fault(error)
+                await asyncio.sleep(ASK_AGAIN_S)
+
     def _ended(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
         if not call.cancelled() and call.exception() is not None:
@@ -193,7 +210,7 @@ class Load:
                 max_messages=draw.choice((7, 60, 500)),
                 timeout_ms=CONSUMER_TIMEOUT_MS,
             )
-            life = _Life(consumer, group, self._ledger, draw)
+            life = ConsumerLife(consumer, group, self._ledger, draw)
             pulls_left = draw.randint(40, 400)
             while pulls_left and not self._over:
                 pulls_left -= 1
@@ -205,72 +222,6 @@ class Load:
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
-
-
-class _Life:
-    """One consumer object, from its first pull to its close."""
-
-    def __init__(self, consumer: AsyncConsumer, group: Group, ledger: Ledger, draw: random.Random) -> None:
-        self._consumer = consumer
-        self._group = group
-        self._ledger = ledger
-        self._draw = draw
-        self._not_flushed: list[int] = []
-
-    async def pull(self, calm: bool) -> None:
-        """Take messages and do something with them."""
-        try:
-            batch = await self._consumer.pull(wait=PULL_WAIT)
-            numbers = self._deliver(batch)
-            if len(numbers) == len(batch) and numbers:
-                await self._settle(batch, numbers, 0.0 if calm else self._draw.random())
-            if self._not_flushed and (calm or self._draw.random() < 0.3):
-                await self._consumer.flush()
-                self._ledger.acknowledged(self._group, self._not_flushed)
-                self._not_flushed.clear()
-        except DelaydError as error:
-            # It may tell of any acknowledgement that nobody waited for, so none of them counts as durable.
-            self._ledger.fault(error)
-            self._not_flushed.clear()
-
-    def _deliver(self, batch: AsyncMessageBatch) -> list[int]:
-        now_ms, now = int(time.time() * 1000), time.monotonic()
-        names = zip(batch.log_ids.tolist(), batch.sequences.tolist(), strict=True)
-        numbers: list[int] = []
-        for body, name, deliver_at_ms in zip(batch.bodies, names, batch.deliver_at_ms.tolist(), strict=True):
-            delivered = Delivered(body, batch.subject, name, deliver_at_ms)
-            number = self._ledger.deliver(
-                self._group, delivered, now_ms=now_ms, now=now, lease_ends=batch.pulled.lease_ends
-            )
-            if number is not None:
-                numbers.append(number)
-        return numbers
-
-    async def _settle(self, batch: AsyncMessageBatch, numbers: list[int], roll: float) -> None:
-        if roll < 0.65:
-            self._ledger.acknowledging(self._group, numbers)
-        if roll < 0.5:
-            await batch.ack()
-            self._ledger.acknowledged(self._group, numbers)
-        elif roll < 0.65:
-            await batch.ack(wait=False)
-            self._not_flushed += numbers
-        elif roll < 0.85:
-            await self._settle_singles(batch, numbers)
-        elif roll < 0.93:
-            self._ledger.given_back(self._group, numbers)
-            await batch.nack()
-        # And of the rest the lease runs out.
-
-    async def _settle_singles(self, batch: AsyncMessageBatch, numbers: list[int]) -> None:
-        for row in self._draw.sample(range(len(batch)), min(len(batch), 20)):
-            if self._draw.random() < 0.1:
-                self._ledger.given_back(self._group, [numbers[row]])
-                await batch[row].nack()
-            else:
-                self._ledger.acknowledging(self._group, [numbers[row]])
-                await batch[row].ack()
-                self._ledger.acknowledged(self._group, [numbers[row]])
 
 
 def _draw_instants(draw: random.Random, count: int) -> list[int]:
