@@ -28,7 +28,7 @@ CONFIGURATIONS = {
 
 WIDE = {
     "wide-delay": Configuration((0, 0), (0,), 1, Budget(delay_crashes=2, cuts=2, full_disks=1)),
-    "wide-both": Configuration((0, 0), (0,), 1, Budget(delay_crashes=2, target_crashes=2, cuts=2, refusals=1)),
+    "wide-both": Configuration((0, 0), (0,), 1, Budget(delay_crashes=2, target_crashes=2, cuts=1)),
     "wide-frames": Configuration((0, 0, 0), (0,), 1, Budget(delay_crashes=1, target_crashes=1, cuts=1, full_disks=1)),
     "wide-refusals": Configuration((0, 0, 0), (0,), 1, Budget(target_crashes=1, cuts=1, refusals=1)),
     "wide-notes": Configuration((0, 1), (None, None), 2, Budget(delay_crashes=1, cuts=1)),
