@@ -180,6 +180,18 @@ def test_what_was_pulled_and_not_handed_out_is_given_back_at_the_close() -> None
     on_loop(scenario)
 
 
+def test_what_is_given_back_at_the_close_does_not_come_to_the_pull_that_still_waits() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(3):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world) as consumer:
+            await (await anext(consumer)).ack()
+            await until(lambda: bool(world.realtime.waiting))
+        assert sorted(world.realtime.offered) == [(1, 2), (2, 2)] and world.realtime.held == {}
+
+    on_loop(scenario)
+
+
 def test_single_acknowledgements_are_gathered_into_ranges() -> None:
     async def scenario(world: World) -> None:
         for row in range(500):
