@@ -7,7 +7,7 @@ one, so a class is never renamed: its code is its name. Built-in exceptions, `As
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Detail = str | int | bytes  # Each passes through msgpack unchanged.
@@ -20,7 +20,6 @@ class DelaydError(Exception):
 
     code: str = "delayd_error"  # The class's name in snake case: what it is called on the wire.
     retry_after_ms: int = 0  # 0 means that waiting alone does not help.
-    rows: Sequence[int] = ()  # Of a refused batch: the rows at fault, at most the first thousand.
 
     def __init_subclass__(cls) -> None:
         cls.code = re.sub(r"(?<=.)(?=[A-Z])", "_", cls.__name__).lower()
