@@ -18,7 +18,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description="Search the handoff's states.")
     parser.add_argument("--without", default="", help=f"rules to remove, with commas: {', '.join(RULES)}")
     parser.add_argument("--in", dest="only", choices=every, help="search this configuration only")
-    parser.add_argument("--wide", action="store_true", help="search the wide configurations, which take minutes")
+    parser.add_argument("--wide", action="store_true", help="search the wide configurations, up to a minute each")
     parser.add_argument("--each-rule", action="store_true", help="remove each rule in turn")
     parser.add_argument("--states-max", type=int, default=STATES_MAX, help="give up above so many states")
     arguments = parser.parse_args()

@@ -34,7 +34,7 @@ WIDE = {
     "wide-notes": Configuration((0, 1), (None, None), 2, Budget(delay_crashes=1, cuts=1)),
     "wide-addresses": Configuration((0, 1), (0, 1), 2, Budget(delay_crashes=1, misdials=2, cuts=1)),
 }
-"""Minutes each: run by hand."""
+"""Up to a minute each: run by hand."""
 
 
 class Rule(NamedTuple):
