@@ -20,14 +20,16 @@ from delayd.log.pull import PullEntry, PullOp
 from delayd.wire.frame import Head
 
 from .alarms import Alarms
-from .groups import Group, Waiting
+from .groups import Group, Pull, Waiting
 from .index import Index, Subject
 from .peer import Peer
 from .pull_commit import PullCommit
+from .ranges import Ranges
 from .stored import StoredBatches
 
 PARTS_MAX = 512  # Of one answer: each costs the loop some 20 us, and nobody else is served meanwhile.
 OVERHEAD_BYTES = 512  # Header, directory and subject table of a batch, at most.
+STALE_RUNS_MAX = 16_384  # Of one answer; with the handles of one request they stay below the limit of a head.
 GROUPS_MAX = 100_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
 
 log = logging.getLogger(__name__)
@@ -112,8 +114,10 @@ class Pulls:
             held = [pull for pull in group.held_within(pull_first, covered) if pull.incarnation == incarnation]
             if held:
                 _add_handle(entries, PullEntry(op, 0, group.group_id, incarnation, pull_first, 0, covered, now_ms))
-            if self._is_stale(group, incarnation, pull_first, covered, bool(held)):
-                stale.append([incarnation, pull_first, covered])
+            lost = self._lost(group, incarnation, pull_first, pull_first + covered, held)
+            # What can't be told run by run is told as it was asked, which fits an answer as it fitted the request.
+            runs = lost if len(stale) + len(lost) <= STALE_RUNS_MAX else [(pull_first, pull_first + covered)]
+            stale += [[incarnation, start, end - start] for start, end in runs]
         if entries:
             self._log.append(entries)
             self.counters["acked" if op == PullOp.ACK else "nacked"] += sum(map(group.apply, entries))
@@ -259,12 +263,19 @@ class Pulls:
                 first, left, messages = first + rows, left - rows, messages - rows
                 size_bytes -= len(buffer)
 
-    def _is_stale(self, group: Group, incarnation: int, pull_first: int, covered: int, held: bool) -> bool:
-        if incarnation != self.incarnation:
-            # Of an older life only what its pull log kept is known; what was acknowledged since is not.
-            return not held
-        end = pull_first + covered
-        return end > self.next_pull or group.given_back.overlaps(pull_first, end)
+    def _lost(self, group: Group, incarnation: int, start: int, end: int, held: Sequence[Pull]) -> Ranges:
+        """What an acknowledgement names in vain, which may be a part of it: clients merge neighbouring handles."""
+        if incarnation == self.incarnation:
+            lost = Ranges(group.given_back.within(start, end))
+            if end > self.next_pull:
+                lost.add(max(start, self.next_pull), end)
+            return lost
+        # Of an older life only what its pull log kept is known; what was acknowledged since is not.
+        lost = Ranges([(start, end)])
+        for pull in held:
+            for run in pull.pending.within(start, end):
+                lost.remove(*run)
+        return lost
 
     def _lease(self, group: Group, pull_first: int, lease_ms: int) -> None:
         ends_ms = self._clock.monotonic_ms() + lease_ms

@@ -68,6 +68,13 @@ class Ranges:
         at = bisect.bisect_right(self._ends, start)
         return at < len(self._starts) and self._starts[at] < end
 
+    def within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The runs of [start, end) that are in the set."""
+        low = bisect.bisect_right(self._ends, start)
+        high = bisect.bisect_left(self._starts, end)
+        runs = zip(self._starts[low:high], self._ends[low:high], strict=True)
+        return [(max(first, start), min(last, end)) for first, last in runs]
+
     def drop_first(self, runs: int) -> None:
         """Forget the lowest runs."""
         del self._starts[:runs]

@@ -30,5 +30,7 @@ def test_ranges_hold_what_a_set_holds(changes: list[tuple[bool, int, int]], star
     assert ranges.total == len(model)
     assert bool(ranges) == bool(model)
     assert ranges.overlaps(start, start + length) == bool(model & set(range(start, start + length)))
+    within = ranges.within(start, start + length)
+    assert {number for run in within for number in range(*run)} == model & set(range(start, start + length))
     if model:
         assert ranges.first == min(model)
