@@ -25,6 +25,7 @@ class ConsumerLife:
         self._ledger = ledger
         self._draw = draw
         self._not_flushed: list[int] = []
+        self._held_on_to: list[tuple[AsyncMessageBatch, list[int]]] = []
 
     async def pull(self, calm: bool) -> None:
         """Take messages and do something with them."""
@@ -33,6 +34,9 @@ class ConsumerLife:
             numbers = self._deliver(batch)
             if len(numbers) == len(batch) and numbers:
                 await self._settle(batch, numbers, 0.0 if calm else self._draw.random())
+            if self._held_on_to and (calm or self._draw.random() < 0.3):
+                late, numbers = self._held_on_to.pop()
+                await self._acknowledge_soon(late, numbers)
             if self._not_flushed and (calm or self._draw.random() < 0.3):
                 await self._consumer.flush()
                 self._ledger.acknowledged(self._group, self._not_flushed)
@@ -56,20 +60,25 @@ class ConsumerLife:
         return numbers
 
     async def _settle(self, batch: AsyncMessageBatch, numbers: list[int], roll: float) -> None:
-        if roll < 0.65:
-            self._ledger.acknowledging(self._group, numbers)
         if roll < 0.5:
+            self._ledger.acknowledging(self._group, numbers)
             await batch.ack()
             self._ledger.acknowledged(self._group, numbers)
         elif roll < 0.65:
-            await batch.ack(wait=False)
-            self._not_flushed += numbers
+            await self._acknowledge_soon(batch, numbers)
         elif roll < 0.85:
             await self._settle_singles(batch, numbers)
         elif roll < 0.93:
             self._ledger.given_back(self._group, numbers)
             await batch.nack()
+        elif roll < 0.97:
+            self._held_on_to.append((batch, numbers))
         # And of the rest the lease runs out.
+
+    async def _acknowledge_soon(self, batch: AsyncMessageBatch, numbers: list[int]) -> None:
+        self._ledger.acknowledging(self._group, numbers)
+        await batch.ack(wait=False)
+        self._not_flushed += numbers
 
     async def _settle_singles(self, batch: AsyncMessageBatch, numbers: list[int]) -> None:
         for row in self._draw.sample(range(len(batch)), min(len(batch), SINGLES_MAX)):
