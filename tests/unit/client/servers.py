@@ -180,6 +180,10 @@ class SmallDelay(SmallServer):
     def rows(self) -> list[tuple[bytes, bytes, int]]:
         return [row for kept in self.kept for row in rows_of(kept.batch)]
 
+    def knows(self, batch: Batch) -> bool:
+        """Whether its number was accepted before."""
+        return self._find(batch.producer.producer_id, batch.producer.producer_batch) is not None
+
     def _find(self, producer_id: int, number: int) -> Kept | None:
         for kept in self.kept:
             if kept.batch.producer.producer_id == producer_id and kept.number == number:
@@ -195,9 +199,11 @@ class SmallDelay(SmallServer):
 
 
 def refuse(delay: SmallDelay, error: DelaydError, rows: list[int]) -> Callable[[Connection, Frame], bool]:
-    """A script's step: refuse a batch by name."""
+    """A script's step: refuse a batch by name, unless its number is known, which is looked up first (rule I1)."""
 
     def step(connection: Connection, frame: Frame) -> bool:
+        if delay.knows(parse(frame.body)):
+            return False
         result: Head = {
             "error": error.code,
             "message": error.message,
