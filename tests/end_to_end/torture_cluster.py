@@ -116,7 +116,7 @@ class Cluster:
             told = f"SIGKILL {'+'.join(roles)}"
         await asyncio.sleep(draw.choice((0, draw.uniform(0, DOWN_S))))
         while draw.random() < 0.35:
-            told += await self._kill_while_it_starts(draw.choice(roles), draw)
+            told += await self._end_while_it_starts(draw.choice(roles), draw)
         return f"{told}, back in {await self.start(roles):.1f} s"
 
     def check(self) -> None:
@@ -156,14 +156,19 @@ class Cluster:
         realtime.signal(signal.SIGCONT)
         return f"SIGSTOP realtime, cut {cut} connections of delay to it, SIGCONT"
 
-    async def _kill_while_it_starts(self, role: str, draw: random.Random) -> str:
+    async def _end_while_it_starts(self, role: str, draw: random.Random) -> str:
         self.servers[role].spawn()
         after_s = draw.uniform(0, STARTING_S)
         await asyncio.sleep(after_s)
         if not self.servers[role].running:
             raise Failed(f"{role} ended while it started: {self.servers[role].log[-4_000:]}")
-        self.kill((role,))
-        return f", {role} again {after_s:.2f} s into its start"
+        number = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+        self.servers[role].signal(number)
+        code = await asyncio.to_thread(self.servers[role].wait)
+        # Before Python has come to its first line, the kernel ends it.
+        if code not in ((-number,) if number == signal.SIGKILL else (0, -number)):
+            raise Failed(f"{role} ended with {code} after {number.name}: {self.servers[role].log[-4_000:]}")
+        return f", {number.name} {role} {after_s:.2f} s into its start"
 
 
 def _free_port(draw: random.Random) -> int:
