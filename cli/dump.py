@@ -22,7 +22,6 @@ from delayd.reading.directory import open_any
 from delayd.reading.groups import TornTail, read_groups
 
 from .listing import Cell, Column, Kind, printable
-from .verify import torn_text
 
 GROUP_COLUMNS = (
     Column("offset", Kind.NAME),
@@ -105,7 +104,7 @@ def _groups(disk: Disk, path: str, torn: list[str]) -> Iterator[Group]:
         tails: list[TornTail] = []
         start, crc = segment.header.base_offset, segment.header.previous_crc32c
         yield from read_groups(segment, start, sys.maxsize, tails, previous_crc32c=crc)
-        torn.extend(torn_text(tail) for tail in tails)
+        torn.extend(tail.sentence for tail in tails)
 
 
 def _rows(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:

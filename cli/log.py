@@ -1,19 +1,20 @@
 """``delayd log``: whether log files check, and what is in one, of a running server too."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import click
 
 from delayd.config import DATA_DEFAULT
 from delayd.disk import RealDisk
+from delayd.reading.verify import VerifyReport, verify_directory, verify_files
+from delayd.reading.verify_file import FileReport, State
 
 from .dump import BATCH_COLUMNS, GROUP_COLUMNS, MESSAGE_COLUMNS, batch_rows, group_rows, message_rows
 from .exits import NOT_BALANCED, OK
 from .listing import Cell, Column, Kind, show, size_text
 from .options import format_option, limit_option
 from .progress import progress
-from .verify import Checked, State, files_below, verify
 
 COLUMNS = (
     Column("path"),
@@ -53,6 +54,8 @@ def log() -> None:
 def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: str) -> int:
     """Check every checksum, length and chain of log files; nothing is changed.
 
+    A FILE is checked on its own; only --data also checks that the files of a log follow one another.
+
     Lists what does not check: `damaged` is an error with path and position; `torn` is an unfinished end, an append
     under way or one that a crash cut short, which the server takes off at its next start.
 
@@ -60,31 +63,24 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
 
     Example: delayd log verify --data /var/lib/delayd --all
     """
-    disk = RealDisk()
-    data = DATA_DEFAULT if data is None and not paths else data
-    wanted = [*paths, *([] if data is None else files_below(disk, data))]
-    checked: list[Checked] = []
-
-    def rows() -> Iterator[tuple[Cell, ...]]:
-        with progress("files", len(wanted)) as advance:
-            for path in wanted:
-                found = verify(disk, path)
-                advance(1)
-                if found is None:
-                    continue
-                checked.append(found)
-                if everything or found.state in (State.TORN, State.DAMAGED):
-                    yield (found.path, found.kind, found.state.value, *found.counts, found.detail)
-
-    listed = list(rows())
+    reports: list[VerifyReport] = []
+    if paths:
+        with progress("files", len(paths)) as advance:
+            reports.append(verify_files(paths, progress=lambda done, total: advance(1, total)))
+    if data is not None or not paths:
+        with progress("files", None) as advance:
+            reports.append(verify_directory(data or DATA_DEFAULT, progress=lambda done, total: advance(1, total)))
+    files = [file for report in reports for file in report.files]
+    listed = [_row(file) for file in files if everything or file.state in (State.TORN, State.DAMAGED)]
     if listed or form != "table":
         show(COLUMNS, listed, form)
-    damaged = sum(found.state is State.DAMAGED for found in checked)
+    states = [file.state for file in files]
+    damaged = states.count(State.DAMAGED)
     if form == "table":
-        size = sum(found.counts[-1] for found in checked)
-        torn = sum(found.state is State.TORN for found in checked)
+        size_bytes = sum(file.size_bytes for file in files)
         verdict = f"{damaged} damaged" if damaged else "none is damaged"
-        click.echo(f"{len(checked):,} files, {size_text(size)}: {verdict}, {torn} with an unfinished end")
+        torn = f"{states.count(State.TORN)} with an unfinished end"
+        click.echo(f"{len(files):,} files, {size_text(size_bytes)}: {verdict}, {torn}")
     return NOT_BALANCED if damaged else OK
 
 
@@ -110,3 +106,8 @@ def dump(path: str, level: str, limit: int, form: str) -> None:
     for sentence in torn:
         sys.stdout.flush()
         click.echo(f"delayd: {sentence}", err=True)
+
+
+def _row(file: FileReport) -> tuple[Cell, ...]:
+    counts = (file.groups, file.batches, file.rows, file.size_bytes)
+    return (file.path, file.kind, file.state.value, *counts, file.sentence)

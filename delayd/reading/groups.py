@@ -31,6 +31,14 @@ class TornTail:
     size_bytes: int
     reason: str
 
+    @property
+    def sentence(self) -> str:
+        """What it is and what becomes of it, for people."""
+        return (
+            f"{self.path} ends with {self.size_bytes:,} bytes that are no whole group, from byte {self.position} "
+            f"({self.reason}); the server takes them off at its next start"
+        )
+
 
 def read_groups(
     segment: Segment,
@@ -75,6 +83,8 @@ def read_groups(
             torn.append(TornTail(segment.path, segment.position(scan.offset), size_bytes, scan.reason))
             break
         if scan.offset == doubted:
+            # Only bytes behind which a durable offset or a segment stands are damage, so all before them is durable.
+            yield from held
             raise DamagedData(segment.path, segment.position(scan.offset), scan.reason)
         # A running server may have finished this group and written the next while we looked: look once more.
         doubted = start = scan.offset

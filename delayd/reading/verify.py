@@ -1,72 +1,44 @@
-"""Verification: every byte of a data directory's files against its checksums, file by file.
+"""Verification: every byte of a data directory's files, or of single files, against its checksums.
 
 Invariant: damage in one file is named, with path and position, and does not keep the others from being read.
 """
 
-import sys
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from crc32c import crc32c
-
-from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.disk import Disk, RealDisk
-from delayd.errors import BatchMalformed, DamagedData, DataError
-from delayd.hours import hour_name
+from delayd.errors import BadArgument, DamagedData, DataError
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.consume import ENTRY_BYTES, NAME_DIGITS, SEGMENT_ENTRIES
-from delayd.log.group import Group, GroupKind
 from delayd.log.schedule import schedule_path
-from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
-from delayd.reading.directory import Directory, Role, find_directories
-from delayd.reading.groups import TornTail, read_groups
+from delayd.log.segment import FileKind, UnfinishedFile
+from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, open_any
+from delayd.reading.groups import TornTail
 from delayd.reading.schedule import take_snapshot
+from delayd.reading.verify_file import HOURLY, FileReport, Place, State, damage_report, verify_file
 
 LOGS = {
-    Role.DELAY: (("message", FileKind.MESSAGE), ("schedule", FileKind.SCHEDULE), ("dispatch", FileKind.DISPATCH)),
-    Role.REALTIME: (("message", FileKind.REALTIME), ("consume", FileKind.CONSUME), ("pull", FileKind.PULL)),
+    Role.DELAY: {"message": FileKind.MESSAGE, "schedule": FileKind.SCHEDULE, "dispatch": FileKind.DISPATCH},
+    Role.REALTIME: {"message": FileKind.REALTIME, "consume": FileKind.CONSUME, "pull": FileKind.PULL},
 }
-ONE_LOG = (FileKind.MESSAGE, FileKind.REALTIME, FileKind.PULL)  # The files of these folders follow one another.
-HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)
-KINDS = {
-    FileKind.MESSAGE: BatchKind.PRODUCER,
-    FileKind.SCHEDULE: BatchKind.SCHEDULE,
-    FileKind.DISPATCH: BatchKind.OUTCOME,
-    FileKind.REALTIME: BatchKind.DISPATCH,
-    FileKind.PULL: BatchKind.PULL,
-}
-READ_BYTES = 4 << 20
+ONE_LOG = ("message", "pull")  # The files of these folders follow one another; others hold a folder a day or subject.
+INNER_LOGS = ("schedule", "dispatch", "consume")
 
 Progress = Callable[[int, int], None]  # Files read, files in all.
 
 
 @dataclass(frozen=True, slots=True)
-class FileReport:
-    """What one file holds; ``damage`` is empty when everything in it checks."""
-
-    path: str
-    kind: str
-    size_bytes: int
-    groups: int = 0
-    batches: int = 0
-    rows: int = 0
-    torn: TornTail | None = None
-    damage: str = ""
-    position: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """All files, by path."""
+    """All files, by path or in the order in which they were named."""
 
     files: tuple[FileReport, ...]
 
     @property
     def damaged(self) -> tuple[FileReport, ...]:
         """The files with damage."""
-        return tuple(file for file in self.files if file.damage)
+        return tuple(file for file in self.files if file.state is State.DAMAGED)
 
     @property
     def torn(self) -> tuple[TornTail, ...]:
@@ -79,22 +51,18 @@ class VerifyReport:
         return not self.damaged
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A file to be read: where, what it should be, and whether another file of its log follows."""
+class _Home(NamedTuple):
+    """A server's directory; ``log_id`` is None when nothing in it tells, ``lengths`` are published, by path."""
 
-    directory: Directory
     path: str
-    kind: FileKind
-    last: bool
-    durable: int = 0
+    role: Role
+    log_id: int | None
+    lengths: dict[str, int]
 
-
-class _Link(NamedTuple):
-    """What the next file of a log must follow: its base offset, and the checksum that its header must name."""
-
-    end: int
-    crc32c: int
+    @property
+    def logs(self) -> dict[str, FileKind]:
+        """What its folders hold."""
+        return LOGS[self.role]
 
 
 def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:
@@ -107,38 +75,87 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
 
     Raises:
         BadArgument: there is nothing to verify.
-        DamagedData, NewerFormat: not even whose directory it is can be read.
     """
     disk = disk or RealDisk()
-    places = [place for directory in find_directories(disk, data) for place in _places(disk, directory)]
-    reports: list[FileReport] = []
+    places: list[Place] = []
+    gone: list[FileReport] = []
+    for path in _home_paths(disk, data):
+        home = _read_home(disk, path)
+        own = list(_places(disk, home))
+        places += own
+        kinds = {place.kind for place in own}
+        later = {kind for log, kind in home.logs.items() if log in INNER_LOGS}
+        if home.logs["message"] not in kinds and kinds & later:
+            error = DamagedData(f"{path}/message", 0, "the message log is gone, other logs are there")
+            gone.append(damage_report(error.path, home.logs["message"].name.lower(), error))
+    if not places:
+        raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
+    return VerifyReport((*gone, *_verify(disk, places, progress, chained=True)))
+
+
+def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:
+    """Read single files, each on its own; what a directory around it says of a file is taken into account.
+
+    Args:
+        paths: log files and checkpoints, in a server's directory or anywhere else.
+        progress: called with the files read and all files.
+        disk: where they are.
+    """
+    disk = disk or RealDisk()
+    homes: dict[str, _Home] = {}
+    places = [_place_of(disk, path, homes) for path in paths]
+    return VerifyReport(tuple(_verify(disk, places, progress, chained=False)))
+
+
+def _verify(disk: Disk, places: Sequence[Place], progress: Progress | None, *, chained: bool) -> Iterator[FileReport]:
     before, link = "", None
     for done, place in enumerate(places, 1):
         folder = place.path.rpartition("/")[0]
-        found = _verify(disk, place, link if folder == before else None)
+        found = verify_file(disk, place, link if chained and folder == before else None)
         before, link = folder, found[1] if found else None
         if found is not None:
-            reports.append(found[0])
+            yield found[0]
         if progress is not None:
             progress(done, len(places))
-    return VerifyReport(tuple(reports))
 
 
-def _places(disk: Disk, directory: Directory) -> Iterator[_Place]:
-    if disk.exists(f"{directory.path}/{CHECKPOINT}"):
-        yield _Place(directory, f"{directory.path}/{CHECKPOINT}", FileKind.CHECKPOINT, True)
-    lengths: dict[str, int] = {}
-    if directory.role == Role.DELAY:
-        lengths = _published_lengths(disk, directory)
-    for name, kind in LOGS[directory.role]:
-        folder = f"{directory.path}/{name}"
-        folders = [folder] if kind in ONE_LOG else [f"{folder}/{inner}" for inner in disk.list_folder(folder)]
-        for inner in folders:
-            names = [name for name in disk.list_folder(inner) if name.endswith(".log")]
-            for index, name in enumerate(names):
-                path = f"{inner}/{name}"
-                last = kind in HOURLY or index == len(names) - 1
-                yield _Place(directory, path, kind, last, lengths.get(path, 0))
+def _home_paths(disk: Disk, data: str) -> list[str]:
+    data = data.rstrip("/") or "/"
+    names = disk.list_folder(data)
+    if any(log in names for log in (*ONE_LOG, *INNER_LOGS)):
+        return [data]
+    return [f"{data}/{name}" for name in names if name.startswith(tuple(Role))]
+
+
+def _read_home(disk: Disk, path: str) -> _Home:
+    directory = _identify(disk, path)
+    if directory is None:
+        return _Home(path, _role_by_folders(disk, path), None, {})
+    lengths = _published_lengths(disk, directory) if directory.role == Role.DELAY else {}
+    return _Home(path, directory.role, directory.log_id, lengths)
+
+
+def _identify(disk: Disk, path: str) -> Directory | None:
+    """Whose directory it is, by the first file that tells: damage must not keep the other files from being read."""
+    for name in _log_names(disk, f"{path}/message"):
+        try:
+            segment = open_any(disk, f"{path}/message/{name}")
+        except (UnfinishedFile, FileNotFoundError, DataError):
+            continue
+        segment.close()
+        role = MESSAGE_KINDS.get(FileKind(segment.header.kind))
+        if role is not None:
+            return Directory(path, role, segment.header.log_id)
+    try:
+        log_id = (read_checkpoint(disk, path) or {}).get("log_id")
+    except DataError:
+        return None
+    return Directory(path, _role_by_folders(disk, path), log_id) if isinstance(log_id, int) else None
+
+
+def _role_by_folders(disk: Disk, path: str) -> Role:
+    names = disk.list_folder(path)
+    return Role.REALTIME if "consume" in names or "pull" in names else Role.DELAY
 
 
 def _published_lengths(disk: Disk, directory: Directory) -> dict[str, int]:
@@ -150,128 +167,41 @@ def _published_lengths(disk: Disk, directory: Directory) -> dict[str, int]:
     return {schedule_path(directory.path, hour): filed.length for hour, filed in hours.items()}
 
 
-def _verify(disk: Disk, place: _Place, link: _Link | None) -> tuple[FileReport, _Link | None] | None:
-    """Read one file: what is in it, and what the next file of its log must follow; None when it is gone."""
-    counts = _Counts()
-    torn: list[TornTail] = []
-    size_bytes, damage, position = 0, "", 0
-    found: _Link | None = None
-    try:
-        if place.kind == FileKind.CHECKPOINT:
-            size_bytes = _size(disk, place.path)
-            read_checkpoint(disk, place.directory.path, place.directory.log_id)
-        else:
-            segment = open_segment(disk, place.path, place.kind, place.directory.log_id, write=False)
-            try:
-                size_bytes = segment.file.size()
-                found = _read(place, segment, link, counts, torn)
-            finally:
-                segment.close()
-    except FileNotFoundError:
-        return None  # Retention of a running server removed it in this moment.
-    except UnfinishedFile:
-        damage = "" if place.last else "the file header is missing, and later segments exist"
-    except DamagedData as error:
-        damage, position = error.what, error.position
-    except DataError as error:
-        damage = error.message
-    kind = place.kind.name.lower()
-    rest = (torn[0] if torn else None, damage, position)
-    return FileReport(place.path, kind, size_bytes, counts.groups, counts.batches, counts.rows, *rest), found
+def _places(disk: Disk, home: _Home) -> Iterator[Place]:
+    if disk.exists(f"{home.path}/{CHECKPOINT}"):
+        yield Place(f"{home.path}/{CHECKPOINT}", FileKind.CHECKPOINT, home.log_id)
+    for log, kind in home.logs.items():
+        folder = f"{home.path}/{log}"
+        folders = [folder] if log in ONE_LOG else [f"{folder}/{inner}" for inner in disk.list_folder(folder)]
+        for inner in folders:
+            names = _log_names(disk, inner)
+            for name in names:
+                path = f"{inner}/{name}"
+                last = kind in HOURLY or name == names[-1]
+                yield Place(path, kind, home.log_id, True, last, home.lengths.get(path, 0))
 
 
-def _read(place: _Place, segment: Segment, link: _Link | None, counts: "_Counts", torn: list[TornTail]) -> _Link | None:
-    header = segment.header
-    _check_name(place, header)
-    if link is not None and (header.base_offset, header.previous_crc32c) != (link.end, link.crc32c):
-        raise DamagedData(place.path, 0, f"it does not follow the file before it, which ends at {link.end}")
-    if place.kind == FileKind.CONSUME:
-        return _read_entries(place, segment, counts)
-    begin = 0 if place.kind in HOURLY else header.base_offset
-    end, crc = begin, header.previous_crc32c
-    for group in read_groups(
-        *(segment, begin, sys.maxsize, torn),
-        previous_crc32c=crc,
-        durable=place.durable,
-        last=place.last,
-    ):
-        end, crc = group.end, group.header.header_crc32c
-        _check_group(segment, group, counts)
-    if end < place.durable:
-        position = segment.position(end)
-        raise DamagedData(place.path, position, f"the checkpoint says that {place.durable - end} more bytes are there")
-    return None if place.kind in HOURLY else _Link(end, crc)
+def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
+    """A single file and what the directory around it says, if it lies where a server keeps such a file."""
+    full = os.path.abspath(path)
+    folder, _, name = full.rpartition("/")
+    above, _, log = folder.rpartition("/")
+    if name == CHECKPOINT:
+        above, log = folder, CHECKPOINT
+    elif log not in ONE_LOG:
+        above, _, log = above.rpartition("/")
+    if log not in (*ONE_LOG, *INNER_LOGS, CHECKPOINT):
+        return Place(path)
+    home = homes.get(above) or _read_home(disk, above)
+    homes[above] = home
+    if log == CHECKPOINT:
+        return Place(path, FileKind.CHECKPOINT, home.log_id)
+    if home.log_id is None or log not in home.logs:
+        return Place(path)
+    kind = home.logs[log]
+    last = kind in HOURLY or not any(other > name for other in _log_names(disk, folder))
+    return Place(path, kind, home.log_id, True, last, home.lengths.get(full, 0))
 
 
-def _check_name(place: _Place, header: FileHeader) -> None:
-    name = place.path.rpartition("/")[2]
-    if place.kind in HOURLY:
-        expected = f"{hour_name(header.number)}.log"
-    else:
-        expected = f"{header.base_offset:0{NAME_DIGITS}}.log"
-    if name != expected:
-        raise DamagedData(place.path, 0, f"its header says that it is {expected}")
-
-
-def _check_group(segment: Segment, group: Group, counts: "_Counts") -> None:
-    header = group.header
-    # Replay, hours and leases rest on the instants of the message logs; those of others are only read by people.
-    if header.appended_at_ms < counts.appended_at_ms and segment.header.kind in (FileKind.MESSAGE, FileKind.REALTIME):
-        what = f"its instant {header.appended_at_ms} is before that of the group before it"
-        raise DamagedData(segment.path, segment.position(header.offset), what)
-    counts.appended_at_ms = header.appended_at_ms
-    counts.groups += 1
-    expected = BatchKind.CONTROL if header.kind == GroupKind.CONTROL else KINDS[FileKind(segment.header.kind)]
-    position = segment.position(header.offset)
-    try:
-        for offset, batch in group.batches():
-            position = segment.position(offset)
-            # The group's checksum says that these bytes were written; the batch's own, that its maker made them.
-            batch.verified = False
-            batch.verify()
-            if batch.kind != expected:
-                raise BatchMalformed(f"a batch of kind {batch.kind.name} has no place there")
-            if batch.kind == BatchKind.SCHEDULE:
-                counts.check_rising(batch)
-            counts.batches += 1
-            counts.rows += 0 if batch.kind == BatchKind.CONTROL else batch.count
-    except BatchMalformed as error:
-        raise DamagedData(segment.path, position, error.message) from error
-
-
-def _read_entries(place: _Place, segment: Segment, counts: "_Counts") -> _Link | None:
-    """Entries of a consume log have no checksum of their own; a whole segment's is in the header of the next."""
-    crc, position = 0, FILE_HEADER_BYTES
-    while data := segment.file.pread(READ_BYTES, position):
-        crc = crc32c(data, crc)
-        position += len(data)
-    counts.rows = (position - FILE_HEADER_BYTES) // ENTRY_BYTES
-    if not place.last and counts.rows != SEGMENT_ENTRIES:
-        raise DamagedData(place.path, position, f"it has {counts.rows} entries, and a later segment exists")
-    return _Link(segment.header.base_offset + counts.rows, crc)
-
-
-def _size(disk: Disk, path: str) -> int:
-    file = disk.open(path)
-    try:
-        return file.size()
-    finally:
-        file.close()
-
-
-@dataclass(slots=True)
-class _Counts:
-    """What was read of a file so far."""
-
-    groups: int = 0
-    batches: int = 0
-    rows: int = 0
-    appended_at_ms: int = 0
-    sequence: int = -1
-
-    def check_rising(self, batch: Batch) -> None:
-        """A schedule log rises in sequence, across its batches too."""
-        sequence = batch.uint64s(ColumnId.SEQUENCE)
-        if int(sequence[0]) <= self.sequence or not (sequence[1:] > sequence[:-1]).all():
-            raise BatchMalformed(f"sequences do not rise behind {self.sequence}")
-        self.sequence = int(sequence[-1])
+def _log_names(disk: Disk, folder: str) -> list[str]:
+    return [name for name in disk.list_folder(folder) if name.endswith(".log")]

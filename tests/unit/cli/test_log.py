@@ -127,10 +127,28 @@ def test_single_files_are_checked_by_name(books: Books) -> None:
     assert run("log", "verify", str(first), str(second)).code == 3
 
 
+def test_single_files_and_a_directory_are_checked_in_one_run(books: Books, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.log"
+    copy.write_bytes(_message_files(books)[0].read_bytes()[:-8])
+    rows = json.loads(run("log", "verify", str(copy), "--data", books.root, "--all", "--format", "json").out)
+    assert [row["path"] for row in rows].count(str(copy)) == 1
+    assert [row["state"] for row in rows] == ["torn"] + ["ok"] * 9
+    assert rows[0]["detail"].startswith(f"{copy} ends with ")
+
+
+def test_a_segment_that_is_missing_between_two_is_damage_of_the_directory_and_not_of_single_files(books: Books) -> None:
+    first, second, third = _message_files(books)
+    second.unlink()
+    ran = _verify(books)
+    assert ran.code == 3
+    assert f"{third} is damaged at byte 0: it does not follow the file before it" in ran.out
+    assert run("log", "verify", str(first), str(third)).code == 0
+
+
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     ran = run("log", "verify", "--data", str(tmp_path))
     assert ran.code == 2
-    assert "holds no log of delayd; give the directory" in ran.err
+    assert "holds no messages of delayd; give the directory" in ran.err
 
 
 def test_groups_are_dumped_with_what_the_log_stamped(books: Books) -> None:
@@ -182,7 +200,7 @@ def test_a_damaged_file_is_dumped_up_to_the_damage(books: Books) -> None:
     _flip(path, third + 100)
     ran = run("log", "dump", str(path), "--format", "csv")
     assert ran.code == 3
-    assert len(ran.out.splitlines()) > 1, "the groups before it are shown"
+    assert len(ran.out.splitlines()) == 3, "the heading and every group before it are shown"
     assert f"{path} is damaged at byte {third}" in ran.err
 
 

@@ -10,7 +10,7 @@ import pytest
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.log import LogPlace
-from delayd.log.segment import FileKind
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.books import audit_directory
 from delayd.reading.directory import Role, find_directories, is_running
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
@@ -133,6 +133,23 @@ def test_damage_below_a_durable_offset_is_an_error_with_path_and_position(tmp_pa
     with pytest.raises(DamagedData) as error:
         audit_directory(books.root, now_ms=START_MS)
     assert error.value.path == str(path) and error.value.position <= 300
+
+
+def test_every_group_before_damage_is_handed_out(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    ends = []
+    for _ in range(4):
+        books.send([START_MS])
+        ends.append(books.messages.end)
+    (path,) = Path(f"{books.delay}/message").iterdir()
+    data = bytearray(path.read_bytes())
+    data[FILE_HEADER_BYTES + ends[1] + 100] ^= 1
+    path.write_bytes(data)
+    seen: list[int] = []
+    with pytest.raises(DamagedData):
+        for group in read_log(DISK, place_of(books), 0, ends[-1], []):
+            seen.append(group.end)
+    assert seen == ends[:2]
 
 
 def test_rule_P3_segments_that_are_gone_mean_a_new_start_and_in_the_end_damage(tmp_path: Path) -> None:

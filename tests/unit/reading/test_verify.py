@@ -1,13 +1,22 @@
 """Verification names damage with path and position, reports torn tails, and reads on."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from delayd.batch import BatchKind, ColumnId, OutcomePart, encode
+from delayd.disk import File, RealDisk
 from delayd.errors import BadArgument
-from delayd.log.segment import FILE_HEADER_BYTES
-from delayd.reading.verify import FileReport, VerifyReport, verify_directory
-from tests.books import HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
+from delayd.log.checkpoint import CheckpointFile
+from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
+from delayd.log.dispatch import PART, encode_outcomes
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
+from delayd.reading.verify import VerifyReport, verify_directory, verify_files
+from delayd.reading.verify_file import FileReport, State
+from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 
 
 @pytest.fixture
@@ -149,3 +158,178 @@ def test_progress_names_files_read_and_all_files(books: Books) -> None:
     seen: list[tuple[int, int]] = []
     verify_directory(books.root, progress=lambda done, count: seen.append((done, count)))
     assert seen == [(done, 7) for done in range(1, 8)]
+
+
+def segments(tmp_path: Path) -> list[Path]:
+    """The files of a message log of several segments, alone in its directory."""
+    books = Books(str(tmp_path / "segmented"), segment_bytes=1)
+    for _ in range(3):
+        books.send([START_MS])
+    books.close()
+    return sorted(Path(f"{books.delay}/message").iterdir())
+
+
+def consume_files(books: Books, count: int) -> list[Path]:
+    """A consume log of ``count`` entries beside the target's message log."""
+    place = consume_place(books.realtime, REALTIME_ID, 1)
+    unsynced: list[File] = []
+    append_entries(RealDisk(), place, ConsumeTail(), np.arange(count, dtype=np.uint64), START_MS, unsynced)
+    for file in unsynced:
+        file.sync()
+        file.close()
+    return sorted(Path(place.folder).iterdir())
+
+
+def test_sound_and_unsound_files_are_told_apart_by_state_and_sentence(books: Books) -> None:
+    report = verify_directory(books.root)
+    assert {(file.state, file.sentence) for file in report.files} == {(State.OK, "")}
+    flip(books.path_of("schedule"), FILE_HEADER_BYTES + 100)
+    with books.path_of("dispatch").open("ab") as file:
+        file.write(bytes(7))
+    report = verify_directory(books.root)
+    damaged, torn = report_on(report, books.path_of("schedule")), report_on(report, books.path_of("dispatch"))
+    assert damaged.state is State.DAMAGED
+    assert damaged.sentence.startswith(f"{damaged.path} is damaged at byte {FILE_HEADER_BYTES}: ")
+    assert torn.state is State.TORN and torn.torn is not None
+    assert torn.sentence == torn.torn.sentence
+    assert f"{torn.path} ends with 7 bytes that are no whole group, from byte {torn.torn.position}" in torn.sentence
+
+
+def test_the_entries_of_a_consume_log_are_checked_by_the_header_behind_them(books: Books) -> None:
+    first, second = consume_files(books, SEGMENT_ENTRIES + 5)
+    report = verify_directory(books.root)
+    assert report.sound
+    assert [report_on(report, path).rows for path in (first, second)] == [SEGMENT_ENTRIES, 5]
+    flip(first, FILE_HEADER_BYTES + 1000)
+    (damaged,) = verify_directory(books.root).damaged
+    assert damaged.path == str(second) and "does not follow the file before it" in damaged.damage
+
+
+def test_a_consume_log_may_end_within_an_entry_in_its_last_segment_only(books: Books) -> None:
+    first, second = consume_files(books, SEGMENT_ENTRIES + 5)
+    second.write_bytes(second.read_bytes()[:-3])
+    torn = report_on(verify_directory(books.root), second)
+    assert (torn.state, torn.rows) == (State.TORN, 4) and "ends within an entry" in torn.sentence
+    whole = first.read_bytes()
+    for wrong in (whole + bytes(3), whole[:-3], whole[:-ENTRY_BYTES]):
+        first.write_bytes(wrong)
+        damaged = report_on(verify_directory(books.root), first)
+        assert damaged.state is State.DAMAGED and "a later segment exists" in damaged.damage
+
+
+def test_a_file_whose_creation_did_not_finish_is_no_damage_in_the_last_place_only(tmp_path: Path) -> None:
+    first, _, last = segments(tmp_path)
+    last.write_bytes(last.read_bytes()[:10])
+    report = verify_directory(str(tmp_path / "segmented"))
+    assert report.sound and report_on(report, last).state is State.TORN
+    assert "creation" in report_on(report, last).sentence
+    first.write_bytes(b"")
+    (damaged,) = verify_directory(str(tmp_path / "segmented")).damaged
+    assert damaged.path == str(first) and "the file header is missing" in damaged.damage
+
+
+def test_a_damaged_first_header_does_not_keep_the_other_files_from_being_read(tmp_path: Path) -> None:
+    first, second, third = segments(tmp_path)
+    flip(first, 20)
+    flip(third, FILE_HEADER_BYTES + 20)
+    report = verify_directory(str(tmp_path / "segmented"))
+    assert report_on(report, first).state is State.DAMAGED
+    assert (report_on(report, second).state, report_on(report, second).groups) == (State.OK, 1)
+
+
+def test_a_message_log_that_is_gone_is_damage_and_the_others_are_read(books: Books) -> None:
+    shutil.rmtree(f"{books.delay}/message")
+    flip(books.path_of("dispatch"), FILE_HEADER_BYTES + 100)
+    report = verify_directory(books.root)
+    assert {file.path for file in report.damaged} == {f"{books.delay}/message", str(books.path_of("dispatch"))}
+    assert len(report.files) == 7
+
+
+def test_outcomes_whose_parts_do_not_add_up_are_damage(books: Books) -> None:
+    again = Books(books.root + "/again")
+    again.send([START_MS, START_MS])
+    again.record([(HOUR, again.part([1]))])
+    part_of_one = encode_outcomes(HOUR, [again.part([1])])[-PART.itemsize :]
+    columns = [
+        (ColumnId.DELIVER_AT_MS, np.full(2, START_MS, np.int64)),
+        (ColumnId.SEQUENCE, np.array([1, 2], np.uint64)),
+    ]
+    batch = encode(BatchKind.OUTCOME, OutcomePart(HOUR), 2, columns, [part_of_one])
+    segment = again.files[str(again.path_of("dispatch"))]
+    segment.append([NewGroup(GroupKind.DATA, [batch], 1, START_MS)])
+    segment.flush()
+    again.close()
+    (damaged,) = verify_directory(again.root).damaged
+    assert damaged.path == segment.path and "do not add up" in damaged.damage
+
+
+def test_a_checkpoint_that_was_never_published_is_empty(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    books.close()
+    CheckpointFile(books.disk, books.delay, DELAY_ID).close()
+    (report,) = verify_files([f"{books.delay}/checkpoint"]).files
+    assert (report.kind, report.state, report.sentence) == (
+        "checkpoint",
+        State.EMPTY,
+        "no checkpoint was published yet",
+    )
+
+
+def test_a_single_file_is_as_long_as_the_checkpoint_around_it_says(books: Books, tmp_path: Path) -> None:
+    path = books.path_of("schedule")
+    path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
+    (damaged,) = verify_files([str(path)]).files
+    assert "more bytes are there" in damaged.damage
+    copy = tmp_path / "copy.log"
+    shutil.copy(path, copy)
+    assert verify_files([str(copy)]).sound, "nothing around the copy says how long it was"
+
+
+def test_a_single_file_belongs_to_the_directory_around_it_and_has_its_name(books: Books, tmp_path: Path) -> None:
+    other = Books(str(tmp_path / "other"))
+    other.close()
+    strange = Path(f"{other.realtime}/message/{2**40:020}.log")
+    strange.write_bytes(FileHeader(FileKind.REALTIME, DELAY_ID, 2**40).encode())
+    renamed = books.path_of("dispatch", HOUR + 9)
+    renamed.parent.mkdir(exist_ok=True)
+    shutil.copy(books.path_of("dispatch"), renamed)
+    copy = tmp_path / "copy.log"
+    shutil.copy(message_log(books), copy)
+    report = verify_files([str(strange), str(renamed), str(copy)])
+    assert [file.state for file in report.files] == [State.DAMAGED, State.DAMAGED, State.OK]
+    assert "it belongs to the directory with log_id" in report.files[0].damage
+    assert "its header says that it is 2026112016.log" in report.files[1].damage
+    assert report.files[2].rows == 20
+
+
+def test_a_single_segment_may_be_torn_only_when_it_is_the_last(tmp_path: Path) -> None:
+    paths = segments(tmp_path)
+    for path in paths:
+        with path.open("ab") as file:
+            file.write(bytes(40))
+    assert [file.state for file in verify_files([str(path) for path in paths]).files] == [
+        *(State.DAMAGED, State.DAMAGED, State.TORN),
+    ]
+
+
+def test_single_files_are_found_from_the_folder_that_they_are_in(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = books.path_of("schedule")
+    path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
+    monkeypatch.chdir(path.parent)
+    seen: list[tuple[int, int]] = []
+    names = ["../../checkpoint", path.name]
+    report = verify_files(names, progress=lambda done, count: seen.append((done, count)))
+    assert [(file.path, file.kind, file.state) for file in report.files] == [
+        (names[0], "checkpoint", State.OK),
+        (names[1], "schedule", State.DAMAGED),
+    ]
+    assert "more bytes are there" in report.files[1].damage
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_a_single_file_that_is_no_log_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "notes.log"
+    path.write_bytes(b"x" * 100)
+    (report,) = verify_files([str(path)]).files
+    assert (report.kind, report.state, report.size_bytes) == ("unknown", State.DAMAGED, 100)
+    assert "this is not a file of delayd" in report.damage

@@ -1,0 +1,260 @@
+"""One file of a data directory against its checksums: what it holds, and where it does not check.
+
+Invariant: nothing is changed or locked, and a file that a running server writes or removes meanwhile is no damage.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from delayd.batch import Batch, BatchKind, ColumnId
+from delayd.disk import Disk
+from delayd.errors import BatchMalformed, DamagedData, DataError
+from delayd.hours import hour_name
+from delayd.log.checkpoint import read_checkpoint
+from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES
+from delayd.log.dispatch import decode_outcomes
+from delayd.log.group import Group, GroupKind
+from delayd.log.log import segment_name
+from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.reading.directory import open_any
+from delayd.reading.groups import TornTail, read_groups
+
+HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Each of these files is a log of its own.
+KINDS = {
+    FileKind.MESSAGE: BatchKind.PRODUCER,
+    FileKind.SCHEDULE: BatchKind.SCHEDULE,
+    FileKind.DISPATCH: BatchKind.OUTCOME,
+    FileKind.REALTIME: BatchKind.DISPATCH,
+    FileKind.PULL: BatchKind.PULL,
+}
+READ_BYTES = 4 << 20
+
+
+class State(Enum):
+    """What a verification found."""
+
+    OK = "ok"
+    EMPTY = "empty"  # Nothing was published to it yet.
+    TORN = "torn"  # Its end is unfinished: an append under way or cut short by a crash, which its server takes off.
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """What one file holds; ``sentence`` says what is not as it should be, for people.
+
+    ``damage`` and ``position`` are what and where of a damaged file, ``torn`` the unfinished end of a file of groups.
+    """
+
+    path: str
+    kind: str
+    state: State
+    size_bytes: int = 0
+    groups: int = 0
+    batches: int = 0
+    rows: int = 0
+    torn: TornTail | None = None
+    damage: str = ""
+    position: int = 0
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file to be read, and what its directory says of it; a file outside of one speaks for itself.
+
+    ``kind`` None takes the header's word, ``named`` says whether its name must be the one that its header asks for,
+    ``last`` whether no later segment of its log exists, ``durable`` the offset that a checkpoint says is reached.
+    """
+
+    path: str
+    kind: FileKind | None = None
+    log_id: int | None = None
+    named: bool = False
+    last: bool = True
+    durable: int = 0
+
+
+class Link(NamedTuple):
+    """What the next file of a log must follow: its base offset, and the checksum that its header must name."""
+
+    end: int
+    crc32c: int
+
+
+def damage_report(path: str, kind: str, error: DataError, size_bytes: int = 0) -> FileReport:
+    """The report on a file that can't be read at all."""
+    return _Found(path, kind, size_bytes).damaged(error)
+
+
+def verify_file(disk: Disk, place: Place, link: Link | None = None) -> tuple[FileReport, Link | None] | None:
+    """Read one file: the report, and what the next file of its log must follow; None when the file is gone."""
+    found = _Found(place.path, place.kind.name.lower() if place.kind else "unknown")
+    following: Link | None = None
+    try:
+        found.size_bytes = _size(disk, place.path)
+        if place.kind == FileKind.CHECKPOINT:
+            _read_checkpoint(disk, place, found)
+        else:
+            segment = _open(disk, place)
+            try:
+                following = _read(place, segment, link, found)
+            finally:
+                segment.close()
+    except FileNotFoundError:
+        return None  # Retention of a running server removed it in this moment.
+    except UnfinishedFile:
+        if not place.last:
+            error = DamagedData(place.path, 0, "the file header is missing, and later segments exist")
+            return found.damaged(error), None
+        found.ends(State.TORN, f"the creation of {place.path} did not finish; the server removes it at its next start")
+    except DataError as error:
+        return found.damaged(error), None
+    return found.report(), following
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was read of a file so far."""
+
+    path: str
+    kind: str
+    size_bytes: int = 0
+    groups: int = 0
+    batches: int = 0
+    rows: int = 0
+    torn: list[TornTail] = field(default_factory=list)
+    appended_at_ms: int = 0
+    sequence: int = -1
+    state: State = State.OK
+    sentence: str = ""
+
+    def ends(self, state: State, sentence: str) -> None:
+        """Note that there is nothing to read on from here, and why."""
+        self.state, self.sentence = state, sentence
+
+    def check_rising(self, batch: Batch) -> None:
+        """A schedule log rises in sequence, across its batches too."""
+        sequence = batch.uint64s(ColumnId.SEQUENCE)
+        if int(sequence[0]) <= self.sequence or not (sequence[1:] > sequence[:-1]).all():
+            raise BatchMalformed(f"sequences do not rise behind {self.sequence}")
+        self.sequence = int(sequence[-1])
+
+    def report(self, damage: str = "", position: int = 0) -> FileReport:
+        """Sum it up."""
+        counts = (self.size_bytes, self.groups, self.batches, self.rows)
+        torn = self.torn[0] if self.torn else None
+        return FileReport(self.path, self.kind, self.state, *counts, torn, damage, position, self.sentence)
+
+    def damaged(self, error: DataError) -> FileReport:
+        """Sum up what was read before the damage, and name that."""
+        self.ends(State.DAMAGED, error.message)
+        if isinstance(error, DamagedData):
+            return self.report(error.what, error.position)
+        return self.report(error.message)
+
+
+def _size(disk: Disk, path: str) -> int:
+    file = disk.open(path)
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _open(disk: Disk, place: Place) -> Segment:
+    if place.kind is None:
+        return open_any(disk, place.path)
+    return open_segment(disk, place.path, place.kind, place.log_id, write=False)
+
+
+def _read_checkpoint(disk: Disk, place: Place, found: _Found) -> None:
+    if read_checkpoint(disk, os.path.dirname(place.path) or ".", place.log_id) is None:
+        found.ends(State.EMPTY, "no checkpoint was published yet")
+
+
+def _read(place: Place, segment: Segment, link: Link | None, found: _Found) -> Link | None:
+    header = segment.header
+    kind = FileKind(header.kind)
+    found.kind = kind.name.lower()
+    if place.named:
+        _check_name(place.path, header)
+    if link is not None and (header.base_offset, header.previous_crc32c) != (link.end, link.crc32c):
+        raise DamagedData(place.path, 0, f"it does not follow the file before it, which ends at {link.end}")
+    if kind == FileKind.CONSUME:
+        return _read_entries(place, segment, found)
+    return _read_groups(place, segment, found)
+
+
+def _check_name(path: str, header: FileHeader) -> None:
+    hourly = header.kind in HOURLY
+    expected = f"{hour_name(header.number)}.log" if hourly else segment_name(header.base_offset)
+    if path.rpartition("/")[2] != expected:
+        raise DamagedData(path, 0, f"its header says that it is {expected}")
+
+
+def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
+    hourly = segment.header.kind in HOURLY
+    end = begin = 0 if hourly else segment.header.base_offset
+    crc = segment.header.previous_crc32c
+    for group in read_groups(
+        *(segment, begin, sys.maxsize, found.torn),
+        previous_crc32c=crc,
+        durable=place.durable,
+        last=place.last,
+    ):
+        end, crc = group.end, group.header.header_crc32c
+        _check_group(segment, group, found)
+    if end < place.durable:
+        position = segment.position(end)
+        raise DamagedData(place.path, position, f"the checkpoint says that {place.durable - end} more bytes are there")
+    for tail in found.torn:
+        found.ends(State.TORN, tail.sentence)
+    return None if hourly else Link(end, crc)
+
+
+def _check_group(segment: Segment, group: Group, found: _Found) -> None:
+    header = group.header
+    # Replay, hours and leases rest on the instants of the message logs; those of others are only read by people.
+    if header.appended_at_ms < found.appended_at_ms and segment.header.kind in (FileKind.MESSAGE, FileKind.REALTIME):
+        what = f"its instant {header.appended_at_ms} is before that of the group before it"
+        raise DamagedData(segment.path, segment.position(header.offset), what)
+    found.appended_at_ms = header.appended_at_ms
+    found.groups += 1
+    expected = BatchKind.CONTROL if header.kind == GroupKind.CONTROL else KINDS[FileKind(segment.header.kind)]
+    position = segment.position(header.offset)
+    try:
+        for offset, batch in group.batches():
+            position = segment.position(offset)
+            # The group's checksum says that these bytes were written; the batch's own, that its maker made them.
+            batch.verified = False
+            batch.verify()
+            if batch.kind != expected:
+                raise BatchMalformed(f"a batch of kind {batch.kind.name} has no place there")
+            if batch.kind == BatchKind.SCHEDULE:
+                found.check_rising(batch)
+            if batch.kind == BatchKind.OUTCOME:
+                decode_outcomes([batch])
+            found.batches += 1
+            found.rows += 0 if batch.kind == BatchKind.CONTROL else batch.count
+    except BatchMalformed as error:
+        raise DamagedData(segment.path, position, error.message) from error
+
+
+def _read_entries(place: Place, segment: Segment, found: _Found) -> Link:
+    """Entries of a consume log have no checksum of their own; a whole segment's is in the header of the next."""
+    crc, position = 0, FILE_HEADER_BYTES
+    while data := segment.file.pread(READ_BYTES, position):
+        crc = crc32c(data, crc)
+        position += len(data)
+    found.rows, rest = divmod(position - FILE_HEADER_BYTES, ENTRY_BYTES)
+    if not place.last and (found.rows, rest) != (SEGMENT_ENTRIES, 0):
+        raise DamagedData(place.path, position, f"it has {found.rows} entries, and a later segment exists")
+    if rest:
+        found.ends(State.TORN, f"{place.path} ends within an entry; the server cuts it at its next checkpoint")
+    return Link(segment.header.base_offset + found.rows, crc)
