@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 STOPS = re.findall(r"`([\w.]+):([\w.]+)` \|$", README, re.MULTILINE)
-PAGES = sorted(ROOT.glob("docs/**/*.md")) + [ROOT / "README.md"]
+PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md"]
 
 
 def test_the_data_path_has_its_stops() -> None:
