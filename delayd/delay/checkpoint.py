@@ -215,7 +215,9 @@ class Checkpointer:
             self._put_off(filed.unpublished, ended)
             return
         self._published = facts.stop.offset
-        log.info("checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, rows, len(filed.hours))
+        # One that moved nothing, on an idle server, is no change of state.
+        level = logging.INFO if rows else logging.DEBUG
+        log.log(level, "checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, rows, len(filed.hours))
         ready = [callback for offset, callback in self._waiters if offset <= facts.stop.offset]
         self._waiters = [waiter for waiter in self._waiters if waiter[0] > facts.stop.offset]
         for callback in ready:

@@ -259,7 +259,7 @@ class DelayCore:
             self._wheel.insert(rows.take(np.flatnonzero(near)))
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
-        self.dispatcher.step()
+        self.dispatcher.came()
         self._begin_checkpoint()
 
     def _new_link(self, target: int) -> Link:

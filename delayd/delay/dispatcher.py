@@ -92,6 +92,14 @@ class Dispatcher:
         for link in self._order:
             link.pump()
 
+    def came(self) -> None:
+        """Look at rows that have just entered the wheel: only what is due already is handed out before its wake-up."""
+        self._route_new_subjects()
+        now_ms = self._clock.now_ms()
+        due_ms = self._wheel.next_due_ms(now_ms)
+        if due_ms is not None and due_ms <= now_ms:
+            self.step()
+
     def next_due_ms(self) -> int | None:
         """The instant at which something is due next, by the judged clock."""
         if not self._trusted:
