@@ -125,6 +125,7 @@ class Core:
         self._handlers: dict[RequestType, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
             RequestType.STATUS: self._status,
+            RequestType.TRUST_CLOCK: self._trust_clock,
             RequestType.HELLO: self._hello,
             RequestType.DISPATCH: self._dispatch,
             RequestType.PULL: consumers.pull,
@@ -305,8 +306,14 @@ class Core:
     def _ping(self, peer: Peer, frame: Frame) -> None:
         peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()})
 
+    def _trust_clock(self, peer: Peer, frame: Frame) -> None:
+        self._clock.trust()
+        log.warning("clock_trusted now_ms=%d", self._clock.now_ms())
+        self._ping(peer, frame)
+
     def _status(self, peer: Peer, frame: Frame) -> None:
         extra: dict[str, HeadValue] = {
+            "clock_confirmed": self._clock.confirmed,
             "end_offset": self._indexed_offset,
             "next_sequence": self._next_sequence,
             "indexed_offset": self._checkpoints.last.indexed_offset,

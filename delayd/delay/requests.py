@@ -1,17 +1,20 @@
 """Requests: the frames that a delay server answers, and the core behind them (docs/protocol.md, Delay server)."""
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
 from delayd.batch import HEADER, Batch, BatchKind, Buffer, parse
-from delayd.clock import Clock
+from delayd.clock import JudgedClock
 from delayd.delay.core import DelayCore
 from delayd.delay.producers import Accepted
 from delayd.errors import BatchMalformed, CallerError, DelaydError, UnknownRequest, UnknownServer
 from delayd.validate import refused_rows
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_u64, request_type
+
+log = logging.getLogger(__name__)
 
 BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
 
@@ -26,7 +29,7 @@ class Peer(Protocol):
 class Requests:
     """Turns frames into calls of the core, and their outcomes into answers."""
 
-    def __init__(self, core: DelayCore, clock: Clock, status: Callable[[], Head]) -> None:
+    def __init__(self, core: DelayCore, clock: JudgedClock, status: Callable[[], Head]) -> None:
         self._core = core
         self._clock = clock
         self._status = status
@@ -43,6 +46,10 @@ class Requests:
         elif kind is RequestType.STATUS:
             peer.answer(frame.request_id, self._status())
         elif kind is RequestType.PING:
+            peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()})
+        elif kind is RequestType.TRUST_CLOCK:
+            self._clock.trust()
+            log.warning("clock_trusted now_ms=%d", self._clock.now_ms())
             peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()})
         else:
             raise UnknownRequest(f"{kind.name} is not served by a delay server; ask meta who serves it")

@@ -273,6 +273,7 @@ class DelayServer:
             "epoch": self._core.identity.epoch,
             "pid": os.getpid(),
             "now_ms": self._clock.now_ms(),
+            "clock_confirmed": self._clock.confirmed,
             "started_at_ms": self._started_at_ms,
             "counters": self._core.counters(),
         }

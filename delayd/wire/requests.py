@@ -25,6 +25,7 @@ class RequestType(IntEnum):
 
     PING = 1
     STATUS = 2
+    TRUST_CLOCK = 3
     REGISTER = 10
     SERVERS = 11
     ROUTES = 12

@@ -158,6 +158,13 @@ def test_servers_subjects_and_groups_are_listed(servers: Up, subject: str) -> No
     assert (group["group"], group["waiting"], group["outstanding"]) == ("g", 1, 0)
 
 
+def test_the_clocks_of_servers_are_compared_and_trusted(servers: Up) -> None:
+    for options in ((), ("--trust",)):
+        clocks = json.loads(_run("clock", *options, *_meta(servers), "--format", "json"))
+        assert [clock["role"] for clock in clocks] == ["delay", "realtime"]
+        assert all(clock["believed"] and abs(clock["ahead_ms"]) < 5_000 for clock in clocks)
+
+
 def test_files_of_running_servers_are_listed_verified_and_audited(servers: Up, subject: str) -> None:
     data = ("--data", str(servers.data))
     _run("send", subject, "gone", "--at", "now", *_meta(servers))

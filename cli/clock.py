@@ -1,0 +1,54 @@
+"""``delayd clock``: the servers' clocks beside this machine's, and an operator's word that they are right (rule T1)."""
+
+import time
+
+import click
+
+from delayd.wire.requests import RequestType, need_bool, need_int
+
+from . import ask
+from .listing import Cell, Column, Kind, show
+from .options import format_option, meta_option
+
+COLUMNS = (
+    Column("role"),
+    Column("log_id"),
+    Column("address"),
+    Column("ahead_ms", Kind.DURATION),
+    Column("believed"),
+)
+
+
+@click.command()
+@meta_option
+@click.option("--role", type=click.Choice(["delay", "realtime"]), help="Servers of this role only.")
+@click.option("--trust", is_flag=True, help="Tell the servers that their wall clocks are right.")
+@format_option
+def clock(meta: str, role: str | None, trust: bool, form: str) -> None:
+    """Compare the clocks of live servers with this machine's.
+
+    A wall clock that jumped ahead by more than 5 s is believed after 30 s, and one of a machine that was started again
+    after 30 s or when meta's agrees. Until then a server goes on by the time that has passed. With --trust it is
+    believed at once: what is due by it is handed out.
+
+    Example: delayd clock --role delay --trust
+    """
+    show(COLUMNS, ask.run(lambda: _clocks(meta, role, trust)), form)
+
+
+async def _clocks(address: str, role: str | None, trust: bool) -> list[tuple[Cell, ...]]:
+    async with ask.meta(address) as connection:
+        servers = [server for server in await ask.known_servers(connection, role) if server.alive]
+    return [await _clock(server, trust) for server in servers]
+
+
+async def _clock(server: ask.Known, trust: bool) -> tuple[Cell, ...]:
+    async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
+        if trust:
+            await ask.ask(connection, RequestType.TRUST_CLOCK, {})
+        before_ns = time.time_ns()
+        status = await ask.ask(connection, RequestType.STATUS, {})
+        halfway_ms = (before_ns + time.time_ns()) // 2_000_000
+    ahead_ms = need_int(status, "now_ms") - halfway_ms
+    believed = need_bool(status, "clock_confirmed")
+    return (server.role, f"{server.log_id:016x}", f"{server.host}:{server.port}", ahead_ms, believed)
