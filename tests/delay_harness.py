@@ -20,6 +20,7 @@ from delayd.delay.hour_table import PREFIX, HourTable, load_hours
 from delayd.delay.loader import read_schedule_log
 from delayd.delay.producers import Accepted
 from delayd.delay.recovery import list_dispatch_logs, read_outcomes
+from delayd.delay.sender import Wire
 from delayd.errors import DelaydError
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.log.dispatch import Outcome
@@ -275,7 +276,7 @@ class World:
         self.cables = [cable for cable in self.cables if not cable.ended or cable.up or cable.down]
 
     def _dial(
-        self, host: str, port: int, connected: Callable[[Cable], None], lost: Callable[[DelaydError], None]
+        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
     ) -> None:
         meant = int(host.removeprefix("target-"))
         target = self.outside.targets[self.outside.moved.get(meant, meant)]

@@ -1,0 +1,159 @@
+"""A simulated consumer of one subject and group, and the group's books: what it was given, what it acknowledged.
+
+Invariant: a message whose acknowledgement was answered as counted is never in a later pull of its group (rule Q1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import NamedTuple
+
+from delayd.batch import parse
+from delayd.errors import DelaydError
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType, need_rows, need_u64
+from tests.batches import bodies_of
+from tests.simulation.network import Line, Network
+from tests.simulation.realtime_side import RealtimeSide
+
+Name = tuple[int, int]
+"""A message as a handle names it: incarnation and pull sequence."""
+
+
+@dataclass(slots=True)
+class GroupBooks:
+    """What the consumers of one group know together."""
+
+    given: dict[int, bytes] = field(default_factory=dict)  # By consume sequence.
+    acknowledged: dict[int, Name] = field(default_factory=dict)  # The pull whose acknowledgement counted.
+
+    def give(self, sequence: int, body: bytes, name: Name) -> None:
+        """A message has come."""
+        known = self.given.setdefault(sequence, body)
+        assert known == body, f"consume sequence {sequence} was {known!r}, then {body!r}"
+        counted = self.acknowledged.get(sequence)
+        assert counted is None or name <= counted, (
+            f"{body!r} (consume sequence {sequence}) came again as {name}, acknowledged as {counted}"
+        )
+
+
+class Held(NamedTuple):
+    """A message that a consumer has and has not given away."""
+
+    name: Name
+    consume_sequence: int
+
+
+class Consumer:
+    """One consumer; each of its steps is a call."""
+
+    def __init__(
+        self, name: str, side: RealtimeSide, subject: str, books: GroupBooks, network: Network, random: Random
+    ) -> None:
+        self.name = name
+        self.held: list[Held] = []
+        self.pulling = False
+        self._side = side
+        self._names: Head = {"subject": subject, "group": "group"}
+        self._books = books
+        self._network = network
+        self._random = random
+        self._line: Line | None = None
+        self._dialling = False
+
+    def step(self) -> None:
+        """Connect, pull, acknowledge or give back, as chance has it."""
+        if self._connect() is None:
+            return
+        if not self.held or self._random.random() < 0.3:
+            self.pull(self._random.choice((1, 3, 100)), self._random.choice((0, 400)))
+        else:
+            count = self._random.randint(1, len(self.held))
+            kind = RequestType.ACK if self._random.random() < 0.7 else RequestType.NACK
+            self.settle(kind, self._random.sample(self.held, count))
+
+    def drain(self) -> None:
+        """Acknowledge what is held and ask for more."""
+        if self._connect() is None:
+            return
+        if self.held:
+            self.settle(RequestType.ACK, list(self.held))
+        if not self.pulling:
+            self.pull(1_000, 0)
+
+    def pull(self, most: int, wait_ms: int) -> None:
+        """Ask for messages."""
+        head: Head = {
+            "max_messages": most,
+            "max_bytes": 1 << 20,
+            "wait_ms": wait_ms,
+            "lease_ms": self._random.choice((300, 2_000)),
+            "consumer": self.name,
+        }
+        self.pulling = True
+        self._call(RequestType.PULL, self._names | head, self._pulled)
+
+    def settle(self, kind: RequestType, some: list[Held]) -> None:
+        """Acknowledge or give back messages."""
+        self.held = [each for each in self.held if each not in some]
+        handles = [[*each.name, 1] for each in sorted(some)]
+        self._call(kind, self._names | {"handles": handles}, partial(self._settled, kind, some))
+
+    def _connect(self) -> Line | None:
+        if self._line is not None and self._line.open:
+            return self._line
+        if not self._dialling:
+            self._dialling = True
+            self._network.dial(self._side.place, self._connected, self._lost, self)
+        return None
+
+    def _connected(self, line: Line) -> None:
+        self._dialling = False
+        if line.listener is self._side.life:
+            self._line = line
+        else:
+            # Another server listens there now, and handles of one mean nothing to the other.
+            line.close()
+
+    def _lost(self, error: DelaydError) -> None:
+        self._line, self._dialling, self.pulling = None, False, False
+
+    def _call(self, kind: RequestType, head: Head, heard: Callable[[Frame], None]) -> None:
+        line = self._line
+        assert line is not None
+
+        def answered(answer: Frame | DelaydError) -> None:
+            if kind == RequestType.PULL:
+                self.pulling = False
+            if isinstance(answer, Frame):
+                heard(answer)
+
+        line.call(kind, head, (), answered)
+
+    def _pulled(self, answer: Frame) -> None:
+        incarnation = need_u64(answer.head, "incarnation")
+        position = 0
+        for pull_first, consume_first, rows, _ in need_rows(answer.head, "parts", 4):
+            batch = parse(answer.body, position)
+            batch.verify()
+            position += batch.total_bytes
+            bodies = bodies_of(batch)
+            assert len(bodies) == rows, f"a part of {rows} messages has {len(bodies)}"
+            for index, body in enumerate(bodies):
+                held = Held((incarnation, pull_first + index), consume_first + index)
+                self._books.give(held.consume_sequence, body, held.name)
+                self.held.append(held)
+
+    def _settled(self, kind: RequestType, some: list[Held], answer: Frame) -> None:
+        stale = {
+            (incarnation, first + index)
+            for incarnation, first, count in need_rows(answer.head, "stale", 3)
+            for index in range(count)
+        }
+        if kind == RequestType.ACK:
+            for each in some:
+                if each.name not in stale:
+                    self._books.acknowledged[each.consume_sequence] = each.name
