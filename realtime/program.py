@@ -5,9 +5,9 @@ from functools import partial
 from delayd.config import RealtimeConfig
 from delayd.net.program import run_program
 
-from .server import ROLE, RealtimeServer
+from .server import RealtimeServer
 
 
 def run(config: RealtimeConfig) -> int:
     """Serve until told to stop; returns the exit code of the process."""
-    return run_program(ROLE, partial(RealtimeServer, config), exit_with_stdin=config.exit_with_stdin)
+    return run_program(config.role, partial(RealtimeServer, config), exit_with_stdin=config.exit_with_stdin)

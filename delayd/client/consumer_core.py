@@ -236,8 +236,10 @@ class ConsumerCore:
 
     def _receive(self, answer: Frame) -> None:
         assert self._link is not None, "an answer came without a connection"
-        received_at_ms = self._link.clock.likely_ms(monotonic_us())
-        on_the_way_ms = max(0, received_at_ms - need_int(answer.head, "now_ms"))
+        # The likely reading is off by up to half a round trip; the answer was not received before it was given.
+        answered_at_ms = need_int(answer.head, "now_ms")
+        received_at_ms = max(answered_at_ms, self._link.clock.likely_ms(monotonic_us()))
+        on_the_way_ms = received_at_ms - answered_at_ms
         lease_ends = time.monotonic() + self._settings.lease / _SECOND - on_the_way_ms / 1000
         parts: list[Part] = []
         position = 0

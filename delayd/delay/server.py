@@ -11,24 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from apscheduler.schedulers.asyncio import AsyncIOScheduler
-
 from delayd.batch import Buffer
-from delayd.clock import ClockEvidence, SystemClock
 from delayd.config import DelayConfig, describe
 from delayd.delay.core import DelayCore, Threads
 from delayd.delay.requests import Requests
 from delayd.delay.sender import OnAnswer, Wire
-from delayd.disk import Lock, RealDisk
 from delayd.errors import ConnectionLost, DelaydError, NotReady
-from delayd.executor import ThreadExecutor
-from delayd.log.checkpoint import read_checkpoint
 from delayd.net.connection import Connection, connect
+from delayd.net.home import Home
 from delayd.net.program import Fail
 from delayd.net.registration import Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
-from delayd.state import LmdbState
 from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
 from delayd.wire.meta import Registered, Routes
 
@@ -48,85 +42,64 @@ class DelayServer:
     def __init__(self, config: DelayConfig, fail: Fail) -> None:
         self._config = config
         self._fail = fail
-        self._disk = RealDisk()
         self._started_at_ms = 0
         self._rearming = False
         self._port = config.port
-        self._executors: list[ThreadExecutor] = []
         self._dials: set[asyncio.Task[None]] = set()
-        self._lock: Lock | None = None
-        self._state: LmdbState | None = None
-        self._clock: SystemClock | None = None
+        self._home: Home | None = None
         self._core: DelayCore | None = None
         self._requests: Requests | None = None
         self._timer: Timer | None = None
         self._server: Server | None = None
         self._registration: Registration | None = None
-        self._scheduler: AsyncIOScheduler | None = None
         self._places: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
         """Recover, listen, register."""
-        config, folder = self._config, self._config.folder
+        config, loop = self._config, asyncio.get_running_loop()
         log.info("starting %s", describe(config))
-        loop = asyncio.get_running_loop()
-        self._disk.make_folder(folder)
-        self._lock = self._disk.lock(f"{folder}/LOCK", config.role)
-        self._state = LmdbState(f"{folder}/state.lmdb")
-        clock = self._clock = SystemClock(_evidence(read_checkpoint(self._disk, folder)))
-        self._started_at_ms = clock.now_ms()
+        home = self._home = Home(config, ("commit", "outcomes", "worker"), self._rearm_soon)
+        self._started_at_ms = home.clock.now_ms()
         self._timer = Timer(loop, self._wake)
-        post = self._posting(loop.call_soon_threadsafe)
-        self._executors = [ThreadExecutor(f"delay-{name}", post) for name in ("commit", "outcomes", "worker")]
-        self._registration = Registration(config.meta, self._registered, on_now_ms=clock.reference)
+        self._registration = Registration(config.meta, self._registered, on_now_ms=home.clock.reference)
         core = self._core = DelayCore(
-            self._disk,
-            self._state,
-            clock,
+            home.disk,
+            home.state,
+            home.clock,
             config,
-            Threads(*self._executors),
+            Threads(*home.executors),
             self._dial,
             self._ask_routes,
             partial(secrets.randbits, 64),
-            clock.restart_evidence,
+            home.clock.restart_evidence,
             partial(time.sleep, REST_S),
         )
-        self._requests = Requests(core, clock, self._status)
+        self._requests = Requests(core, home.clock, self._status)
         self._reserve()
         self._server = Server(self, body_bytes_max=SEND_BODY_BYTES_MAX)
         self._port = await self._server.listen(config.host, config.port)
         self._registration.start()
         self._places = loop.create_task(self._find_places(self._registration, core))
         self._places.add_done_callback(_surface)
-        self._schedule()
+        home.every(SPACE_S, self._reserve)
+        home.every(SWEEP_S, self._sweep)
         self._wake()
         return config.host, self._port
 
     async def stop(self) -> None:
         """Take no more, make everything durable, write a last checkpoint."""
-        core, server, registration = self._core, self._server, self._registration
-        assert core is not None and server is not None and registration is not None
+        home, core, server, registration = self._home, self._core, self._server, self._registration
+        assert home is not None and core is not None and server is not None and registration is not None
         server.stop_accepting()
-        if self._scheduler is not None:
-            self._scheduler.shutdown(wait=False)
         for task in (self._places, *self._dials):
             if task is not None:
                 task.cancel()
-        stopped = asyncio.Event()
-        core.stop(stopped.set)
-        await stopped.wait()
+        await home.stop(core)
         await server.close()
         await registration.close()
         if self._timer is not None:
             self._timer.close()
-        for executor in self._executors:
-            executor.close()
-        core.close()
-        if self._state is not None:
-            self._state.close()
-        if self._lock is not None:
-            self._lock.release()
-        self._disk.close()
+        home.close(core)
 
     # Handler of the connections.
 
@@ -162,9 +135,10 @@ class DelayServer:
 
     def _rearm(self) -> None:
         self._rearming = False
-        core, clock, timer = self._core, self._clock, self._timer
-        if core is None or clock is None or timer is None:
+        home, core, timer = self._home, self._core, self._timer
+        if home is None or core is None or timer is None:
             return
+        clock = home.clock
         delay_ms = min(SLEEP_MS_MAX, float(core.next_wake_ms() - clock.monotonic_ms()))
         due_ms = core.next_due_ms()
         if due_ms is not None:
@@ -172,15 +146,6 @@ class DelayServer:
             fraction_ms = time.time_ns() % 1_000_000 / 1_000_000
             delay_ms = min(delay_ms, due_ms - clock.now_ms() - fraction_ms)
         timer.set_after_ms(max(0.0, delay_ms))
-
-    def _posting(self, post: Callable[..., object]) -> Callable[[Callable[[], object]], object]:
-        """Have what an executor finished called on the loop, and the timer set again."""
-
-        def called(done: Callable[[], object]) -> None:
-            done()
-            self._rearm_soon()
-
-        return lambda done: post(called, done)
 
     # What the core asks of the network.
 
@@ -241,24 +206,14 @@ class DelayServer:
 
     # Housekeeping: jobs only post requests to the core (rule T3).
 
-    def _schedule(self) -> None:
-        async def space() -> None:
-            self._reserve()
-
-        async def sweep() -> None:
-            if self._core is not None:
-                self._core.sweep()
-                self._rearm_soon()
-
-        defaults = {"misfire_grace_time": None, "coalesce": True}
-        scheduler = self._scheduler = AsyncIOScheduler(job_defaults=defaults, timezone="UTC")
-        scheduler.add_job(space, "interval", seconds=SPACE_S)
-        scheduler.add_job(sweep, "interval", seconds=SWEEP_S)
-        scheduler.start()
+    def _sweep(self) -> None:
+        if self._core is not None:
+            self._core.sweep()
+            self._rearm_soon()
 
     def _reserve(self) -> None:
-        if self._core is not None:
-            self._core.reserve(self._disk.free_bytes(self._config.folder))
+        if self._home is not None and self._core is not None:
+            self._core.reserve(self._home.disk.free_bytes(self._config.folder))
 
     def _registered(self) -> Registered:
         assert self._core is not None
@@ -266,14 +221,14 @@ class DelayServer:
         return Registered("delay", identity.log_id, self._config.host, self._port, identity.epoch, os.getpid())
 
     def _status(self) -> Head:
-        assert self._core is not None and self._clock is not None
+        assert self._core is not None and self._home is not None
         return {
             "role": "delay",
             "log_id": self._core.identity.log_id,
             "epoch": self._core.identity.epoch,
             "pid": os.getpid(),
-            "now_ms": self._clock.now_ms(),
-            "clock_confirmed": self._clock.confirmed,
+            "now_ms": self._home.clock.now_ms(),
+            "clock_confirmed": self._home.clock.confirmed,
             "started_at_ms": self._started_at_ms,
             "counters": self._core.counters(),
         }
@@ -295,13 +250,6 @@ class _Wire:
 
     def close(self) -> None:
         self._connection.close()
-
-
-def _evidence(checkpoint: object) -> ClockEvidence | None:
-    if not isinstance(checkpoint, dict):
-        return None
-    boot_id, boottime_ms, wall_ms = checkpoint["clock"]
-    return ClockEvidence(boot_id, boottime_ms, wall_ms)
 
 
 def _surface(task: asyncio.Task[None]) -> None:

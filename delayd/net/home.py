@@ -1,0 +1,97 @@
+"""Home: what a server with logs holds while it lives: its directory's lock, state, clock and threads, and its jobs.
+
+Everything is opened in one order and closed in the reverse one; the lock is the first and the last.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+
+from delayd.clock import ClockEvidence, SystemClock
+from delayd.config import DelayConfig, RealtimeConfig
+from delayd.disk import RealDisk
+from delayd.executor import ThreadExecutor
+from delayd.log.checkpoint import Payload, read_checkpoint
+from delayd.state import LmdbState
+
+LOCK = "LOCK"
+STATE = "state.lmdb"
+
+
+class Core(Protocol):
+    """What is stopped before its home is closed."""
+
+    def stop(self, stopped: Callable[[], None]) -> None:
+        """Finish what is under way, make it durable, then call back."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class Home:
+    """One server's directory; made inside its running loop.
+
+    Raises:
+        DirectoryInUse, NotWritable, NewerFormat, DamagedData: why it can't be had.
+    """
+
+    def __init__(
+        self, config: DelayConfig | RealtimeConfig, threads: Sequence[str], after_job: Callable[[], None]
+    ) -> None:
+        self.disk = RealDisk()
+        self.disk.make_folder(config.folder)
+        self._lock = self.disk.lock(f"{config.folder}/{LOCK}", config.role)
+        self.state_path = f"{config.folder}/{STATE}"
+        self.state = LmdbState(self.state_path)
+        self.clock = SystemClock(_evidence(read_checkpoint(self.disk, config.folder)))
+        self._loop = asyncio.get_running_loop()
+        self._after_job = after_job
+        self.executors = [ThreadExecutor(f"{config.role}-{name}", self._post) for name in threads]
+        self._scheduler = AsyncIOScheduler(job_defaults={"misfire_grace_time": None, "coalesce": True}, timezone="UTC")
+
+    def every(self, seconds: float, job: Callable[[], None]) -> None:
+        """Run a job again and again on the loop; it only posts a request to a core (rule T3)."""
+
+        async def run() -> None:
+            job()
+
+        self._scheduler.add_job(run, "interval", seconds=seconds)
+        if not self._scheduler.running:
+            self._scheduler.start()
+
+    async def stop(self, core: Core) -> None:
+        """End the jobs and the core."""
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
+        stopped = asyncio.Event()
+        core.stop(stopped.set)
+        await stopped.wait()
+
+    def close(self, core: Core) -> None:
+        """End the threads, close the core's files, let another server have the directory."""
+        for executor in self.executors:
+            executor.close()
+        core.close()
+        self.state.close()
+        self._lock.release()
+        self.disk.close()
+
+    def _post(self, done: Callable[[], object]) -> None:
+        """Have what an executor finished called on the loop."""
+        self._loop.call_soon_threadsafe(self._called, done)
+
+    def _called(self, done: Callable[[], object]) -> None:
+        done()
+        self._after_job()
+
+
+def _evidence(checkpoint: Payload | None) -> ClockEvidence | None:
+    """The reading of the clock that the last life left; None for a first one."""
+    if checkpoint is None:
+        return None
+    evidence = checkpoint["clock"]
+    assert isinstance(evidence, list), "a checkpoint names its clock's reading"
+    boot_id, boottime_ms, wall_ms = evidence
+    return ClockEvidence(str(boot_id), int(str(boottime_ms)), int(str(wall_ms)))
