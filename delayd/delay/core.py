@@ -82,6 +82,7 @@ class DelayCore:
         self._wheel = found.wheel
         self._decided = found.decided
         self._target_ends = found.target_ends
+        self._loaded_from = hour_of_ms(max(clock.now_ms(), found.appended_at_ms))
         self._loaded_until = found.loaded_until
         self._loading = False
         self._stopped: Callable[[], None] | None = None
@@ -253,10 +254,13 @@ class DelayCore:
         self._sources.remember(committed.stored)
         self._pending.append(rows)
         near = rows["hour"] <= np.uint32(self._loaded_until)
-        if near.all():
+        if not near.all():
+            rows = rows.take(np.flatnonzero(near))
+        if len(rows) and int(rows["hour"].min()) < self._loaded_from:
+            # The clock was set back behind the start: what these hours held was loaded then, so the others are empty.
+            self._put_back(rows)
+        else:
             self._wheel.insert(rows)
-        elif near.any():
-            self._wheel.insert(rows.take(np.flatnonzero(near)))
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
         self.dispatcher.came()

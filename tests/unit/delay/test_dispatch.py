@@ -194,6 +194,16 @@ def test_a_clock_that_is_set_back_puts_rows_back_that_are_not_due_any_more() -> 
     world.check_books()
 
 
+def test_a_clock_that_is_set_back_an_hour_before_the_first_message_stops_no_server() -> None:
+    world = World()
+    world.clock.step_wall(-3_600_000)
+    world.send([*wanted(2, -3_599_000, "early"), *wanted(2, 500, "late")])
+    world.pass_ms(2_000)
+    assert [kept.bodies for kept in target_of(world).log] == [(b"early-0", b"early-1")]
+    world.drain(8_000_000)
+    world.check_books()
+
+
 def test_rule_T1_nothing_leaves_by_a_clock_that_nobody_has_confirmed() -> None:
     world = World()
     world.send(wanted(2, 3_600_000, "a"))
