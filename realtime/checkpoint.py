@@ -81,8 +81,8 @@ class Checkpointer:
 
     @property
     def due_ms(self) -> int:
-        """When the next one is due, monotonic."""
-        return self._due_ms
+        """When to look for a due one, monotonic; while one is under way, not before a whole interval from now."""
+        return self._clock.monotonic_ms() + self._every_ms if self.under_way else self._due_ms
 
     def is_due(self, end: int) -> bool:
         """Whether time or the bytes since the last one ask for it; ``end`` is that of the message log."""

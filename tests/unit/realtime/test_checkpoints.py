@@ -64,6 +64,17 @@ def test_a_checkpoint_holds_up_neither_dispatch_nor_pulls() -> None:
     assert world.pull(peer).bodies == [b"c"]
 
 
+def test_a_checkpoint_that_takes_longer_than_its_interval_does_not_keep_the_loop_awake() -> None:
+    work = StepExecutor()
+    world = World(work=work, settings={"checkpoint_every_ms": 1_000})
+    world.pass_time(1_000)
+    assert work.waiting == 1
+    world.pass_time(1_000)
+    assert world.core.next_wake_ms() > world.clock.monotonic_ms()
+    work.run_all()
+    assert world.core.next_wake_ms() <= world.clock.monotonic_ms()
+
+
 def test_a_full_disk_puts_a_checkpoint_off_and_the_next_one_has_everything() -> None:
     world, peer = World(settings={"free_bytes_all": 0}), SimPeer()
     world.hello(peer, 1)
