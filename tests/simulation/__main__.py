@@ -12,9 +12,11 @@ import time
 from collections import Counter
 
 from tests.delay_harness import small_slots
+from tests.simulation.planted import PLANTED, seeds_to_catch
 from tests.simulation.run import STEPS, Run
 
 PROGRESS_EVERY = 500
+WHAT_SHOWN = 140  # Of what went wrong, in one line.
 
 
 class _InTrace(logging.Handler):
@@ -39,6 +41,8 @@ def main() -> int:
     parser.add_argument("--planted", action="store_true", help="plant bugs, and tell how many seeds each takes")
     arguments = parser.parse_args()
     with small_slots():
+        if arguments.planted:
+            return _plant(arguments.first, arguments.seeds, arguments.steps)
         return _run(arguments.first, arguments.seeds, arguments.steps)
 
 
@@ -58,6 +62,19 @@ def _run(first: int, count: int, steps: int) -> int:
     print(", ".join(f"{kind} {number:,}" for kind, number in taken.most_common()))
     print(f"{count:,} seeds from {first}, {len(wrong)} wrong {wrong or ''}, {time.monotonic() - begun:.0f} s")
     return int(bool(wrong))
+
+
+def _plant(first: int, count: int, steps: int) -> int:
+    logging.disable(logging.CRITICAL)
+    missed = 0
+    for name in PLANTED:
+        begun = time.monotonic()
+        caught = seeds_to_catch(name, count, first, steps)
+        missed += caught is None
+        took, what = caught or (count, "NOT CAUGHT")
+        print(f"{name}: {took} seeds, {time.monotonic() - begun:.1f} s: {what[:WHAT_SHOWN]}", flush=True)
+    print(f"{len(PLANTED) - missed} of {len(PLANTED)} planted bugs caught")
+    return int(bool(missed))
 
 
 def trace_of(seed: int, steps: int) -> str:

@@ -23,10 +23,14 @@ NAME = "delay"
 
 
 class Router:
-    """Meta as far as routes go: where each target listens, and what is told of it, which may be old."""
+    """Meta as far as routes go: where each target listens, which may be old, and whose a subject is.
+
+    A delay server that has noted a subject's target must not care when meta names another one later (rule H5).
+    """
 
     def __init__(self) -> None:
         self.told: dict[int, str] = {}
+        self.routes: dict[bytes, int] = {}
         self.up = True
 
 
@@ -78,6 +82,10 @@ class DelayLife(World):
         self.core.reserve(self.disk.free_bytes(FOLDER))
         if self.router.up and self.core.dispatcher.wants_places:
             self._place()
+
+    def target_of(self, subject: bytes) -> int:
+        """See World: as meta has it now."""
+        return self.router.routes[subject]
 
     def _place(self) -> None:
         for log_id, place in self.router.told.items():

@@ -63,11 +63,12 @@ class Network:
                 line.server_died()
         self.forget_ended()
 
-    def cut(self, listener: object) -> None:
-        """Break all lines to a server; a prefix of what is under way still arrives, sometime."""
-        for line in self.lines:
-            if line.listener is listener:
-                line.cut()
+    def cut(self, listener: object) -> list[Line]:
+        """Break all lines to a server; a prefix of what is under way still arrives, sometime. The lines."""
+        broken = [line for line in self.lines if line.listener is listener]
+        for line in broken:
+            line.cut()
+        return broken
 
     def forget_ended(self) -> None:
         """Drop the lines on which nothing can happen any more."""
@@ -121,7 +122,7 @@ class Line:
 
     def __init__(self, network: Network, name: str, listener: Listener, lost: Lost, owner: object) -> None:
         self.owner = owner
-        self._name = name
+        self.name = name
         self.listener: Listener | None = listener
         self.up = bytearray()
         self.down = bytearray()
@@ -174,11 +175,12 @@ class Line:
     # The network.
 
     def cut(self) -> None:
-        """End both directions, each behind any part of what is under way."""
+        """End both directions, each behind all or any part of what is under way."""
         random = self._network.random
         self._up_ended = self._down_ended = True
-        del self.up[random.randint(0, len(self.up)) :]
-        del self.down[random.randint(0, len(self.down)) :]
+        for data in (self.up, self.down):
+            if random.random() < 0.5:
+                del data[random.randint(0, len(data)) :]
 
     def asker_died(self) -> None:
         """Nobody reads answers any more; what was asked, up to any byte, arrives late."""
@@ -197,9 +199,9 @@ class Line:
         """What may happen next on this line."""
         found: list[Move] = []
         if self.up or (self._up_ended and not self._up_told):
-            found.append(Move(f"{self._name} up {len(self.up) or 'end'}", self.carry_up))
+            found.append(Move(f"{self.name} up {len(self.up) or 'end'}", self.carry_up))
         if self.down or (self._down_ended and not self._down_told):
-            found.append(Move(f"{self._name} down {len(self.down) or 'end'}", self.carry_down))
+            found.append(Move(f"{self.name} down {len(self.down) or 'end'}", self.carry_down))
         return found
 
     def carry_up(self) -> None:

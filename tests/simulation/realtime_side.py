@@ -9,6 +9,7 @@ from random import Random
 
 from delayd.batch import ColumnId
 from delayd.config import RealtimeConfig
+from delayd.errors import BatchMalformed
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, list_segments
 from delayd.log.segment import FileKind
@@ -44,8 +45,11 @@ class RealtimeLife:
         self.core = Core(side.config, side.disk, side.state, self.clock, executors, recovered, self._failed)
 
     def received(self, peer: ServedEnd, frame: Frame) -> None:
-        """A request has arrived."""
-        self.core.received(peer, frame)
+        """A request has arrived; what a delay server hands over is never malformed, nor a number sent before."""
+        try:
+            self.core.received(peer, frame)
+        except BatchMalformed as error:
+            raise AssertionError(f"a realtime server refuses a batch: {error}") from error
 
     def disconnected(self, peer: ServedEnd) -> None:
         """A connection is gone."""

@@ -88,6 +88,10 @@ class Run:
             (3, self._router_down_or_up),
             (3, self._move_realtime),
             (6, self._router_learns),
+            (4, self._reroute),
+            (8, self._hold),
+            (12, self._release),
+            (4, self._stall_and_cut),
         ]
         if not self.cluster.delay_up:
             return [*kinds, (30, self._delay_starts)]
@@ -153,7 +157,18 @@ class Run:
     # Faults.
 
     def _cut(self) -> None:
-        self.cluster.network.cut(self._side().life)
+        """Break the lines to a server; what is under way on some of them is late."""
+        for line in self.cluster.network.cut(self._side().life):
+            if self._random.random() < 0.5:
+                self.cluster.held.add(f"{line.name} up")
+
+    def _stall_and_cut(self) -> None:
+        """A realtime server's disk stands still, and later its connections break, or at once."""
+        side = self._side()
+        stalled = f"{side.name} runs a commit"
+        if stalled in self.cluster.held or self._random.random() < 0.3:
+            self.cluster.network.cut(side.life)
+        self.cluster.held.add(stalled)
 
     def _delay_dies(self) -> None:
         self.cluster.delay_dies(self._random.choice(DEATHS))
@@ -198,11 +213,23 @@ class Run:
         full = disk.capacity_bytes < CAPACITY_BYTES
         disk.capacity_bytes = CAPACITY_BYTES if full else disk.used_bytes + self._random.randint(0, 3_000)
 
+    def _hold(self) -> None:
+        self.tell(f"     {self.cluster.hold()}")
+
+    def _release(self) -> None:
+        if self.cluster.held:
+            self.cluster.held.remove(self._random.choice(sorted(self.cluster.held)))
+
     def _router_down_or_up(self) -> None:
         self.cluster.router.up = not self.cluster.router.up
 
     def _router_learns(self) -> None:
         self.cluster.tell_router()
+
+    def _reroute(self) -> None:
+        """Meta gives a subject to any of the realtime servers; who has noted its target stays with it."""
+        subject = self._random.choice(SUBJECTS)
+        self.cluster.router.routes[subject] = self._side().log_id
 
     def _move_realtime(self) -> None:
         """The realtime servers change places, or one moves to a new one; the router hears of it later."""
