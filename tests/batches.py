@@ -23,6 +23,7 @@ from delayd.batch import (
 )
 
 SUBJECT = b"orders.eu"
+PRODUCER = ProducerPart(1, 2, 0)
 
 
 def messages(
@@ -34,7 +35,7 @@ def messages(
     subject_of: Sequence[int] | None = None,
     sequences: Sequence[int] | None = None,
     kind: BatchKind = BatchKind.PRODUCER,
-    part: KindPart = ProducerPart(1, 2, 0),  # noqa: B008
+    part: KindPart = PRODUCER,
 ) -> bytes:
     """Encode one batch of messages."""
     heap: list[Buffer] = [encode_subject_table(subjects)]
