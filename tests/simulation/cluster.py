@@ -217,7 +217,7 @@ class Cluster:
             end += idle_ms
             self.calm(DRAIN_STEP_MS)
         end = self.machine.monotonic_ms + DRAIN_MS
-        while self.undelivered() and self.machine.monotonic_ms < end:
+        while (self.undelivered() or self.unacknowledged()) and self.machine.monotonic_ms < end:
             for consumer in self.consumers:
                 consumer.drain()
             self.calm(DRAIN_STEP_MS)
@@ -235,6 +235,16 @@ class Cluster:
         self.read_logs()
         held = {body for target in self.world.outside.targets.values() for kept in target.log for body in kept.bodies}
         return held - {body for books in self.books for body in books.given.values()}
+
+    def unacknowledged(self) -> list[str]:
+        """Groups that have not got everything acknowledged."""
+        return [
+            f"{side.name} {group.subject.name}: {group.oldest} of {group.subject.end}"
+            for side in self.sides
+            if side.life is not None
+            for group in side.life.core._pulls.groups.values()
+            if group.oldest < group.subject.end
+        ]
 
     def read_logs(self) -> None:
         """Take the realtime servers' files as they are into the books."""
@@ -255,6 +265,8 @@ class Cluster:
         self.world.check_books()
         undelivered = self.undelivered()
         assert not undelivered, f"never given to a consumer: {sorted(undelivered)}"
+        unacknowledged = self.unacknowledged()
+        assert not unacknowledged, f"groups with messages that nobody can acknowledge: {unacknowledged}"
 
     def _check_outcomes(self) -> None:
         """Each outcome that is told names a row that its target's files have, exactly there."""

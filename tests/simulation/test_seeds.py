@@ -9,7 +9,7 @@ import pytest
 from tests.delay_harness import small_slots
 from tests.simulation.run import Run
 
-SEEDS = 300
+SEEDS = 240
 PARTS = 6  # Seeds are shared out among so many tests, which may run beside each other.
 
 
