@@ -50,6 +50,7 @@ class Snapshot:
     evidence: tuple[str, int, int]
     keep_from: int | None = None  # Retention may remove the message log below, once this is published.
     tails: list[ConsumeTail] = field(default_factory=list)
+    counted: bool = False  # The state holds it, though it may not have been published.
 
 
 class Checkpointer:
@@ -108,6 +109,9 @@ class Checkpointer:
         except DiskFull as error:
             # The last checkpoint stands, and the logs hold what is newer.
             log.warning("checkpoint_put_off message=%r", error.message)
+            if snapshot.counted:
+                # Whoever took these entries for not counted would cut them off, and a crash then leaves a hole.
+                self._keep_tails(snapshot)
             done(snapshot, error)
             return
         except (ServerStopped, DamagedData) as error:
@@ -118,9 +122,12 @@ class Checkpointer:
             return
         self.last = snapshot.marks
         self.published += 1
+        self._keep_tails(snapshot)
+        done(snapshot, None)
+
+    def _keep_tails(self, snapshot: Snapshot) -> None:
         for part, tail in zip(snapshot.parts, snapshot.tails, strict=True):
             part.subject.tail = tail
-        done(snapshot, None)
 
 
 def consume_parts(index: Index) -> list[ConsumePart]:
@@ -149,6 +156,7 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
         _sync(disk, snapshot.parts[-1].place.folder, unsynced)
     pairs = [encode_subject(part.subject, tail) for part, tail in zip(snapshot.parts, snapshot.tails, strict=True)]
     state.commit([*pairs, *snapshot.pairs, encode_marks(snapshot.marks, snapshot.epoch)])
+    snapshot.counted = True
     marks = snapshot.marks
     published: Payload = {
         "indexed_offset": marks.indexed_offset,

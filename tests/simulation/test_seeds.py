@@ -39,3 +39,8 @@ def test_a_broken_promise_is_told_with_the_seed_and_the_steps_before_it(monkeypa
     with small_slots(), pytest.raises(AssertionError, match="seed 5: AssertionError: broken on purpose") as caught:
         Run(5).run()
     assert "delay runs a commit job" in str(caught.value)
+
+
+def test_a_checkpoint_that_is_counted_and_not_published_leaves_no_hole_in_a_consume_log() -> None:
+    with small_slots():
+        Run(50084).run()
