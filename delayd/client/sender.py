@@ -136,8 +136,9 @@ class Sender:
             except TimeoutError:
                 break
             except RequestFailed as error:
-                parcel.failure = error
-                parcel.may_be_kept |= error.sent
+                # A try that never left adds nothing to what the last one that did was told.
+                if error.sent:
+                    parcel.failure, parcel.may_be_kept = error, True
                 if not parcel.may_be_kept:
                     self._unbind(parcel)
                 self._meta.refresh_soon()
