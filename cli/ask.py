@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
 from delayd.config import parse_address
-from delayd.errors import ServerUnavailable
+from delayd.errors import ServerUnavailable, UnknownRequest
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_bool, need_int, need_maps, need_str, need_u64
+
+from .times import duration_text
 
 CONNECT_MS = 3_000  # On any network that people wait on.
 ANSWER_MS = 10_000  # A server that replays after a crash answers later than usual.
@@ -31,6 +33,11 @@ class Known(NamedTuple):
     pid: int
     alive: bool
     seen_ms_ago: int
+
+    @property
+    def silence(self) -> str:
+        """Why one that is not alive is not asked, for people."""
+        return f"meta has not heard of it for {duration_text(self.seen_ms_ago)}; see `delayd servers`"
 
 
 def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
@@ -68,7 +75,10 @@ async def meta(address: str) -> AsyncIterator[Connection]:
     """Connect to the meta server at ``host:port``."""
     host, port = parse_address(address)
     async with connected(host, port, "meta server") as connection:
-        yield connection
+        try:
+            yield connection
+        except UnknownRequest as error:
+            raise UnknownRequest(f"{host}:{port} is no meta server; give the address of one with --meta") from error
 
 
 async def known_servers(connection: Connection, role: str | None = None) -> list[Known]:

@@ -217,7 +217,8 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     for torn in report.torn:
         yield (
             f"{torn.path} has {torn.size_bytes:,} bytes behind its last whole group, at byte {torn.position}: an "
-            "append under way, or cut short by a crash; the server takes them off at its next start"
+            "append under way, or cut short by a crash; the server takes them off at its next start, unless it knows "
+            "that they were durable"
         )
     if report.deleted_rows:
         yield f"{report.deleted_rows:,} messages of hours that retention has removed were left out"

@@ -21,7 +21,11 @@ from .times import duration, duration_text, instant_text
 
 MESSAGES = 500  # Pulled at once.
 TEXT_LENGTH = 10_000  # A longer body is cut in text; raw and JSON have all of it.
+REACH_MS_MIN = 5_000.0  # A server that is just restarted is waited for, whatever --wait says.
+REACH_MS_MAX = 30_000.0  # Longer than it takes to restart and replay.
 FOLLOW_WAIT = timedelta(seconds=5)  # How often a quiet --follow looks whether it was interrupted.
+
+_MS = timedelta(milliseconds=1)
 
 
 @click.command()
@@ -62,6 +66,8 @@ def consume(
 
     A new group begins with the earliest message that is kept. Each message goes to one consumer of the group.
 
+    Exit codes: 0 also when nothing came, 4 when the servers could not be reached.
+
     \b
     Examples:
         delayd consume orders.cancel --group billing --max 10
@@ -69,9 +75,11 @@ def consume(
     """
     write = _WRITERS[form]
     taken = 0
-    # What is pulled ahead and not shown would be given back, and count as an attempt.
-    prefetch = most is None and not no_ack
-    with Consumer(meta, subject, group, lease=lease, prefetch=prefetch) as consumer:
+    # What is pulled ahead and not shown would be given back, and count as an attempt. And without prefetch a pull ends
+    # by an answer or an error, so that "nothing came" is never said of a server that was not reached.
+    prefetch = follow and most is None and not no_ack
+    reach_ms = REACH_MS_MAX if follow else min(max(wait / _MS, REACH_MS_MIN), REACH_MS_MAX)
+    with Consumer(meta, subject, group, lease=lease, prefetch=prefetch, timeout_ms=reach_ms) as consumer:
         while most is None or taken < most:
             batch = _pull(consumer, MESSAGES if most is None else min(MESSAGES, most - taken), wait, follow)
             if not batch:
@@ -85,7 +93,7 @@ def consume(
                 batch.ack(wait=False)
             taken += len(batch)
     if not taken:
-        click.echo(f"delayd: nothing came within {duration_text(wait / timedelta(milliseconds=1))}", err=True)
+        click.echo(f"delayd: nothing came within {duration_text(wait / _MS)}", err=True)
 
 
 def _pull(consumer: Consumer, most: int, wait: timedelta, follow: bool) -> MessageBatch | None:

@@ -2,6 +2,8 @@
 
 import click
 
+from delayd.errors import DelaydError
+from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_int, need_maps, need_str
 
 from . import ask
@@ -27,7 +29,7 @@ def groups(meta: str, subject: str | None, form: str) -> None:
     """List consumer groups and their progress.
 
     Waiting messages are due and were not pulled yet; outstanding ones were pulled and not acknowledged; redelivering
-    ones came back and are offered again.
+    ones came back and are offered again. Groups of a server that can't be asked are missing, and stderr says so.
 
     Example: delayd groups --subject orders.cancel
     """
@@ -39,12 +41,21 @@ async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:
         servers = await ask.known_servers(connection, "realtime")
     rows: list[tuple[Cell, ...]] = []
     for server in servers:
-        if not server.alive:
-            continue
-        async with ask.connected(server.host, server.port, "realtime server") as connection:
-            answer = await ask.ask(connection, RequestType.GROUPS, {"subject": subject})
-        for head in need_maps(answer, "groups"):
+        for head in await _groups(server, subject):
             after, end = need_int(head, "next"), need_int(head, "end")
             counts = (need_int(head, "outstanding"), need_int(head, "redelivering"))
             rows.append((need_str(head, "subject"), need_str(head, "group"), end - after, *counts, after, end))
     return sorted(rows, key=lambda row: (str(row[0]), str(row[1])))
+
+
+async def _groups(server: ask.Known, subject: str | None) -> list[Head]:
+    place = f"{server.host}:{server.port}"
+    if not server.alive:
+        click.echo(f"delayd: groups of {place} are missing: {server.silence}", err=True)
+        return []
+    try:
+        async with ask.connected(server.host, server.port, "realtime server") as connection:
+            return need_maps(await ask.ask(connection, RequestType.GROUPS, {"subject": subject}), "groups")
+    except DelaydError as error:
+        click.echo(f"delayd: groups of {place} are missing: {error.message}", err=True)
+        return []

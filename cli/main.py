@@ -4,6 +4,7 @@ Invariant: an error that a user can act on is one sentence on stderr and a docum
 command's module is imported when it is run, so ``delayd send`` pays for no supervisor and ``--help`` for nothing.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from delayd.errors import DelaydError
 
 from .exits import INTERRUPTED, NOBODY_READS, OK, exit_code_of
 from .programs import Programs
+
+# Without any handler Python writes the warnings of clients to stderr, which is for one sentence; servers set up others.
+_SILENT = logging.NullHandler()
 
 
 class Place(NamedTuple):
@@ -81,6 +85,7 @@ class Commands(click.Group):
 
 def main(programs: Programs, arguments: Sequence[str] | None = None) -> int:
     """Run one command; ``arguments`` are those of the process unless given. Returns the exit code."""
+    logging.getLogger("delayd").addHandler(_SILENT)
     try:
         result: object = commands.main(arguments, prog_name="delayd", obj=programs, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_instead:

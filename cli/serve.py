@@ -10,7 +10,7 @@ from dataclasses import Field, fields
 import click
 
 from delayd.config import CONFIGS, Value, load_config
-from delayd.errors import NotWritable
+from delayd.errors import BadSetting
 
 from .programs import Programs
 
@@ -48,7 +48,9 @@ def server_command(role: str) -> click.Command:
             # A file in the way of the directory, or a place that takes no folders, such as /proc.
             if os.path.isdir(settings.folder):
                 raise
-            raise NotWritable(settings.folder, error.strerror or str(error)) from error
+            in_the_way = next((path for path in (settings.data, settings.folder) if os.path.isfile(path)), None)
+            what = f"{in_the_way} is a file" if in_the_way else f"{settings.folder} can't be made ({error.strerror})"
+            raise BadSetting(f"{what}; choose another directory with --data", setting="data") from error
 
     config = click.Option(
         ["--config"],

@@ -59,7 +59,7 @@ async def _rows(address: str, prefix: str, limit: int) -> list[tuple[Cell, ...]]
     wanted = {log_id for _, log_id in routes}
     kept: dict[tuple[int, str], Kept] = {}
     for log_id, server in servers.items():
-        if log_id in wanted and server.alive:
+        if log_id in wanted:
             kept.update({(log_id, name): found for name, found in (await _kept(server, prefix)).items()})
     rows: list[tuple[Cell, ...]] = []
     for name, log_id in routes:
@@ -82,6 +82,9 @@ async def _routes(connection: Connection, prefix: str, limit: int) -> list[tuple
 
 async def _kept(server: ask.Known, prefix: str) -> dict[str, Kept]:
     kept: dict[str, Kept] = {}
+    if not server.alive:
+        click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {server.silence}", err=True)
+        return kept
     try:
         async with ask.connected(server.host, server.port, "realtime server") as connection:
             async for answer in _pages(connection, RequestType.SUBJECTS, prefix):

@@ -76,7 +76,7 @@ class MetaService:
             self._close()
             raise
         log.info(
-            "opened log_id=%d epoch=%d servers=%d routes=%d",
+            "opened log_id=%016x epoch=%d servers=%d routes=%d",
             *self._identity,
             self._core.server_count,
             self._core.route_count,

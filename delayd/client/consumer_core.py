@@ -66,6 +66,8 @@ class ConsumerSettings:
     def __post_init__(self) -> None:
         check_subject(self.subject)
         check_group(self.group)
+        if not isinstance(self.lease, timedelta):
+            raise BadSetting(f"lease must be a timedelta, not a {type(self.lease).__name__}")
         if self.lease < timedelta(seconds=0.1):
             raise BadSetting(f"lease is {self.lease} and must be at least 0.1 s")
         if self.max_messages < 1:
@@ -108,6 +110,8 @@ class ConsumerCore:
     async def pull(self, most: int, wait: timedelta) -> Pulled | None:
         """The next messages, or None when none came in time; see AsyncConsumer."""
         self.check()
+        if not isinstance(wait, timedelta):
+            raise BadArgument(f"wait must be a timedelta, not a {type(wait).__name__}")
         until = self._loop.time() + max(wait / _SECOND, 0)
         while True:
             pulled = self._take(most)

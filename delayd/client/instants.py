@@ -26,6 +26,7 @@ DRIFT = 1e-4  # Of two ordinary quartz clocks, with room: an old sample grows wo
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _US = timedelta(microseconds=1)
+_DAY = timedelta(days=1)
 
 DeliverAtMs = int | Sequence[int] | NDArray[np.integer]
 
@@ -170,9 +171,9 @@ def _delay_us(value: timedelta, horizon_ms: int) -> int:
         raise BadArgument(f"delay must be a timedelta, not a {type(value).__name__}")
     delay_us = value // _US
     if delay_us < 0:
-        raise BadArgument(f"a delay of {value} is negative")
+        raise BadArgument(f"a delay of {value.total_seconds():g} s is negative; give one of 0 or more")
     if delay_us > horizon_ms * 1000:
-        raise PastHorizon(f"a delay of {value} is past the horizon of {horizon_ms // 86_400_000} days")
+        raise PastHorizon(f"a delay of {value / _DAY:.6g} days is past the horizon of {horizon_ms / 86_400_000:g} days")
     return delay_us
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from delayd.client.limits import parse_address
 from delayd.client.link import Link
 from delayd.client.retry import Backoff
-from delayd.errors import BadRequest, DelaydError, NoRealtimeServer
-from delayd.wire.frame import Head
+from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, UnknownRequest
+from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, as_head, need_bool, need_int, need_map, need_maps, need_str, need_u64
 
 REFRESH_MS = 5_000.0  # A server that joins gets its share of the work after this long.
@@ -48,8 +48,7 @@ class MetaView:
         Raises:
             DelaydError: meta can't be reached or refuses.
         """
-        connection = await self.link.connection()
-        answer = await connection.request(RequestType.SERVERS, {"role": "delay"}, timeout_ms=ANSWER_MS_MAX)
+        answer = await self._ask(RequestType.SERVERS, {"role": "delay"})
         found = [_server(head) for head in need_maps(answer.head, "servers")]
         self.delay_servers = {server.log_id: server for server in found} or self.delay_servers
         return self.delay_servers
@@ -61,9 +60,7 @@ class MetaView:
             NoRealtimeServer: none is alive that could get it.
             DelaydError: meta can't be reached or refuses.
         """
-        connection = await self.link.connection()
-        head: Head = {"subjects": [subject], "assign": True}
-        answer = await connection.request(RequestType.ROUTES, head, timeout_ms=ANSWER_MS_MAX)
+        answer = await self._ask(RequestType.ROUTES, {"subjects": [subject], "assign": True})
         routes = need_map(answer.head, "routes")
         if subject not in routes:
             raise NoRealtimeServer(f"no live realtime server serves {subject}; start one, it is found by itself")
@@ -87,6 +84,14 @@ class MetaView:
         if self._refreshing is not None:
             self._refreshing.cancel()
         await self.link.close()
+
+    async def _ask(self, request: RequestType, head: Head) -> Frame:
+        connection = await self.link.connection()
+        try:
+            return await connection.request(request, head, timeout_ms=ANSWER_MS_MAX)
+        except UnknownRequest as error:
+            # Another server's port is an easy slip, for the three follow one another.
+            raise UnknownRequest(f"{self.link.address} is no meta server; give the address of one") from error
 
     async def _refresh(self) -> None:
         backoff = Backoff()

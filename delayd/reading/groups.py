@@ -36,7 +36,7 @@ class TornTail:
         """What it is and what becomes of it, for people."""
         return (
             f"{self.path} ends with {self.size_bytes:,} bytes that are no whole group, from byte {self.position} "
-            f"({self.reason}); the server takes them off at its next start"
+            f"({self.reason}); the server takes them off at its next start, unless it knows that they were durable"
         )
 
 

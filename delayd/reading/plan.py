@@ -151,7 +151,9 @@ def plan_audit(
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
         origins.append(Origin(snapshot, dispatched, terms, chosen))
         tails.append(tail)
-    return AuditPlan(tuple(origins), index, tuple(torn), deleted_rows), tails
+    # The realtime logs are scanned twice; what the second scan saw of a tail is newer.
+    tails_torn = {tail.path: tail for tail in torn}
+    return AuditPlan(tuple(origins), index, tuple(tails_torn.values()), deleted_rows), tails
 
 
 def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None) -> Iterator["HourBooks"]:

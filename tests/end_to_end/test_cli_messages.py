@@ -158,6 +158,14 @@ def test_servers_subjects_and_groups_are_listed(servers: Up, subject: str) -> No
     assert (group["group"], group["waiting"], group["outstanding"]) == ("g", 1, 0)
 
 
+@pytest.mark.parametrize("command", [["servers"], ["send", "a", "b", "--in", "1s"], ["consume", "a", "--group", "g"]])
+def test_the_port_of_another_server_is_named_where_meta_is_wanted(servers: Up, command: list[str]) -> None:
+    address = f"127.0.0.1:{servers.ready('delay')[0].port}"
+    ran = run(*command, "--meta", address)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"delayd: {address} is no meta server; give the address of one")
+
+
 def test_the_clocks_of_servers_are_compared_and_trusted(servers: Up) -> None:
     for options in ((), ("--trust",)):
         clocks = json.loads(_run("clock", *options, *_meta(servers), "--format", "json"))
@@ -222,9 +230,7 @@ def test_a_data_directory_that_can_not_be_made_is_one_sentence(tmp_path: Path) -
     command = [*_DELAYD, "meta", "--data", str(tmp_path / "file"), "--port", "0"]
     done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S)
     assert done.returncode == 2
-    assert (
-        f"delayd: {tmp_path / 'file' / 'meta'} can't be written (File exists); give this user" in done.stderr.decode()
-    )
+    assert f"delayd: {tmp_path / 'file'} is a file; choose another directory with --data\n" in done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()
 
 

@@ -121,6 +121,20 @@ def test_a_meta_server_that_is_not_there_is_named_with_what_to_do(arguments: lis
     )
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["send", "a", "b", "--in", "1s", "--timeout", "300ms"], ["consume", "a", "--group", "g", "--wait", "10ms"]],
+)
+def test_messages_that_can_not_travel_are_one_sentence_and_never_a_success(
+    arguments: list[str], unused_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.consume.REACH_MS_MIN", 300.0)
+    ran = run(*arguments, "--meta", f"127.0.0.1:{unused_port}")
+    assert (ran.code, ran.out) == (TRY_LATER, "")
+    assert ran.err.startswith(f"delayd: no connection to 127.0.0.1:{unused_port} ")
+    assert ran.err.count("\n") == 1
+
+
 def test_the_address_of_meta_may_come_from_the_environment(unused_port: int) -> None:
     ran = run("servers", environment={"DELAYD_META": f"127.0.0.1:{unused_port}"})
     assert f"127.0.0.1:{unused_port}" in ran.err

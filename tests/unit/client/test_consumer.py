@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
 
@@ -368,6 +369,8 @@ def test_faulty_settings_are_named() -> None:
             AsyncConsumer(world.address, "a", "ä" * 128)
         with pytest.raises(BadSetting):
             AsyncConsumer(world.address, "a", "g", lease=timedelta(0))
+        with pytest.raises(BadSetting, match="lease must be a timedelta, not a int"):
+            AsyncConsumer(world.address, "a", "g", lease=cast(timedelta, 5))
         with pytest.raises(BadSetting):
             AsyncConsumer(world.address, "a", "g", max_messages=0)
         async with consumer_of(world) as consumer:
