@@ -28,8 +28,46 @@ _TEXTS = {
     "data": "directory of all servers of this machine; each has a folder of its own in it",
     "host": "address to listen on",
     "port": "port to listen on; 0 takes a free one, which the ready line names",
-    "meta": "address of the meta server, host:port",
+    "meta": "address of the meta server",
     "exit_with_stdin": "stop when stdin closes, as a child of a supervisor does",
+    # Of meta.
+    "heartbeat_ms": "how often servers tell that they live",
+    # What a delay server accepts.
+    "horizon_days": "how far ahead a message may be due",
+    "hour_rows_max": "messages of one hour",
+    "group_bytes_max": "what one fsync of the message log makes durable",
+    "intake_queue_bytes_max": "what waits for that fsync; producers are told to wait beyond it",
+    "producer_keep_ms": "how long a batch that comes again is known",
+    "free_bytes_far": "below this much free disk, messages of later hours are refused",
+    "free_bytes_all": "below this much free disk, all messages are refused",
+    # From log to log.
+    "checkpoint_every_ms": "time between checkpoints, which bound what a restart replays",
+    "checkpoint_bytes": "bytes of log between checkpoints",
+    "replay_lag_bytes_max": "producers wait while more than this is not checkpointed",
+    "load_ahead_ms": "how long before it begins an hour is loaded",
+    "tail_bytes": "newest part of the log that is kept in memory",
+    "source_cache_bytes": "memory for batches that are read for dispatch",
+    # From a delay server to realtime servers.
+    "frames_in_flight_max": "frames to one realtime server that are not acknowledged",
+    "frame_rows_max": "messages of one frame",
+    "frame_bytes_max": "bytes of one frame",
+    "undecided_bytes_max": "bytes sent to one realtime server whose outcome is not durable",
+    "outcomes_flush_ms": "how often dispatch logs are fsynced",
+    "dispatch_give_up_after_ms": "a message that is refused by name for so long is dead",
+    # Of consumers.
+    "lease_ms_max": "longest lease that a pull may ask for",
+    "pull_bytes_max": "bytes of one answer",
+    # What stays.
+    "segment_bytes": "size of one file of a log",
+    "retention_hours": "how long an hour is kept when all of it is sealed",
+    "retention_ms": "how long messages are kept when every group has acknowledged them",
+}
+_METAVARS = {"data": "DIR", "host": "HOST", "port": "PORT", "meta": "HOST:PORT"}
+# Settings that servers have in common and that mean another thing to each.
+_TEXTS_OF = {
+    ("meta", "lease_ms"): "a server that was not heard of for so long gets no new subjects",
+    ("realtime", "lease_ms"): "lease of a pull that names none",
+    ("realtime", "free_bytes_all"): "below this much free disk, messages are not taken and wait at the delay servers",
 }
 
 
@@ -59,7 +97,7 @@ def server_command(role: str) -> click.Command:
     )
     return click.Command(
         role,
-        params=[config, *(_option(each) for each in fields(CONFIGS[role]))],
+        params=[config, *(_option(role, each) for each in fields(CONFIGS[role]))],
         callback=run,
         help=f"""{_SUMMARIES[role]}
 
@@ -71,17 +109,19 @@ def server_command(role: str) -> click.Command:
     )
 
 
-def _option(setting: Field[Value]) -> click.Option:
+def _option(role: str, setting: Field[Value]) -> click.Option:
     name = f"--{setting.name.replace('_', '-')}"
-    text = _TEXTS.get(setting.name, "")
+    text = _TEXTS_OF.get((role, setting.name)) or _TEXTS[setting.name]
     if isinstance(setting.default, bool):
         return click.Option([name], is_flag=True, default=None, help=text)
     bounds = ""
-    if "least" in setting.metadata and setting.name not in _TEXTS:
+    # Of a port the text says all.
+    if "least" in setting.metadata and setting.name != "port":
         bounds = f"{setting.metadata['least']} to {setting.metadata['most']}, "
-    shown = f"{text}{' ' if text else ''}[{bounds}default {setting.default}]"
     kind = int if isinstance(setting.default, int) else str
-    return click.Option([name], type=kind, default=None, metavar="N" if kind is int else "TEXT", help=shown)
+    metavar = _METAVARS.get(setting.name, "N" if kind is int else "TEXT")
+    shown = f"{text} [{bounds}default {setting.default}]"
+    return click.Option([name], type=kind, default=None, metavar=metavar, help=shown)
 
 
 meta = server_command("meta")
