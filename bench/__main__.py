@@ -1,8 +1,8 @@
 """``python -m bench [CASE ...] [--runs N]``: run the cases, one JSON line a result, then the median of each.
 
-Cases: schedule (batches and singles), steady (5,000/s and 20,000/s). Parts of delayd on their own: ``python -m
-bench.net``, ``bench.wheel``, ``bench.clients``. A figure is of this machine at this minute: steal and fsync stand
-beside it.
+Cases: schedule (batches and singles), steady (5,000/s and 20,000/s), restart (after kill -9, with 1 M pending). Parts
+of delayd on their own: ``python -m bench.net``, ``bench.wheel``, ``bench.clients``. A figure is of this machine at this
+minute: steal and fsync stand beside it.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from functools import partial
 
 from bench import schedule
 from bench.machine import measured
+from bench.restart import restart
 from bench.steady import steady
 
 Case = Callable[[], dict[str, float]]
@@ -21,6 +22,7 @@ Case = Callable[[], dict[str, float]]
 CASES: dict[str, dict[str, Case]] = {
     "schedule": {"schedule batches of 500": schedule.batches, "schedule singles": schedule.singles},
     "steady": {"steady 5,000/s": partial(steady, 5_000), "steady 20,000/s": partial(steady, 20_000)},
+    "restart": {"restart with 1 M pending": partial(restart, 1_000_000)},
 }
 
 
