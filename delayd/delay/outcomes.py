@@ -183,17 +183,16 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int) -> Segment | None:
 
 
 def _groups(hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> list[NewGroup]:
-    """One group of batches, each of at most 65,536 rows; a part is never larger than one handed-over batch."""
-    batches: list[bytes] = []
+    """Groups of one batch of at most 65,536 rows; a part is never larger than one handed-over batch."""
+    groups: list[NewGroup] = []
     taken: list[NewPart] = []
-    rows = total = 0
+    rows = 0
     for part in parts:
         count = len(part.sequences)
         if rows + count > ROWS_MAX:
-            batches.append(encode_outcomes(hour, taken))
+            groups.append(NewGroup(GroupKind.DATA, [encode_outcomes(hour, taken)], epoch, now_ms, 0, rows))
             taken, rows = [], 0
         taken.append(part)
         rows += count
-        total += count
-    batches.append(encode_outcomes(hour, taken))
-    return [NewGroup(GroupKind.DATA, batches, epoch, now_ms, 0, total)]
+    groups.append(NewGroup(GroupKind.DATA, [encode_outcomes(hour, taken)], epoch, now_ms, 0, rows))
+    return groups

@@ -22,9 +22,10 @@ from delayd.log.log import Log
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, open_segment
 
-WINDOW_BYTES = 128 << 20  # Of the message log in memory at a time; each window makes one group an hour.
+WINDOW_BYTES = 128 << 20  # Of the message log in memory at a time; each window makes a group an hour, or several.
 BATCH_ROWS = 8_000  # A batch is read and verified whole for any of its rows, and decodes well from here on.
 BATCH_BYTES = 1 << 20
+GROUP_BYTES = 32 << 20  # A group ends behind the batch that reaches it; the format's limit is twice that.
 FILES_A_SYNC = 512  # One syncfs makes so many files durable; more of them would hold up group commits.
 BYTES_A_SYNC = 32 << 20
 
@@ -97,7 +98,7 @@ class ScheduleWriter:
         pieces = [(int(hours[low]), low, high) for low, high in pairwise(cuts)]
         for hour, parts in groupby(pieces, key=lambda piece: piece[0]):
             batches: list[bytes] = []
-            count = 0
+            count = size = 0
             for _, low, high in parts:
                 part = slice(low, high)
                 used, subject_of = np.unique(numbers[part], return_inverse=True)
@@ -121,7 +122,13 @@ class ScheduleWriter:
                     )
                 )
                 count += high - low
-            self._append(hour, batches, count)
+                size += len(batches[-1])
+                if size >= GROUP_BYTES:
+                    self._append(hour, batches, count)
+                    batches = []
+                    count = size = 0
+            if batches:
+                self._append(hour, batches, count)
 
     def _append(self, hour: int, batches: list[bytes], count: int) -> None:
         known = self.written.get(hour) or self._hours.get(hour)

@@ -7,6 +7,7 @@ from delayd.delay.hour_table import HourFile
 from delayd.delay.loader import load_hour, read_schedule_log
 from delayd.delay.schedule_writer import BATCH_BYTES, BATCH_ROWS
 from delayd.hours import hour_of_ms
+from delayd.log.group import BYTES_MAX
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.testing.clock import START_MS
@@ -110,6 +111,21 @@ def test_a_batch_ends_at_its_limit_of_bytes_and_a_large_message_gets_one_of_its_
     assert [batch.count for batch in batches] == [2, 1, 1, 2]
     assert all(batch.total_bytes <= BATCH_BYTES + 1_024 or batch.count == 1 for batch in batches)
     assert [body for batch in batches for body in bodies_of(batch)] == bodies
+
+
+def test_an_hour_of_more_bytes_than_a_group_can_hold_is_filed_in_several_groups() -> None:
+    world = World(segment_bytes=64 << 20, tail_bytes=1 << 20)
+    for number in range(1, 8):
+        bodies = [bytes([number]) * 3_000_000] * 5
+        data = messages(bodies, due=[START_MS + FAR_MS] * 5, part=ProducerPart(PRODUCER_ID, number, 0))
+        world.core.send(parse(data), lambda what, duplicate: None)
+        world.settle()
+    world.checkpoint()
+    batches = filed(world)
+    assert sum(batch.total_bytes for batch in batches) > BYTES_MAX
+    assert [body[:1] for batch in batches for body in bodies_of(batch)] == [
+        bytes([1 + index // 5]) for index in range(35)
+    ]
 
 
 def test_the_source_range_is_that_of_the_checkpoint_and_the_next_one_goes_on_behind_it() -> None:
