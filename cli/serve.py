@@ -52,6 +52,7 @@ _TEXTS = {
     "frame_rows_max": "messages of one frame",
     "frame_bytes_max": "bytes of one frame",
     "undecided_bytes_max": "bytes sent to one realtime server whose outcome is not durable",
+    "target_silence_ms_max": "a realtime server that says nothing for so long, though asked, is connected to anew",
     "outcomes_flush_ms": "how often dispatch logs are fsynced",
     "dispatch_give_up_after_ms": "a message that is refused by name for so long is dead",
     # Of consumers.

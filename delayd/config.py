@@ -126,6 +126,7 @@ class DelayConfig(ServerConfig):
     frame_rows_max: int = _number(8_000, 1, BATCH_ROWS_MAX)  # Gathered in one bounded piece of work.
     frame_bytes_max: int = _number(8 * MIB, 1, BATCH_BYTES_MAX - MIB)  # All of it may become one batch.
     undecided_bytes_max: int = _number(64 * MIB, 1, GIB)  # What a realtime server keeps of us as in doubt (rule H2).
+    target_silence_ms_max: int = _number(10_000, 500, HOUR_MS)  # Stops of seconds are waited out; 8 MiB take less.
     outcomes_flush_ms: int = _number(50, 1, 10_000)  # Dispatch logs are synced so often; late only widens the window.
     dispatch_give_up_after_ms: int = _number(DAY_MS, 100, YEAR_MS)  # Of tries refused by name; then dead (rule S3).
 

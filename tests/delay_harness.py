@@ -152,11 +152,11 @@ class World:
         if self.asked:
             found.append(self.answer_routes)
         for cable in (*self.cables, *self.outside.late):
-            if cable.up and cable.target.up:
+            if cable.up and cable.target.up and not cable.target.hangs:
                 found.append(cable.carry_up)
             if cable.down:
                 found.append(cable.carry_down)
-        found.extend(target.sync for target in self.outside.targets.values() if target.up and target.unsynced)
+        found.extend(target.sync for target in self.outside.targets.values() if target.can_sync)
         return found
 
     def settle(self) -> None:

@@ -137,6 +137,8 @@ class FakeTarget:
     synced: int = 0  # Batches that a crash can't take.
     origin: tuple[int, int] = (0, 0)  # Epoch and instance, durable.
     up: bool = True
+    hangs: bool = False  # Nothing is read, synced or answered, and no connection ends.
+    slow_disk: bool = False  # Only syncs stand still.
     frame_batches: int = 2  # A window's answer has so many batches a frame.
     refusals: list[DelaydError] = field(default_factory=list)  # For the next dispatch frames.
     refused_bodies: set[bytes] = field(default_factory=set)  # Frames with one of these are refused.
@@ -155,9 +157,10 @@ class FakeTarget:
         return self.log[-1].end if self.log else 0
 
     @property
-    def unsynced(self) -> bool:
-        """Whether a sync has something to do."""
-        return self.synced < len(self.log) or bool(self._answers)
+    def can_sync(self) -> bool:
+        """Whether a sync has something to do, and is done."""
+        works = self.up and not self.hangs and not self.slow_disk
+        return works and (self.synced < len(self.log) or bool(self._answers))
 
     def copy(self, now_ms: Callable[[], int]) -> FakeTarget:
         """Its twin in another world, without connections."""
@@ -170,7 +173,9 @@ class FakeTarget:
         if not self.up:
             return
         try:
-            if asked.kind == RequestType.HELLO:
+            if asked.kind == RequestType.PING:
+                answer(Frame(RequestType.PING, ANSWER, 0, {"now_ms": self.now_ms()}, memoryview(b"")))
+            elif asked.kind == RequestType.HELLO:
                 self._hello(cable, asked, answer)
             else:
                 self._dispatch(cable, asked, answer)

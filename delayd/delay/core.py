@@ -278,7 +278,8 @@ class DelayCore:
             self._put_back,
         )
         end = self._target_ends.get(target, 0)
-        return Link(target, self._origin, self._dial, self._clock, self._outcomes, sender, self, end)
+        silence_ms_max = self._config.target_silence_ms_max
+        return Link(target, self._origin, self._dial, self._clock, self._outcomes, sender, self, end, silence_ms_max)
 
     def without_outcome(self, hour: int, sequences: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""

@@ -17,7 +17,8 @@ from delayd.clock import Clock
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.rows import Rows
 from delayd.delay.sender import Origin, Sender, Wire
-from delayd.errors import BadRequest, DelaydError, HandoffRefused
+from delayd.delay.watched_wire import WatchedWire
+from delayd.errors import BadRequest, DelaydError, HandoffRefused, RequestTimedOut
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
@@ -74,6 +75,7 @@ class Link:
         sender: Sender,
         earlier: Earlier,
         recorded_end: int,
+        silence_ms_max: int,
     ) -> None:
         self.target = target
         self.sender = sender
@@ -86,7 +88,9 @@ class Link:
         self._outcomes = outcomes
         self._earlier = earlier
         self._recorded_end = recorded_end  # Highest offset at the target that an earlier epoch's dispatch logs name.
-        self._wire: Wire | None = None
+        self._silence_ms_max = silence_ms_max
+        self._wire: WatchedWire | None = None
+        self._away = ""  # Why the target is away, as it was told; a state that lasts is told once.
         self._session = 0
         self._retry_ms = RETRY_MS
         self._retry_at_ms = 0
@@ -105,9 +109,12 @@ class Link:
         self.pump()
 
     def pump(self) -> None:
-        """Connect if need be, or send what waits."""
+        """Connect if need be, or send what waits; give a connection up on which the target is silent."""
         if self._closed:
             return
+        if self._wire is not None and self._wire.look():
+            silence = f"no sign of life for {self._silence_ms_max} ms, though something was asked"
+            self._lost(self._session, RequestTimedOut(silence, sent=True))
         if self.phase is Phase.READY and self._wire is not None:
             self.sender.pump(self._wire, self._session, self._is_current)
         elif self.phase is Phase.CLOSED and self.address and self._clock.monotonic_ms() >= self._retry_at_ms:
@@ -122,7 +129,9 @@ class Link:
             return None
         if self.phase is Phase.CLOSED:
             return self._retry_at_ms if self.address else None
-        return self.sender.next_wake_ms() if self.phase is Phase.READY else None
+        look_ms = self._wire.next_look_ms() if self._wire is not None else None
+        send_ms = self.sender.next_wake_ms() if self.phase is Phase.READY else None
+        return min((time for time in (look_ms, send_ms) if time is not None), default=None)
 
     def close(self) -> None:
         """Send nothing more; what is under way is asked for by the next start."""
@@ -137,7 +146,8 @@ class Link:
         if session != self._session or self._closed:
             wire.close()
             return
-        self._wire, self.phase, self._answer = wire, Phase.ASKED, []
+        watched = self._wire = WatchedWire(wire, self._clock, self._silence_ms_max)
+        self.phase, self._answer = Phase.ASKED, []
         hello: dict[str, HeadValue] = {
             "log_id": self._origin.log_id,
             "target": self.target,  # Sessions and W count per target: another server at its address must refuse them.
@@ -146,13 +156,14 @@ class Link:
             "session": session,
             "w": list(self.sender.window.w),
         }
-        wire.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
+        watched.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
 
     def _lost(self, session: int, error: DelaydError) -> None:
         if session != self._session or self.phase is Phase.CLOSED:
             return
-        if self.phase is not Phase.CONNECTING or self._retry_ms == RETRY_MS:
-            log.warning("target_away target=%016x reason=%r", self.target, str(error))
+        if self._away != str(error):
+            self._away = str(error)
+            log.warning("target_away target=%016x reason=%r", self.target, self._away)
         self._end_session(self._retry_ms)
         self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
 
@@ -241,7 +252,7 @@ class Link:
         log.info("target_ready target=%016x session=%d", self.target, session)
         self.sender.window.earlier_settled = True
         self._settled.clear()
-        self._retry_ms = RETRY_MS
+        self._retry_ms, self._away = RETRY_MS, ""
         self.phase = Phase.READY
         self.pump()
 

@@ -32,6 +32,11 @@ from delayd.wire.requests import error_head
 REQUESTS_MAX = 1024  # Unanswered on one connection; docs/protocol.md.
 IN_FLIGHT_BYTES_MAX = 64 << 20  # Bodies of unanswered requests: four batches at their limit; the last one may pass it.
 CLOSE_MS_MAX = 2_000  # For a peer to take what was written before the close; a stop has 5 s for everything.
+# A peer that is gone without a word is noticed by the kernel: an idle connection is probed, and what was sent must be
+# taken. Far above what a stopped process or a cable that is plugged over needs; who needs an answer sooner asks for it.
+DEAD_PEER_MS = 60_000
+PROBE_AFTER_S = 30
+PROBE_EVERY_S = 10
 CONNECT_MS_DEFAULT = 5_000  # A lost first packet is sent again after 1 and after 3 s.
 
 _CONNECTION_ITSELF = 0  # The request id of an error that concerns no single request.
@@ -206,8 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         if address:
             self.peer = f"{address[0]}:{address[1]}"
-        # A frame is complete when it is written, so waiting for more to fill a packet only delays it.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _set_up(transport.get_extra_info("socket"))
         if self._handler is not None:
             self._guard(self._handler.connected, self)
 
@@ -346,6 +350,15 @@ class Connection(asyncio.BufferedProtocol):
         self.abort()
         if self._handler is not None:
             self._handler.crashed(error)
+
+
+def _set_up(line: socket.socket) -> None:
+    # A frame is complete when it is written, so waiting for more to fill a packet only delays it.
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
 
 
 async def connect(

@@ -17,7 +17,7 @@ from delayd.errors import (
     TooManyConnections,
     UnknownRequest,
 )
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import DEAD_PEER_MS, PROBE_AFTER_S, PROBE_EVERY_S, Connection, connect
 from delayd.wire.frame import Frame, encode_frame
 
 from .loopback import HOST, Echo, Loopback, answer_nothing, answer_the_same, error_of, on_loop, settled, until
@@ -373,3 +373,20 @@ def test_it_works_on_the_loop_of_asyncio_too() -> None:
         assert [frame.head for frame in answers] == [{"n": n} for n in range(200)]
 
     on_loop(scenario, asyncio.run)
+
+
+def test_both_ends_have_the_kernel_look_for_a_peer_that_is_gone_without_a_word() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        client = await loopback.pair(handler)
+        await client.request(1, {})
+        for end in (client, handler.connections[0]):
+            transport = end._transport
+            assert transport is not None
+            line = transport.get_extra_info("socket")
+            assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == DEAD_PEER_MS
+            assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == PROBE_AFTER_S
+            assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == PROBE_EVERY_S
+
+    on_loop(scenario)

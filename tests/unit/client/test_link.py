@@ -1,0 +1,51 @@
+"""A client's way to one server that hangs: the connection stands, and nothing is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayd.client import link as link_module
+from delayd.client.link import Link
+from delayd.errors import ConnectionLost, ServerUnavailable
+from delayd.net.connection import Connection
+from delayd.wire.frame import Frame
+from delayd.wire.requests import RequestType
+from tests.unit.net.loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop, until
+
+
+def answer_status(connection: Connection, frame: Frame) -> None:
+    if frame.type == RequestType.STATUS:
+        connection.answer(frame.request_id, {"log_id": 1, "now_ms": 1})
+
+
+def test_a_server_that_takes_connections_and_answers_nothing_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "GREETING_MS_MAX", 100.0)
+
+    async def scenario(loopback: Loopback) -> None:
+        _, port = await loopback.serve(Echo(answer_nothing))
+        link = Link(HOST, port, 1)
+        assert isinstance(await error_of(link.connection()), ServerUnavailable)
+        await link.close()
+
+    on_loop(scenario)
+
+
+def test_requests_end_when_a_server_answers_nothing_any_more_and_the_next_use_connects_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "ALIVE_EVERY_MS", 20.0)
+    monkeypatch.setattr(link_module, "ALIVE_MS_MAX", 200.0)
+
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_status)
+        _, port = await loopback.serve(handler)
+        link = Link(HOST, port, 1)
+        connection = await link.connection()
+        error = await error_of(connection.request(RequestType.SEND, {}))
+        # It has no limit of its own here, so it is the silence that ended it; what became of it is not known.
+        assert isinstance(error, ConnectionLost) and error.sent
+        assert await link.connection() is not connection
+        await until(lambda: len(handler.connections) == 2, "a second connection")
+        await link.close()
+
+    on_loop(scenario)
