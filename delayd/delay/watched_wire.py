@@ -1,8 +1,8 @@
 """WatchedWire: a connection to a target that notices when the target says nothing any more.
 
 A machine without power, a stopped process or a dead switch ends no connection: TCP itself would wait for a quarter of
-an hour. Invariant: the peer is silent only when something has been asked of it for the whole limit, a PING among it, and
-nothing was heard; an answer that waits for a slow disk is no silence, for PINGs are answered without the disk.
+an hour. Invariant: the peer is silent only when something, in the end a PING, was asked of it for the whole limit and
+nothing was heard. An answer that waits for a slow disk is no silence, for PINGs are answered without the disk.
 """
 
 from collections.abc import Mapping, Sequence

@@ -59,34 +59,32 @@ def pull_all(consumer: Consumer, count: int) -> dict[bytes, int]:
 def test_a_stopped_realtime_server_is_connected_to_anew_and_rows_of_the_other_one_come_meanwhile(
     tmp_path: Path,
 ) -> None:
-    with ServerProcess("meta", tmp_path, {"lease_ms": 60_000}) as meta:
-        with (
-            ServerProcess("realtime", tmp_path / "a", {"meta": meta.address}) as first,
-            ServerProcess("realtime", tmp_path / "b", {"meta": meta.address}) as second,
-            ServerProcess(
-                "delay", tmp_path, {"meta": meta.address, "target_silence_ms_max": SILENCE_MS}
-            ) as delay_process,
-            Producer(meta.address) as producer,
-            Consumer(meta.address, "one", "g") as one,
-            Consumer(meta.address, "two", "g") as two,
-        ):
-            consumers = {"one": one, "two": two}
-            for subject, consumer in consumers.items():
-                producer.send(subject, b"first", delay=timedelta(0))
-                assert pull_all(consumer, 1) == {b"first": 1}
-            # Meta gave each of them one of the two subjects; whose it is, its log says.
-            stopped = first if "subject=one " in first.log else second
-            stopped.signal(signal.SIGSTOP)
-            for number in range(10):
-                for subject in consumers:
-                    producer.send(subject, b"%d" % number, delay=timedelta(0))
-            assert pull_all(two, 10) == {b"%d" % number: 1 for number in range(10)}
-            deadline = time.monotonic() + DEADLINE_S
-            while "no sign of life" not in delay_process.log:
-                assert time.monotonic() < deadline, delay_process.log
-                time.sleep(0.02)
-            stopped.signal(signal.SIGCONT)
-            assert pull_all(one, 10) == {b"%d" % number: 1 for number in range(10)}
+    with (
+        ServerProcess("meta", tmp_path, {"lease_ms": 60_000}) as meta,
+        ServerProcess("realtime", tmp_path / "a", {"meta": meta.address}) as first,
+        ServerProcess("realtime", tmp_path / "b", {"meta": meta.address}) as second,
+        ServerProcess("delay", tmp_path, {"meta": meta.address, "target_silence_ms_max": SILENCE_MS}) as delay_process,
+        Producer(meta.address) as producer,
+        Consumer(meta.address, "one", "g") as one,
+        Consumer(meta.address, "two", "g") as two,
+    ):
+        consumers = {"one": one, "two": two}
+        for subject, consumer in consumers.items():
+            producer.send(subject, b"first", delay=timedelta(0))
+            assert pull_all(consumer, 1) == {b"first": 1}
+        # Meta gave each of them one of the two subjects; whose it is, its log says.
+        stopped = first if "subject=one " in first.log else second
+        stopped.signal(signal.SIGSTOP)
+        for number in range(10):
+            for subject in consumers:
+                producer.send(subject, b"%d" % number, delay=timedelta(0))
+        assert pull_all(two, 10) == {b"%d" % number: 1 for number in range(10)}
+        deadline = time.monotonic() + DEADLINE_S
+        while "no sign of life" not in delay_process.log:
+            assert time.monotonic() < deadline, delay_process.log
+            time.sleep(0.02)
+        stopped.signal(signal.SIGCONT)
+        assert pull_all(one, 10) == {b"%d" % number: 1 for number in range(10)}
 
 
 def test_a_meta_that_takes_connections_and_says_nothing_holds_up_no_start(tmp_path: Path) -> None:
