@@ -20,6 +20,7 @@ from delayd.client.producer import AsyncProducer
 SUBJECT = "bench.restart"
 BODY_BYTES = 200
 ROWS = 500
+BATCHES_A_TURN = 100
 AHEAD_MS = (500, 3_000_000)
 LIMIT_S = 60  # A server that does not come back ends the run.
 
@@ -36,7 +37,9 @@ async def _kill_and_wait(running: Servers, messages: int) -> dict[str, float]:
     async with AsyncProducer(running.meta) as producer, AsyncConsumer(running.meta, SUBJECT, "bench") as consumer:
         now_ms = time.time_ns() // 1_000_000
         due = now_ms + draw.integers(*AHEAD_MS, (messages // ROWS, ROWS))
-        await asyncio.gather(*(producer.send_batch(SUBJECT, bodies, row) for row in due))
+        for turn in range(0, len(due), BATCHES_A_TURN):
+            rows = due[turn : turn + BATCHES_A_TURN]
+            await asyncio.gather(*(producer.send_batch(SUBJECT, bodies, row) for row in rows))
         await _first_due_after(consumer, time.time_ns() // 1_000_000)
         os.kill(running.pids["delay"], signal.SIGKILL)
         killed, killed_ms = time.monotonic(), time.time_ns() // 1_000_000
