@@ -28,6 +28,7 @@ from delayd.delay.rows import Rows
 from delayd.delay.sender import Origin, Sender
 from delayd.delay.sources import Sources
 from delayd.delay.table import message_rows
+from delayd.delay.target_ends import KeepingEnds, TargetEnds
 from delayd.disk import Disk
 from delayd.executor import Done, Executor
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms
@@ -81,7 +82,8 @@ class DelayCore:
         self._pending = found.pending
         self._wheel = found.wheel
         self._decided = found.decided
-        self._target_ends = found.target_ends
+        self._ends = TargetEnds(state, found.target_ends)
+        keeping = KeepingEnds(state, self._ends)
         self._loaded_from = hour_of_ms(max(clock.now_ms(), found.appended_at_ms))
         self._loaded_until = found.loaded_until
         self._loading = False
@@ -124,7 +126,7 @@ class DelayCore:
         )
         self._checkpointer = Checkpointer(
             disk,
-            state,
+            keeping,
             clock,
             config,
             threads.worker,
@@ -141,7 +143,7 @@ class DelayCore:
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._retention = Retention(
             disk,
-            state,
+            keeping,
             config.folder,
             self.identity.log_id,
             threads.worker,
@@ -275,11 +277,13 @@ class DelayCore:
             self._sources,
             self._subjects.names,
             self._outcomes,
+            self._ends,
             self._put_back,
         )
-        end = self._target_ends.get(target, 0)
         silence_ms_max = self._config.target_silence_ms_max
-        return Link(target, self._origin, self._dial, self._clock, self._outcomes, sender, self, end, silence_ms_max)
+        return Link(
+            target, self._origin, self._dial, self._clock, self._outcomes, sender, self, self._ends, silence_ms_max
+        )
 
     def without_outcome(self, hour: int, sequences: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""

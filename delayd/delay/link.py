@@ -17,6 +17,7 @@ from delayd.clock import Clock
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.rows import Rows
 from delayd.delay.sender import Origin, Sender, Wire
+from delayd.delay.target_ends import TargetEnds
 from delayd.delay.watched_wire import WatchedWire
 from delayd.errors import BadRequest, DelaydError, HandoffRefused, RequestTimedOut
 from delayd.log.dispatch import NewPart, Outcome
@@ -74,7 +75,7 @@ class Link:
         outcomes: OutcomeLog,
         sender: Sender,
         earlier: Earlier,
-        recorded_end: int,
+        ends: TargetEnds,
         silence_ms_max: int,
     ) -> None:
         self.target = target
@@ -87,7 +88,7 @@ class Link:
         self._clock = clock
         self._outcomes = outcomes
         self._earlier = earlier
-        self._recorded_end = recorded_end  # Highest offset at the target that an earlier epoch's dispatch logs name.
+        self._ends = ends
         self._silence_ms_max = silence_ms_max
         self._wire: WatchedWire | None = None
         self._away = ""  # Why the target is away, as it was told; a state that lasts is told once.
@@ -192,7 +193,7 @@ class Link:
         except BadRequest as error:
             self._lost(session, error)
             return
-        named = max(self._recorded_end, self.sender.acknowledged_end)
+        named = self._ends.of(self.target)
         if log_id != self.target:
             self._raise_alarm(f"its log_id is {log_id:016x} now")
         elif end_offset < named:
@@ -231,6 +232,7 @@ class Link:
         self._settled.add((epoch, batch_id))
         new = self._earlier.without_outcome(hour, sequences)
         if new.any():
+            self._ends.name(self.target, offset)
             sequences = sequences.compress(new)
             self._earlier.decided(hour, sequences)
             part = NewPart(

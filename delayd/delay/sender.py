@@ -16,6 +16,7 @@ from delayd.delay.frames import collect, encode_dispatch, split_by_source, split
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.rows import Rows
 from delayd.delay.sources import Sources
+from delayd.delay.target_ends import TargetEnds
 from delayd.delay.waiting import WaitingRows, lowest_offset
 from delayd.delay.window import SentBatch, Window
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater
@@ -78,6 +79,7 @@ class Sender:
         sources: Sources,
         names: list[bytes],
         outcomes: OutcomeLog,
+        ends: TargetEnds,
         put_back: Callable[[Rows], None],
     ) -> None:
         self.waiting = WaitingRows()
@@ -85,7 +87,6 @@ class Sender:
         self.frames_in_flight = 0
         self.quarantined_rows = 0
         self.dead_rows = 0
-        self.acknowledged_end = 0  # Highest offset that the target acknowledged (rule H7).
         self._target = target
         self._origin = origin
         self._clock = clock
@@ -93,6 +94,7 @@ class Sender:
         self._sources = sources
         self._names = names
         self._outcomes = outcomes
+        self._ends = ends
         self._put_back = put_back
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
@@ -125,7 +127,7 @@ class Sender:
     def acknowledge(self, sent: SentBatch, offset: int, appended_at_ms: int) -> None:
         """Record that the target holds a batch; it is decided when that is durable."""
         sent.acknowledged = True
-        self.acknowledged_end = max(self.acknowledged_end, offset)
+        self._ends.name(self._target, offset)
         part = NewPart(
             sent.rows["sequence"],
             sent.deliver_at_ms,

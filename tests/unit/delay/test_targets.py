@@ -147,3 +147,72 @@ def test_a_connection_that_is_lost_before_it_stood_counts_as_away() -> None:
     world.drain()
     world.check_books()
     assert lost == ["closed"]
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_rule_H7_a_loss_is_noticed_after_a_restart_though_the_hours_that_name_the_offsets_are_sealed(
+    deleted: bool,
+) -> None:
+    world = ready_world(retention_hours=1)
+    older = list(target_of(world).log)
+    world.send(wanted(3, 200, "a"))
+    world.pass_ms(1_000)
+    world.clock.advance(3_700_000)
+    world.pass_ms(2_000)
+    world.checkpoint()
+    world.core.sweep()
+    world.settle()
+    if deleted:
+        world.clock.advance(3_700_000)
+        world.pass_ms(2_000)
+        world.core.sweep()
+        world.settle()
+    assert bool(world.hours().files) is not deleted and world.hours().unsealed(10**6) == []
+    world = world.after_crash(PowerLoss.ALL_LOST)
+    # The target comes back with a copy that was made before.
+    target_of(world).log[:] = older
+    target_of(world).synced = len(older)
+    world.send(wanted(1, 0, "new"))
+    world.pass_ms(2_000)
+    assert "it had acknowledged" in link_of(world).alarm and target_of(world).log == older
+
+
+def test_rule_H7_outcomes_between_the_last_checkpoint_and_the_seal_of_their_hour_count() -> None:
+    world = ready_world()
+    older = list(target_of(world).log)
+    world.send(wanted(1, 3_500_000, "late"))
+    world.settle()
+    target_of(world).hangs = True
+    world.clock.advance(3_499_000)
+    world.pass_ms(9_000)
+    # The hour is over and a checkpoint covers that; its last outcome comes only now.
+    world.clock.advance(100_000)
+    world.pass_ms(2_000)
+    world.checkpoint()
+    assert world.hours().unsealed(500_000) == [500_000]
+    target_of(world).hangs = False
+    world.pass_ms(12_000)
+    world.core.sweep()
+    world.settle()
+    assert world.hours().unsealed(500_000) == []
+    world = world.after_crash(PowerLoss.ALL_LOST)
+    target_of(world).log[:] = older
+    target_of(world).synced = len(older)
+    world.pass_ms(2_000)
+    assert "it had acknowledged" in link_of(world).alarm
+
+
+def test_rule_H7_what_only_a_window_told_counts_after_its_hour_is_sealed() -> None:
+    world = ready_world()
+    older = list(target_of(world).log)
+    put_on_cable(world, 2)
+    cable_of(world).carry_up()
+    target_of(world).sync()
+    world = world.after_crash(PowerLoss.ALL_LOST)
+    world.drain()
+    world.check_sealing()
+    world = world.after_crash(PowerLoss.ALL_LOST)
+    target_of(world).log[:] = older
+    target_of(world).synced = len(older)
+    world.pass_ms(2_000)
+    assert "it had acknowledged" in link_of(world).alarm

@@ -1,0 +1,65 @@
+"""Target ends: the highest offset at each target that a dispatch log names, so that a loss there is noticed (rule H7).
+
+Hours are sealed and deleted, and the knowledge of what a target had acknowledged must not go with them. Invariant: what
+a commit of `KeepingEnds` says of an hour is durable together with the ends of all that the hour's dispatch log names.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+
+import msgpack
+
+from delayd.state import State
+
+PREFIX = b"end/"
+KEY = struct.Struct(">4sQ")
+
+
+class TargetEnds:
+    """Ends by log_id: those in the state, those that unsealed dispatch logs name, and those of this life."""
+
+    def __init__(self, state: State, found: Mapping[int, int]) -> None:
+        self._ends = {KEY.unpack(key)[1]: int(msgpack.unpackb(value)) for key, value in state.scan(PREFIX)}
+        for target, offset in found.items():
+            self.name(target, offset)
+
+    def of(self, target: int) -> int:
+        """The highest offset that is known; 0 when there is none."""
+        return self._ends.get(target, 0)
+
+    def name(self, target: int, offset: int) -> None:
+        """Take an offset that is about to be recorded in a dispatch log."""
+        self._ends[target] = max(self.of(target), offset)
+
+    def rows(self) -> dict[bytes, bytes]:
+        """As they stand in the state; may be called on another thread than the loop's."""
+        # An offset is named before it is recorded, so nothing that a file shows can be missing in this copy.
+        return {KEY.pack(PREFIX, target): msgpack.packb(offset) for target, offset in dict(self._ends).items()}
+
+
+class KeepingEnds:
+    """A `State` whose every commit holds the ends too; it commits on one thread only."""
+
+    def __init__(self, state: State, ends: TargetEnds) -> None:
+        self._state = state
+        self._ends = ends
+        self._kept: dict[bytes, bytes] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        """See State."""
+        return self._state.get(key)
+
+    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """See State."""
+        return self._state.scan(prefix)
+
+    def commit(self, puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+        """See State."""
+        rows = self._ends.rows()
+        risen = [pair for pair in rows.items() if self._kept.get(pair[0]) != pair[1]]
+        self._state.commit([*puts, *risen], removes)
+        self._kept = rows
+
+    def close(self) -> None:
+        """See State."""
+        self._state.close()
