@@ -1,6 +1,7 @@
 """One hour of the wheel: 7,200 slots of 500 ms, each gathered and sorted only when it opens.
 
-Invariant: slots open in order; the rows of opened slots stand in `ReadyRows`, all others in runs or in the tail.
+Invariant: slots open in order; the rows of opened slots, and those due before the hour begins, stand in `ReadyRows`,
+all others in runs or in the tail.
 
 A run is rows ordered by slot, sorted further only within big slots. What an hour holds on disk becomes one run, by
 `prepare`. Live rows go to a tail in the order they come, and a full tail becomes a run. After Varghese and Lauck,
@@ -29,12 +30,13 @@ FOLD_RUNS = 4  # So many runs of at most a quarter tail fold into one, or short 
 
 _GONE = 0xFFFF  # Slot of a tail row that was taken out.
 _NOT_IN_MESSAGE_LOG = 0xFFFF_FFFF_FFFF_FFFF
-_SLOT_EDGES = np.arange(SLOTS + 1, dtype=np.uint16)
+_SLOT_EDGES = np.arange(1, SLOTS + 2, dtype=np.uint16)  # 0 is left for rows due before the hour begins.
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRows:
-    """Rows of one hour ordered by slot: slot s is ``rows[bounds[s]:bounds[s + 1]]``.
+    """Rows of one hour ordered by slot: slot s is ``rows[bounds[s]:bounds[s + 1]]``; before the first is what is due
+    before the hour begins.
 
     ``lowest_location[s]`` is the lowest location of the rows in slot s and after; message log locations compare lower
     than those of a schedule log.
@@ -48,14 +50,14 @@ class PreparedRows:
 def prepare(rows: Rows) -> PreparedRows:
     """Order the rows of one hour by slot: pure, and made of numpy calls that release the GIL."""
     due_ms = np.ascontiguousarray(rows["due_ms"])
-    assert not len(due_ms) or int(due_ms.max()) < HOUR_MS, "a row is due within its filing hour"
-    slots = (due_ms // np.uint32(SLOT_MS)).astype(np.uint16)
+    assert not len(due_ms) or int(due_ms.max()) < HOUR_MS, "a row is due before its filing hour ends"
+    slots = (np.maximum(due_ms, np.int32(-1)) // np.int32(SLOT_MS) + np.int32(1)).astype(np.uint16)
     order = slots.argsort(kind="stable")  # A stable sort of a 16-bit key is a radix sort.
     bounds = slots.take(order).searchsorted(_SLOT_EDGES)
     for slot in np.flatnonzero(np.diff(bounds) >= SORTED_ROWS_MIN).tolist():
         # A big slot is sorted here, for on the loop it would take long.
         members = order[bounds[slot] : bounds[slot + 1]]
-        within = (due_ms.take(members) - np.uint32(slot * SLOT_MS)).astype(np.uint16)
+        within = (due_ms.take(members) - np.int32(slot * SLOT_MS)).astype(np.uint16)
         order[bounds[slot] : bounds[slot + 1]] = members.take(within.argsort(kind="stable"))
     ordered = rows.take(order)
     lowest = np.full(SLOTS + 1, _NOT_IN_MESSAGE_LOG, np.uint64)
@@ -110,7 +112,7 @@ class HourWheel:
         if len(rows) == 1:  # The commonest case, in plain integers: a third of the time of the arrays below.
             due_ms = int(rows["due_ms"][0])
             slot = due_ms // SLOT_MS
-            assert slot < SLOTS, "a row is due within its filing hour"
+            assert slot < SLOTS, "a row is due before its filing hour ends"
             if slot < self._opened:
                 self._ready.add(rows, due_ms)
                 return
@@ -122,32 +124,29 @@ class HourWheel:
         if not len(rows):
             return
         due = rows["due_ms"]
-        assert int(due.max()) < HOUR_MS, "a row is due within its filing hour"
-        slots = (due // np.uint32(SLOT_MS)).astype(np.uint16)
-        first = int(slots.min())
-        if first < self._opened:
-            late = slots < np.uint16(self._opened)
-            late_rows = rows.take(np.flatnonzero(late))
-            self._ready.add(late_rows, int(late_rows["due_ms"].min()))
-            later = np.flatnonzero(~late)
-            rows, slots = rows.take(later), slots.take(later)
+        assert int(due.max()) < HOUR_MS, "a row is due before its filing hour ends"
+        opened_ms, first_ms = self._opened * SLOT_MS, int(due.min())
+        if first_ms < opened_ms:
+            late = due < np.int32(opened_ms)
+            self._ready.add(rows.take(np.flatnonzero(late)), first_ms)
+            rows = rows.take(np.flatnonzero(~late))
             if not len(rows):
                 return
-            first = int(slots.min())
+            due = rows["due_ms"]
+            first_ms = int(due.min())
+        slots = (due // np.int32(SLOT_MS)).astype(np.uint16)
         start = 0
         while start < len(rows):
             at = self._tail_count
             count = min(len(rows) - start, len(self._tail) - at)
             copy_rows(self._tail, at, rows[start : start + count])
             self._tail_slots[at : at + count] = slots[start : start + count]
-            self._tail_added(count, first)
+            self._tail_added(count, first_ms // SLOT_MS)
             start += count
 
     def take_due(self, now_ms: int, rows_max: int) -> Rows:
         """Hand out up to ``rows_max`` rows due at ``now_ms``, in due order, opening no more slots than that takes."""
         due_ms_max = min(now_ms - self.start_ms, HOUR_MS - 1)
-        if due_ms_max < 0:
-            return NO_ROWS
         parts: list[Rows] = []
         while True:
             rows = self._ready.take(due_ms_max, rows_max)

@@ -38,7 +38,7 @@ class ReadyRows:
     def __len__(self) -> int:
         return self._count
 
-    def push(self, rows: Rows, due_ms: npt.NDArray[np.uint32]) -> None:
+    def push(self, rows: Rows, due_ms: npt.NDArray[np.int32]) -> None:
         """Take over the rows of opened slots, one at least, with their column ``due_ms`` as a contiguous array.
 
         Rows that are not in due order yet are copied into it when they are taken, a slice at a time.
@@ -70,7 +70,7 @@ class ReadyRows:
         if self._late:
             self._merge_late()
         runs = self._opened_runs + self._late_runs
-        key = np.uint32(due_ms_max)  # A plain int would make searchsorted copy the array to i64 first.
+        key = np.int32(due_ms_max)  # A plain int would make searchsorted copy the array to i64 first.
         # No run can give more than rows_max, so only that much of each is looked at.
         due = [(run, count) for run in runs if (count := run.count_due(key, rows_max))]
         rows = due[0][0].pop(due[0][1]) if len(due) == 1 else _take_across(due, rows_max)
@@ -99,7 +99,7 @@ class _Run:
     """Rows that ``order`` (None when they are in order) sorts by due time; ``at`` counts those handed out."""
 
     rows: Rows
-    due_ms: npt.NDArray[np.uint32]  # Sorted.
+    due_ms: npt.NDArray[np.int32]  # Sorted.
     order: npt.NDArray[np.int64] | None
     at: int = 0
 
@@ -109,7 +109,7 @@ class _Run:
     def first_due_ms(self) -> int:
         return int(self.due_ms[self.at])
 
-    def count_due(self, due_ms_max: np.uint32, rows_max: int) -> int:
+    def count_due(self, due_ms_max: np.int32, rows_max: int) -> int:
         return int(self.due_ms[self.at : self.at + rows_max].searchsorted(due_ms_max, "right"))
 
     def front(self, count: int) -> Rows:

@@ -1,6 +1,6 @@
 """Pending rows: what the delay server keeps in memory of each message, 32 bytes and never its body.
 
-Invariant: a row fires at ``hour_start_ms(hour) + due_ms`` and lies within its filing hour, so ``due_ms < HOUR_MS``.
+Invariant: a row fires at ``hour_start_ms(hour) + due_ms``, before its filing hour ends, so ``due_ms < HOUR_MS``.
 
 A location is one u64, and locations of one log compare as the bytes they name:
 
@@ -20,7 +20,7 @@ from delayd.hours import HOUR_MS
 
 ROW = np.dtype(
     [
-        ("due_ms", "<u4"),  # Milliseconds after the start of the filing hour; 0 when due before it.
+        ("due_ms", "<i4"),  # Milliseconds after the start of the filing hour; negative when due before it.
         ("length", "<u4"),  # Bytes that the row needs in a frame.
         ("subject", "<u4"),  # The server's number of the subject.
         ("hour", "<u4"),  # Filing hour, hours since the epoch.
@@ -34,6 +34,7 @@ assert ROW.itemsize == ROW_BYTES, "the columns of a row leave no gap"
 BATCH_OFFSET_BITS = 47  # 140 TB of one log.
 BATCH_ROW_BITS = 16  # A batch has at most 65,536 rows.
 BATCH_OFFSET_MAX = (1 << BATCH_OFFSET_BITS) - 1
+BEFORE_HOUR_MS_MAX = (1 << 31) - 1  # 24 days: what was due longer before its hour fires then, which is never early.
 SCHEDULE_BIT = 1 << (BATCH_OFFSET_BITS + BATCH_ROW_BITS)
 assert SCHEDULE_BIT == 1 << 63, "the three parts of a location fill a u64"
 
@@ -71,12 +72,12 @@ def filing_hours(deliver_at_ms: npt.NDArray[np.int64], appended_at_ms: int) -> n
     return (np.maximum(deliver_at_ms, np.int64(appended_at_ms)) // np.int64(HOUR_MS)).astype(np.uint32)
 
 
-def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Column ``due_ms`` of rows filed in ``hours``; what is due before its hour gets 0, which is never early."""
+def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
+    """Column ``due_ms`` of rows filed in ``hours``; negative for what is due before its hour began (rule P5)."""
     due = deliver_at_ms - hours.astype(np.int64) * HOUR_MS
-    np.maximum(due, 0, out=due)
+    np.maximum(due, -BEFORE_HOUR_MS_MAX, out=due)
     assert not len(due) or int(due.max()) < HOUR_MS, "a row is filed no earlier than the hour in which it is due"
-    return due.astype(np.uint32)
+    return due.astype(np.int32)
 
 
 def pack_locations(

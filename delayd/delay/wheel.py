@@ -3,7 +3,8 @@
 Invariant: no row leaves before ``hour_start_ms(hour) + due_ms``, checked on the rows themselves at the last step.
 
 It knows no clock: time is an argument that may stand still, jump or run backwards, and rows only wait accordingly.
-Rows lie within their filing hours, so hours are emptied one after the other and never merged.
+Rows are due before their filing hours end, so hours are emptied one after the other and never merged. Only after the
+clock was set back are rows due before their hour begins.
 """
 
 from __future__ import annotations
@@ -80,13 +81,13 @@ class Wheel:
                 wheel.insert(rows.take(picked))
 
     def take_due(self, now_ms: int, rows_max: int) -> Rows:
-        """Hand out up to ``rows_max`` rows due at ``now_ms``, in due order, to be read and not written.
+        """Hand out up to ``rows_max`` rows due at ``now_ms``, hour by hour in due order, to be read and not written.
 
         When nothing is due it opens ahead instead, so that a caller who only takes and asks `next_due_ms` never spins.
         """
         parts: list[Rows] = []
         for wheel in self._hours.values():
-            if wheel.start_ms > now_ms or rows_max <= 0:
+            if rows_max <= 0:
                 break
             rows = wheel.take_due(now_ms, rows_max)
             if len(rows):
@@ -114,8 +115,6 @@ class Wheel:
         """
         earliest: int | None = None
         for wheel in self._hours.values():
-            if earliest is not None and wheel.start_ms - OPEN_AHEAD_MS >= earliest:
-                break
             instant = wheel.next_due_ms()
             if instant is not None and (earliest is None or instant < earliest):
                 earliest = instant

@@ -1,4 +1,4 @@
-"""The wheel against a sorted list: whatever comes in whichever order, each row leaves once and in due order."""
+"""The wheel against a sorted list: whatever comes in, each row leaves once and in the due order of its hour."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ FIRST_HOUR = 490_000
 HOURS = 3
 START_MS = FIRST_HOUR * HOUR_MS
 
-# Due times crowd at slot edges, hour edges and at a few instants that many rows share.
+# Due times crowd at slot edges, hour edges and at a few instants that many rows share; some are before the hour.
 DUE = st.one_of(
     st.integers(0, HOUR_MS - 1),
     st.integers(0, 3_000),
+    st.integers(-2 * HOUR_MS, -1),
     st.sampled_from([0, 499, 500, 501, 65_499, 65_500, 65_536, HOUR_MS - 500, HOUR_MS - 1]),
 )
 STEPS = st.one_of(st.integers(0, 1_200), st.integers(-5_000, 200_000), st.sampled_from([HOUR_MS, -HOUR_MS]))
@@ -30,6 +31,7 @@ class WheelMachine(RuleBasedStateMachine):
         self.wheel = Wheel(tail_rows=16)  # Small, so that tails fill, runs form and runs are folded.
         self.model: list[tuple[int, int]] = []  # Sorted pairs of due instant and sequence.
         self.offsets: dict[int, int] = {}  # Message log offset by sequence.
+        self.hours: dict[int, int] = {}  # Filing hour by sequence.
         self.sequences = 0
         self.now_ms = START_MS - 100
 
@@ -41,6 +43,7 @@ class WheelMachine(RuleBasedStateMachine):
         rows["location"] = pack_locations(in_schedule_log, offsets, np.arange(len(due), dtype=np.uint32))
         if not in_schedule_log:
             self.offsets.update(zip(rows["sequence"].tolist(), offsets.tolist(), strict=True))
+        self.hours.update((sequence, hour) for sequence in rows["sequence"].tolist())
         self.sequences += len(due)
         self.model += zip(due_at_ms(rows).tolist(), rows["sequence"].tolist(), strict=True)
         self.model.sort()
@@ -84,8 +87,8 @@ class WheelMachine(RuleBasedStateMachine):
     def take(self, rows_max: int) -> None:
         rows = self.wheel.take_due(self.now_ms, rows_max)
         due = due_at_ms(rows).tolist()
-        expected = [instant for instant, _ in self.model if instant <= self.now_ms][:rows_max]
-        assert due == expected
+        ready = sorted((self.hours[sequence], instant) for instant, sequence in self.model if instant <= self.now_ms)
+        assert due == [instant for _, instant in ready[:rows_max]]
         for pair in zip(due, rows["sequence"].tolist(), strict=True):
             self.model.remove(pair)
 

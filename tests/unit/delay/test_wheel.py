@@ -57,6 +57,27 @@ def test_past_due_rows_leave_at_once() -> None:
     assert taken_due(wheel, START_MS + 60_000) == [0, 0, 59_999]
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_a_row_due_before_its_hour_leaves_then_and_not_when_the_hour_begins(live: bool) -> None:
+    wheel = wheel_with(-30 * HOUR_MS, 600, -1_234, 0, live=live)
+    assert wheel.next_due_ms(START_MS - 40 * HOUR_MS) == START_MS - 30 * HOUR_MS
+    assert taken_due(wheel, START_MS - 30 * HOUR_MS - 1) == []
+    assert taken_due(wheel, START_MS - 30 * HOUR_MS) == [-30 * HOUR_MS]
+    assert wheel.next_due_ms(START_MS - HOUR_MS) == START_MS - 1_234
+    assert taken_due(wheel, START_MS - 1_235) == []
+    assert taken_due(wheel, START_MS - 1_234) == [-1_234]
+    assert taken_due(wheel, START_MS - 1) == []
+    assert taken_due(wheel, START_MS + 600) == [0, 600]
+
+
+def test_a_row_due_before_its_hour_is_not_held_up_by_an_earlier_hour() -> None:
+    wheel = wheel_with(HOUR_MS - 1)
+    wheel.add_hour(HOUR + 1)
+    wheel.insert(rows_due(-HOUR_MS + 5, hour=HOUR + 1))
+    assert wheel.next_due_ms(START_MS) == START_MS + 5
+    assert taken_due(wheel, START_MS + 5) == [5]
+
+
 def test_rows_for_a_slot_that_is_open_merge_into_it() -> None:
     wheel = wheel_with(100, 300)
     assert taken_due(wheel, START_MS + 100) == [100]
@@ -235,11 +256,11 @@ def test_an_hour_is_dropped_only_when_empty() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_row_due_outside_its_hour_is_refused(count: int) -> None:
+def test_a_row_due_after_its_hour_is_refused(count: int) -> None:
     wheel = wheel_with(live=True)
-    with pytest.raises(AssertionError, match="within its filing hour"):
+    with pytest.raises(AssertionError, match="before its filing hour ends"):
         wheel.insert(rows_due(*[HOUR_MS] * count))
-    with pytest.raises(AssertionError, match="within its filing hour"):
+    with pytest.raises(AssertionError, match="before its filing hour ends"):
         prepare(rows_due(*[HOUR_MS] * count))
     assert len(wheel) == 0
 

@@ -7,6 +7,7 @@ import pytest
 
 from delayd.delay.rows import (
     BATCH_OFFSET_MAX,
+    BEFORE_HOUR_MS_MAX,
     ROW,
     due_at_ms,
     due_within,
@@ -36,7 +37,7 @@ def test_rule_P5_a_row_is_filed_in_the_hour_of_the_later_of_due_and_appended() -
     deliver_at = np.array([NOW_MS - HOUR_MS, NOW_MS, NOW_MS + HOUR_MS, -5], np.int64)
     hours = filing_hours(deliver_at, NOW_MS)
     assert hours.tolist() == [490_000, 490_000, 490_001, 490_000]
-    assert due_within(deliver_at, hours).tolist() == [0, 1_234, 1_234, 0]
+    assert due_within(deliver_at, hours).tolist() == [1_234 - HOUR_MS, 1_234, 1_234, -BEFORE_HOUR_MS_MAX]
 
 
 def test_a_row_filed_before_its_hour_is_refused() -> None:
