@@ -16,6 +16,7 @@ COLUMNS = (
     Column("waiting", Kind.NUMBER),
     Column("outstanding", Kind.NUMBER),
     Column("redelivering", Kind.NUMBER),
+    Column("quarantined", Kind.NUMBER),
     Column("next", Kind.NUMBER),
     Column("end", Kind.NUMBER),
 )
@@ -29,7 +30,8 @@ def groups(meta: str, subject: str | None, form: str) -> None:
     """List consumer groups and their progress.
 
     Waiting messages are due and were not pulled yet; outstanding ones were pulled and not acknowledged; redelivering
-    ones came back and are offered again. Groups of a server that can't be asked are missing, and stderr says so.
+    ones came back and are offered again. Quarantined ones can't be read, for their file is damaged: the server's log
+    names them. Groups of a server that can't be asked are missing, and stderr says so.
 
     Example: delayd groups --subject orders.cancel
     """
@@ -43,7 +45,7 @@ async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:
     for server in servers:
         for head in await _groups(server, subject):
             after, end = need_int(head, "next"), need_int(head, "end")
-            counts = (need_int(head, "outstanding"), need_int(head, "redelivering"))
+            counts = [need_int(head, name) for name in ("outstanding", "redelivering", "quarantined")]
             rows.append((need_str(head, "subject"), need_str(head, "group"), end - after, *counts, after, end))
     return sorted(rows, key=lambda row: (str(row[0]), str(row[1])))
 

@@ -26,15 +26,17 @@ COLUMNS = (
     Column("messages", Kind.NUMBER),
     Column("first", Kind.NUMBER),
     Column("end", Kind.NUMBER),
+    Column("quarantined", Kind.NUMBER),
 )
 
 
 class Kept(NamedTuple):
-    """What a realtime server keeps of a subject: messages, and the consume sequences [first, end)."""
+    """What a realtime server keeps of a subject: messages, the consume sequences [first, end), how many are damaged."""
 
     messages: int
     first: int
     end: int
+    quarantined: int
 
 
 @click.command()
@@ -46,6 +48,7 @@ def subjects(meta: str, prefix: str, limit: int, form: str) -> None:
     """List subjects and the servers that serve them.
 
     A subject is listed from its first send on; messages, first and end count what was delivered and is still kept.
+    Quarantined messages can't be read, as far as that was noticed: the server's log names them.
 
     Example: delayd subjects --prefix orders.
     """
@@ -66,7 +69,7 @@ async def _rows(address: str, prefix: str, limit: int) -> list[tuple[Cell, ...]]
         known = servers.get(log_id)
         found = kept.get((log_id, name))
         place = f"{known.host}:{known.port}" if known else None
-        rows.append((name, f"{log_id:016x}", place, *(found or (None, None, None))))
+        rows.append((name, f"{log_id:016x}", place, *(found or (None,) * len(Kept._fields))))
     return rows
 
 
@@ -89,8 +92,7 @@ async def _kept(server: ask.Known, prefix: str) -> dict[str, Kept]:
         async with ask.connected(server.host, server.port, "realtime server") as connection:
             async for answer in _pages(connection, RequestType.SUBJECTS, prefix):
                 for head in need_maps(answer, "subjects"):
-                    counts = (need_int(head, "messages"), need_int(head, "first"), need_int(head, "end"))
-                    kept[need_str(head, "name")] = Kept(*counts)
+                    kept[need_str(head, "name")] = Kept(*(need_int(head, name) for name in Kept._fields))
     except DelaydError as error:
         click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {error.message}", err=True)
     return kept

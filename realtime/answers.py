@@ -11,6 +11,7 @@ from delayd.wire.frame import Head, HeadValue
 from .groups import Group
 from .handoff import InDoubt
 from .index import Index
+from .quarantine import Quarantine
 
 WINDOW_BODY_BYTES = 8 << 20  # Of one frame of a window's answer; a batch of 65,536 rows has 1 MiB.
 WINDOW_BATCHES = 4_096  # Seven numbers each: a third of what a head may have.
@@ -64,6 +65,7 @@ def groups_head(groups: Iterable[Group], subject: str | None) -> Head:
             "next": group.next,
             "outstanding": group.outstanding,
             "redelivering": sum(offer.count for offer in group.redeliver),
+            "quarantined": sum(offer.count for offer in group.quarantined),
             "oldest_unacked": group.oldest,
         }
         for group in groups
@@ -72,12 +74,20 @@ def groups_head(groups: Iterable[Group], subject: str | None) -> Head:
     return {"groups": rows[:LIST_MAX]}
 
 
-def subjects_head(index: Index, prefix: str, after: str, limit: int) -> Head:
+def subjects_head(index: Index, quarantine: Quarantine, prefix: str, after: str, limit: int) -> Head:
     """Subjects by name, and whether there are more."""
     limit = min(limit, LIST_MAX)
     found = list(islice(index.listed(prefix, after), limit + 1))
     rows: list[Head] = []
     for subject in found[:limit]:
         first = index.first(subject)
-        rows.append({"name": subject.name, "messages": subject.end - first, "first": first, "end": subject.end})
+        rows.append(
+            {
+                "name": subject.name,
+                "messages": subject.end - first,
+                "first": first,
+                "end": subject.end,
+                "quarantined": quarantine.rows_of(subject),
+            }
+        )
     return {"subjects": rows, "more": len(found) > limit}

@@ -62,7 +62,8 @@ class Consumers:
         """List subjects."""
         head = frame.head
         prefix, after, limit = need_str(head, "prefix"), need_str(head, "after"), need_int(head, "limit", 1)
-        peer.answer(frame.request_id, subjects_head(self._index, prefix, after, limit))
+        answer = subjects_head(self._index, self._pulls.quarantine, prefix, after, limit)
+        peer.answer(frame.request_id, answer)
 
     def _acknowledge(self, op: PullOp, peer: Peer, frame: Frame) -> None:
         names = self._names(frame.head)

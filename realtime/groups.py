@@ -56,8 +56,8 @@ class Waiting:
 class Group:
     """One group of one subject."""
 
-    __slots__ = ("_firsts", "dirty", "given_back", "group_id", "held", "name", "next", "ready", "redeliver", "subject",
-                 "waiting")  # fmt: skip
+    __slots__ = ("_firsts", "dirty", "given_back", "group_id", "held", "name", "next", "quarantined", "ready",
+                 "redeliver", "subject", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int) -> None:
         self.group_id = group_id
@@ -66,6 +66,7 @@ class Group:
         self.next = start
         self.held: dict[int, Pull] = {}
         self.redeliver: list[Offer] = []
+        self.quarantined: list[Offer] = []  # Can't be read, and not offered in this life (rule L5).
         self.given_back = Ranges()
         self.waiting: deque[Waiting] = deque()
         self.ready = True  # False until the record of a new group is durable.
@@ -91,7 +92,7 @@ class Group:
     @property
     def oldest(self) -> int:
         """The lowest consume sequence that is not acknowledged, or not delivered yet."""
-        candidates = [self.next, *(offer.consume_first for offer in self.redeliver)]
+        candidates = [self.next, *(offer.consume_first for offer in (*self.redeliver, *self.quarantined))]
         candidates.extend(pull.pending.first - pull.pull_first + pull.consume_first for pull in self.held.values())
         return min(candidates)
 
@@ -127,6 +128,20 @@ class Group:
                 del self._firsts[bisect.bisect_left(self._firsts, pull.pull_first)]
         return changed
 
+    def quarantine(self, offer: Offer) -> None:
+        """Pass over messages that were offered and can't be read."""
+        end = offer.consume_first + offer.count
+        if offer.consume_first >= self.next:
+            self.next = end
+        else:
+            self._take_offered(offer.consume_first, end)
+        last = self.quarantined[-1] if self.quarantined else None
+        if last is not None and (last.consume_first + last.count, last.attempt) == (offer.consume_first, offer.attempt):
+            last.count += offer.count
+        else:
+            self.quarantined.append(offer)
+        self.dirty = True
+
     def hold(self, pull: Pull) -> None:
         """Add a pull whose messages are already taken out of what is offered."""
         self.held[pull.pull_first] = pull
@@ -134,6 +149,9 @@ class Group:
 
     def _pulled(self, entry: PullEntry) -> None:
         end = entry.consume_first + entry.covered
+        if entry.consume_first > self.next:
+            # A life before this one passed over what lies between; its next start offers it again (rule L5).
+            self.redeliver.append(Offer(self.next, entry.consume_first - self.next, 1))
         if entry.consume_first >= self.next:
             self.next = end
         else:

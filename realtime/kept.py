@@ -82,7 +82,10 @@ def encode_group(group: Group) -> Pair:
         "group": group.name,
         "next": group.next,
         "pulls": pulls,
-        "redeliver": [[offer.consume_first, offer.count, offer.attempt] for offer in group.redeliver],
+        # What can't be read is offered again by the next start: its file may have been restored by then.
+        "redeliver": [
+            [offer.consume_first, offer.count, offer.attempt] for offer in (*group.redeliver, *group.quarantined)
+        ],
     }
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
 

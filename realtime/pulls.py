@@ -20,10 +20,11 @@ from delayd.log.pull import PullEntry, PullOp
 from delayd.wire.frame import Head
 
 from .alarms import Alarms
-from .groups import Group, Pull, Waiting
+from .groups import Group, Offer, Pull, Waiting
 from .index import Index, Subject
 from .peer import Peer
 from .pull_commit import PullCommit
+from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .ranges import Ranges
 from .stored import StoredBatches
 
@@ -74,6 +75,7 @@ class Pulls:
         self._stored = stored
         self._log = pull_log
         self._clock = clock
+        self.quarantine = Quarantine(stored)
         self._next_group_id = max((group.group_id for group in self.groups.values()), default=0) + 1
         self._of_subject: dict[str, list[Group]] = {}
         self._of_peer: dict[Peer, set[Waiting]] = {}
@@ -188,19 +190,22 @@ class Pulls:
     def _serve(self, group: Group) -> None:
         """Answer who waits, in order of arrival, while there are messages."""
         while group.ready and group.waiting and group.has_messages:
-            waiting = group.waiting.popleft()
-            peer = self._end(waiting)
+            waiting = group.waiting[0]
             try:
-                self._answer(group, waiting, peer)
+                parts = self._plan(group, waiting)
+                if parts:
+                    self._answer(group, waiting, parts)
+                elif group.has_messages:
+                    # So much could not be read that others get their turn first; who asked asks again.
+                    self._expire(waiting)
             except ServerStopped:
                 raise
             except DelaydError as error:
-                # A full disk or one damaged batch concerns who asked for it; all else goes on.
+                # A full disk or a damaged consume log concerns who asked for it; all else goes on.
                 log.warning("pull_failed subject=%s group=%s error=%r", group.subject.name, group.name, error.message)
-                peer.answer_error(waiting.request_id, error)
+                self._end(group.waiting.popleft()).answer_error(waiting.request_id, error)
 
-    def _answer(self, group: Group, waiting: Waiting, peer: Peer) -> None:
-        parts = self._plan(group, waiting)
+    def _answer(self, group: Group, waiting: Waiting, parts: Sequence[Part]) -> None:
         now_ms = self._clock.now_ms()
         entries: list[PullEntry] = []
         rows_of_head: list[list[int]] = []
@@ -226,18 +231,27 @@ class Pulls:
             self._lease(group, entry.pull_first, waiting.lease_ms)
             if entry.attempt > 1:
                 self.counters["redelivered"] += entry.covered
-        peer.answer(waiting.request_id, self._head(rows_of_head, now_ms), [part.batch for part in parts])
+        answer = self._head(rows_of_head, now_ms)
+        self._end(group.waiting.popleft()).answer(waiting.request_id, answer, [part.batch for part in parts])
 
     def _plan(self, group: Group, waiting: Waiting) -> list[Part]:
-        """Choose what an answer holds, at least one message."""
+        """Choose what an answer holds; none when nothing that was looked at can be read."""
         parts: list[Part] = []
-        try:
-            for part in self._parts(group, waiting):
-                parts.append(part)
-        except DamagedData:
-            # What lies before the damage is delivered; the next pull begins at it and is told.
-            if not parts:
-                raise
+        rotten: list[Rotten] = []
+        while group.has_messages and not parts and len(rotten) < BATCHES_A_PULL:
+            try:
+                for part in self._parts(group, waiting):
+                    parts.append(part)
+            except Rotten as found:
+                # What lies before the damage is delivered; the next pull begins at it.
+                if not parts:
+                    self.quarantine.take(group, found)
+                    rotten.append(found)
+            except DamagedData:
+                if not parts:
+                    raise
+        if rotten:
+            self.quarantine.tell(group, rotten)
         return parts
 
     def _parts(self, group: Group, waiting: Waiting) -> Iterator[Part]:
@@ -247,7 +261,10 @@ class Pulls:
             first, left = offer.consume_first, offer.count
             while left and messages and size_bytes > 0 and parts < PARTS_MAX:
                 run = self._index.locate(group.subject, first)
-                batch = self._stored.fetch(run.offset)
+                try:
+                    batch = self._stored.fetch(run.offset)
+                except DamagedData as error:
+                    raise Rotten(Offer(first, min(run.rows, left), offer.attempt), run, error) from error
                 available = min(run.rows, left)
                 rows = min(available, messages)
                 whole = rows == batch.count

@@ -5,7 +5,9 @@ Only batches that are durable are in here, and each is the bytes that came, unto
 
 from collections import OrderedDict, deque
 
-from delayd.batch import BYTES_MAX, HEADER, Batch, parse
+from crc32c import crc32c
+
+from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, Batch, ColumnId, parse
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.log.log import Log
 
@@ -43,7 +45,7 @@ class StoredBatches:
         """The batch at ``offset``.
 
         Raises:
-            DamagedData: no batch is there.
+            DamagedData: no batch that checks is there, or the disk can't read it.
         """
         found = self._newest.get(offset)
         if found is not None:
@@ -55,18 +57,37 @@ class StoredBatches:
                 self._read.popitem(last=False)
         return found
 
-    def _read_batch(self, offset: int) -> Batch:
-        data = self._read_ahead(offset)
+    def sequences_of(self, offset: int) -> list[int]:
+        """The sequences of a batch that `fetch` could not give; none when they can't be trusted either."""
         try:
-            size = HEADER.unpack_from(data)[4] if len(data) >= HEADER.size else HEADER.size
-            if size > len(data):
-                data = memoryview(self._log.read(offset, min(size, BYTES_MAX)))
-            batch = parse(data)
+            batch = parse(self._bytes_of(offset))
+        except (BatchMalformed, DamagedData):
+            return []
+        # Its heap is what differs, most of the time: the columns have a checksum of their own.
+        columns = batch.buffer[HEADER_BYTES + batch.kind_bytes : batch.heap_offset]
+        whole = crc32c(columns) == batch.columns_crc32c and ColumnId.SEQUENCE in batch
+        return batch.uint64s(ColumnId.SEQUENCE).tolist() if whole else []
+
+    def _read_batch(self, offset: int) -> Batch:
+        try:
+            batch = parse(self._bytes_of(offset))
             # Its group was verified when it was written or recovered; the disk may have lied since (rule L5).
             batch.verify()
         except BatchMalformed as error:
-            raise DamagedData(self._log.place.folder, offset, f"the batch at this offset: {error.message}") from error
+            raise DamagedData(*self._log.file_position(offset), f"the batch there: {error.message}") from error
         return batch
+
+    def _bytes_of(self, offset: int) -> memoryview:
+        """The bytes of a batch, as long as its header says."""
+        try:
+            data = self._read_ahead(offset)
+            if len(data) < HEADER.size:
+                data = memoryview(self._log.read(offset, HEADER.size))
+            size = HEADER.unpack_from(data)[4]
+            return data if size <= len(data) else memoryview(self._log.read(offset, min(size, BYTES_MAX)))
+        except OSError as error:
+            why = f"it can't be read ({error.strerror})"
+            raise DamagedData(*self._log.file_position(offset), why) from error
 
     def _read_ahead(self, offset: int) -> memoryview:
         """Bytes from ``offset`` on: small batches of a backlog stand close together, so one read serves many."""
@@ -74,6 +95,10 @@ class StoredBatches:
         if not start <= offset <= start + len(data) - AHEAD_BYTES_MIN:
             # Behind the durable end bytes may still change, and what is kept here must not.
             size = min(AHEAD_BYTES, self._log.durable - offset)
-            start, data = offset, memoryview(self._log.read_some(offset, size))
+            try:
+                start, data = offset, memoryview(self._log.read_some(offset, size))
+            except OSError:
+                # A sector ahead can't be read; this batch may lie before it, and is read alone.
+                return memoryview(b"")
             self._ahead = start, data
         return data[offset - start :]

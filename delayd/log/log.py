@@ -88,6 +88,11 @@ class Log:
         segment = self._segment_of(offset)
         return segment.file.pread(size, segment.position(offset))
 
+    def file_position(self, offset: int) -> tuple[str, int]:
+        """The file that holds an offset, and the byte in it: what an operator is told of damage."""
+        segment = self._segment_of(offset)
+        return segment.path, segment.position(offset)
+
     def scan(self, start: int, stop: int, previous_crc32c: int | None = None) -> Iterator[Group]:
         """Yield the verified groups from ``start`` up to ``stop``, which must be durable.
 

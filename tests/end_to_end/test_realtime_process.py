@@ -110,6 +110,24 @@ def test_a_flipped_bit_in_the_middle_is_damage_with_path_and_position(tmp_path: 
         assert f"{path} is damaged at byte" in server.log
 
 
+def test_a_bit_that_flips_under_a_live_server_quarantines_its_rows_and_the_next_ones_are_served(tmp_path: Path) -> None:
+    async def pulls(connection: Connection) -> None:
+        pulled = await ask(connection, RequestType.PULL, pull_head(wait_ms=5_000))
+        assert bodies_of(pulled.body) == [b"second"]
+        groups = await ask(connection, RequestType.GROUPS, {"subject": "orders"})
+        assert [row["quarantined"] for row in need_maps(groups.head, "groups")] == [1]
+
+    with ServerProcess("realtime", tmp_path, {**SETTINGS, "tail_bytes": 0}) as server:
+        talk(server, _two_batches)
+        with (tmp_path / "realtime/message/00000000000000000000.log").open("r+b") as file:
+            at = file.read().index(b"first")
+            file.seek(at)
+            file.write(b"F")
+        talk(server, pulls)
+        assert server.log.count("rows_quarantined") == 1 and "origin_sequences=[1000]" in server.log
+        assert server.terminate() == 0
+
+
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     with _served_and_killed(tmp_path) as server:
         path = tmp_path / "realtime/message/00000000000000000000.log"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from delayd.errors import BadRequest, BadSubject, DamagedData, UnknownRequest
+from delayd.errors import BadRequest, BadSubject, UnknownRequest
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType, need_maps, need_rows
 
@@ -200,21 +200,6 @@ def test_messages_below_the_checkpoint_and_out_of_memory_are_found_again() -> No
     assert found == [body for of_batch in bodies for body in of_batch]
 
 
-def test_damage_found_while_serving_is_told_to_who_asked_and_what_lies_before_it_is_served() -> None:
-    world, peer = ready_world([b"good"], [b"bad" * 100], [b"other"], tail_bytes=0)
-    (segment,) = world.disk.list_folder("/data/realtime/message")
-    file = world.disk.open(f"/data/realtime/message/{segment}", write=True)
-    at = file.pread(file.size(), 0).find(b"bad" * 100)
-    file.pwritev([b"B"], at)
-    file.close()
-    assert world.pull(peer).bodies == [b"good"]
-    with pytest.raises(DamagedData):
-        world.pull(peer)
-    world.dispatch(peer, 1, dispatch_batch(9, [b"fine"], subject="other"))
-    assert world.pull(peer, subject="other").bodies == [b"fine"]
-    assert not world.failures
-
-
 def test_groups_and_subjects_are_listed() -> None:
     world, peer = ready_world([b"a", b"b"])
     world.dispatch(peer, 1, dispatch_batch(2, [b"x"], subject="mail"))
@@ -228,11 +213,12 @@ def test_groups_and_subjects_are_listed() -> None:
             "next": 2,
             "outstanding": 2,
             "redelivering": 0,
+            "quarantined": 0,
             "oldest_unacked": 0,
         }
     ]
     head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "mail", "limit": 5})
-    assert need_maps(head, "subjects") == [{"name": SUBJECT, "messages": 2, "first": 0, "end": 2}]
+    assert need_maps(head, "subjects") == [{"name": SUBJECT, "messages": 2, "first": 0, "end": 2, "quarantined": 0}]
     head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 1})
     assert head["more"] is True
 

@@ -1,0 +1,181 @@
+"""Damage in the message log that is found while serving: its rows are named and kept, all else goes on (rule L5)."""
+
+import errno
+import logging
+
+import pytest
+
+from delayd.log.log import Log
+from delayd.testing.disk import MemoryDisk
+from delayd.wire.requests import RequestType, need_int, need_maps
+from realtime.quarantine import BATCHES_A_PULL
+
+from .batches import bodies_of, dispatch_batch
+from .world import GROUP, SUBJECT, SimPeer, World, pull_head
+
+FOLDER = "/data/realtime/message"
+BAD = b"bad" * 100
+OUT_OF_MEMORY = {"tail_bytes": 0}
+
+
+def flip(disk: MemoryDisk, wanted: bytes) -> None:
+    """Change the first byte of a body, or change it back."""
+    for name in disk.list_folder(FOLDER):
+        file = disk.open(f"{FOLDER}/{name}", write=True)
+        at = file.pread(file.size(), 0).find(wanted[1:]) - 1
+        if at >= 0:
+            (before,) = file.pread(1, at)
+            file.pwritev([bytes([before ^ 0xFF])], at)
+            file.sync()
+        file.close()
+
+
+def served(*batches: list[bytes], settings: dict[str, int] | None = None) -> tuple[World, SimPeer]:
+    """A server that keeps nothing in memory, and was handed these batches."""
+    world, peer = World(settings=settings or OUT_OF_MEMORY), SimPeer()
+    world.hello(peer, 1)
+    for batch_id, bodies in enumerate(batches, 1):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, bodies))
+    return world, peer
+
+
+def quarantined(world: World, group: str = GROUP) -> int:
+    head, _ = world.ask(SimPeer(), RequestType.GROUPS, {"subject": SUBJECT})
+    (found,) = [need_int(row, "quarantined") for row in need_maps(head, "groups") if row["group"] == group]
+    return found
+
+
+def pull_all(world: World, group: str = GROUP) -> list[bytes]:
+    """Pull and acknowledge until there is nothing."""
+    peer, found = SimPeer(), list[bytes]()
+    while (pulled := world.pull(peer, group)).bodies:
+        found += pulled.bodies
+        assert world.ack(peer, pulled.handles, group) == []
+    return found
+
+
+def test_rows_before_and_behind_a_rotten_batch_are_served_and_its_rows_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, _ = served([b"good"], [BAD, b"beside it"], [b"other"])
+    flip(world.disk, BAD)
+    with caplog.at_level(logging.CRITICAL):
+        assert pull_all(world) == [b"good", b"other"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    for said in ("rows_quarantined", "subject=orders", "rows=2", "[(1, 3)]", "[2000, 2001]", f"path={FOLDER}/0000"):
+        assert said in line
+    assert quarantined(world) == 2
+    head, _ = world.ask(SimPeer(), RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 5})
+    assert need_int(need_maps(head, "subjects")[0], "quarantined") == 2
+    assert not world.failures
+
+
+def test_a_consumer_that_waits_gets_what_comes_after_a_rotten_batch_at_the_end() -> None:
+    world, peer = served([BAD])
+    flip(world.disk, BAD)
+    waiting = SimPeer()
+    world.send(waiting, RequestType.PULL, pull_head(wait_ms=5_000))
+    assert not waiting.answers and quarantined(world) == 1
+    world.dispatch(peer, 1, dispatch_batch(2, [b"next"]))
+    assert bodies_of(waiting.answers[1][0][1]) == [b"next"]
+
+
+def test_every_group_passes_over_it_by_itself() -> None:
+    world, _ = served([BAD], [b"other"])
+    assert pull_all(world, "early") == [BAD, b"other"]
+    flip(world.disk, BAD)
+    world.recovered.stored._read.clear()
+    assert pull_all(world, "late") == [b"other"]
+    assert (quarantined(world, "early"), quarantined(world, "late")) == (0, 1)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_restart_offers_what_was_passed_over_again_and_delivers_it_when_the_file_was_restored(
+    checkpoint: bool, clean: bool
+) -> None:
+    world, _ = served([b"good"], [BAD], [b"other"])
+    flip(world.disk, BAD)
+    assert pull_all(world) == [b"good", b"other"]
+    if checkpoint:
+        world.core.checkpoint()
+    flip(world.disk, BAD)
+    after = world.restarted() if clean else World(world.disk.after_crash(), world.state.after_crash())
+    assert pull_all(after) == [BAD]
+    assert quarantined(after) == 0 and pull_all(after) == []
+
+
+def test_a_restart_finds_it_again_while_the_file_is_not_restored() -> None:
+    world, peer = served([b"good"], [BAD], [b"other"])
+    # A start verifies what no checkpoint covers, or what is in doubt, and would refuse to serve.
+    world.hello(peer, 2, w=(1, 3))
+    world.core.checkpoint()
+    flip(world.disk, BAD)
+    assert pull_all(world) == [b"good", b"other"]
+    for _ in range(2):
+        world = World(world.disk.after_crash(), world.state.after_crash(), settings=OUT_OF_MEMORY)
+        assert quarantined(world) == 0
+        assert pull_all(world) == []
+        assert quarantined(world) == 1
+
+
+def test_what_was_given_back_and_is_rotten_by_then_keeps_its_attempt() -> None:
+    world, peer = served([BAD], [b"other"])
+    pulled = world.pull(peer)
+    flip(world.disk, BAD)
+    world.recovered.stored._read.clear()
+    world.ack(peer, pulled.handles, kind=RequestType.NACK)
+    again = world.pull(peer)
+    assert (again.bodies, again.attempts) == ([b"other"], [2])
+    world.ack(peer, again.handles)
+    flip(world.disk, BAD)
+    after = world.restarted()
+    restored = after.pull(SimPeer())
+    assert (restored.bodies, restored.attempts) == ([BAD], [2])
+
+
+def test_rule_Q3_retention_keeps_what_could_not_be_read() -> None:
+    settings = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 1_000}
+    world, peer = served([BAD], settings=settings)
+    flip(world.disk, BAD)
+    for batch_id in range(2, 8):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(2_000)], w=(1, batch_id - 1)))
+    assert len(pull_all(world)) == 6
+    first = world.disk.list_folder(FOLDER)[0]
+    for _ in range(3):
+        world.pass_time(60_000)
+        world.core.retain()
+    assert world.disk.list_folder(FOLDER)[0] == first and len(world.disk.list_folder(FOLDER)) > 1
+
+
+def test_many_rotten_batches_let_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [b"%04d" % number + BAD for number in range(BATCHES_A_PULL + 10)]
+    world, peer = served(*([body] for body in bodies), [b"good"])
+    for body in bodies:
+        flip(world.disk, body)
+    first = world.pull(peer)
+    assert first.bodies == [] and quarantined(world) == BATCHES_A_PULL
+    assert world.pull(peer).bodies == [b"good"] and quarantined(world) == len(bodies)
+
+
+def test_a_batch_on_a_sector_that_can_not_be_read_is_rotten_and_one_before_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, _ = served([b"good"], [BAD], [b"other"])
+    (run,) = [world.recovered.index.locate(world.recovered.index.by_name[SUBJECT], 1)]
+    read, read_some = Log.read, Log.read_some
+
+    def broken(self: Log, offset: int, size: int) -> bytes:
+        if offset <= run.offset + 64 < offset + size and self.place.folder == FOLDER:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, offset, size)
+
+    def broken_some(self: Log, offset: int, size: int) -> bytes:
+        if offset <= run.offset + 64 < offset + size and self.place.folder == FOLDER:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_some(self, offset, size)
+
+    monkeypatch.setattr(Log, "read", broken)
+    monkeypatch.setattr(Log, "read_some", broken_some)
+    assert pull_all(world) == [b"good", b"other"]
+    assert quarantined(world) == 1 and not world.failures
