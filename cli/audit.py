@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from delayd.hours import hour_name, hour_of_ms
-from delayd.reading.audit import LATE_MS_LIMIT
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.findings import Finding
 from delayd.reading.histogram import QUANTILES
@@ -35,11 +35,12 @@ R = TypeVar("R")
 _MS = timedelta(milliseconds=1)
 _QUANTILE_NAMES = tuple(f"late_p{f'{100 * quantile:g}'.replace('.', '')}_ms" for quantile in QUANTILES)
 _FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch")
-_CLASSES = ("cancelled", "expired", "in_doubt", "pending", "undecided", "missing")
+_CLASSES = ("cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
+_SHOWN_CLASSES = ("pending", "undecided", "waiting")
 HOUR_COLUMNS = (
     Column("hour"),
     *(Column(name, Kind.NUMBER) for name in ("scheduled", "dispatched", "dead")),
-    *(Column(name, Kind.NUMBER, detail=name not in ("pending", "undecided")) for name in _CLASSES),
+    *(Column(name, Kind.NUMBER, detail=name not in _SHOWN_CLASSES) for name in _CLASSES),
     *(Column(name, Kind.NUMBER) for name in _FAULTS),
     Column("late", Kind.NUMBER),
     *(Column(name, Kind.NUMBER, detail=True) for name in ("unproven", "past_due")),
@@ -66,6 +67,13 @@ _TERMS = (
         default=f"{LATE_MS_LIMIT}ms",
         show_default=True,
         help="A message that came later than this after it was due is named as LATE.",
+    ),
+    click.option(
+        "--grace",
+        type=duration,
+        default=f"{LOST_GRACE_MS}ms",
+        show_default=True,
+        help="A due message without an outcome is LOST after this long, counted while its servers were up.",
     ),
     click.option(
         "--findings",
@@ -107,7 +115,13 @@ def _terms(command: Callable[P, R]) -> Callable[P, R]:
 @click.command()
 @_terms
 def audit(
-    data: str, from_ms: int | None, to_ms: int | None, late_limit: timedelta, findings_limit: int, form: str
+    data: str,
+    from_ms: int | None,
+    to_ms: int | None,
+    late_limit: timedelta,
+    grace: timedelta,
+    findings_limit: int,
+    form: str,
 ) -> int:
     """Check that each message left once, not early, and how late.
 
@@ -125,6 +139,7 @@ def audit(
             now_ms=time.time_ns() // 1_000_000,
             hours=HourRange.of(from_ms, to_ms),
             late_ms_limit=late_limit // _MS,
+            lost_grace_ms=grace // _MS,
             findings_limit=findings_limit,
             progress=_Hours(advance),
         )
@@ -140,6 +155,7 @@ def spark_audit(
     from_ms: int | None,
     to_ms: int | None,
     late_limit: timedelta,
+    grace: timedelta,
     findings_limit: int,
     form: str,
 ) -> int:
@@ -152,7 +168,11 @@ def spark_audit(
     Example: delayd spark-audit --data /var/lib/delayd --from -24h
     """
     report = programs.spark_audit(
-        data, hours=HourRange.of(from_ms, to_ms), late_ms_limit=late_limit // _MS, findings_limit=findings_limit
+        data,
+        hours=HourRange.of(from_ms, to_ms),
+        late_ms_limit=late_limit // _MS,
+        lost_grace_ms=grace // _MS,
+        findings_limit=findings_limit,
     )
     return show_report(report, form)
 
@@ -222,6 +242,9 @@ def _verdict(report: AuditReport) -> Iterator[str]:
         )
     if report.deleted_rows:
         yield f"{report.deleted_rows:,} messages of hours that retention has removed were left out"
+    if total.waiting:
+        missed = "; ".join(life.sentence for life in report.missed) or "its servers met less than the grace ago"
+        yield f"{total.waiting:,} wait, and are not lost: {missed}"
     if total.dispatched > total.past_due:
         figures = [f"p{100 * quantile:g} {duration_text(total.late_ms(quantile) or 0)}" for quantile in QUANTILES]
         yield f"lateness: {', '.join(figures)}, max {duration_text(total.late_ms_max)}"
@@ -250,4 +273,14 @@ def _as_json(report: AuditReport) -> dict[str, object]:
             for torn in report.torn
         ],
         "deleted_rows": report.deleted_rows,
+        "missed": [
+            {
+                "path": life.path,
+                "role": life.role,
+                "state": life.state.value,
+                "since_ms": life.since_ms or None,
+                "until_ms": life.until_ms or None,
+            }
+            for life in report.missed
+        ],
     }

@@ -20,7 +20,7 @@ class SparkAudit(Protocol):
     """Audits a data directory in Spark; the terms are those of `delayd.reading.books.audit_directory`."""
 
     def __call__(
-        self, data: str, *, hours: Container[int], late_ms_limit: int, findings_limit: int
+        self, data: str, *, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
     ) -> "AuditReport": ...
 
 

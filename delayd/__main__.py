@@ -59,10 +59,13 @@ def _server(load: Callable[[], ModuleType]) -> "Callable[[ServerConfig], int]":
     return run
 
 
-def _spark_audit(data: str, *, hours: Container[int], late_ms_limit: int, findings_limit: int) -> "AuditReport":
+def _spark_audit(
+    data: str, *, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+) -> "AuditReport":
     try:
         audit: SparkAudit = find("spark.program").audit
-        return audit(data, hours=hours, late_ms_limit=late_ms_limit, findings_limit=findings_limit)
+        terms = {"late_ms_limit": late_ms_limit, "lost_grace_ms": lost_grace_ms, "findings_limit": findings_limit}
+        return audit(data, hours=hours, **terms)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _SPARK_DISTRIBUTIONS:
             raise

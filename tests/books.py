@@ -98,8 +98,16 @@ class Books:
         return list(range(base, base + count))
 
     def tick(self, at_ms: int) -> None:
-        """Move the message log's clock."""
+        """Both servers were up at that instant."""
         self._append(self.messages, GroupKind.TICK, [], at_ms)
+        self.see_realtime(at_ms)
+
+    def see_realtime(self, at_ms: int) -> None:
+        """The realtime server was up at that instant: its checkpoint says so."""
+        file = CheckpointFile(self.disk, self.realtime, REALTIME_ID)
+        clock: list[Value] = ["boot", 0, at_ms]
+        file.publish({"indexed_offset": self.target.durable, "clock": clock}, at_ms)
+        file.close()
 
     def checkpoint(self, *, publish: bool = True) -> None:
         """File everything that was sent since the last one; unpublished it is one that died before its end."""
@@ -211,7 +219,7 @@ class Books:
             part = NewPart(np.array([sequence], np.uint64), np.array([row.deliver_at_ms], np.int64), outcome)
             self.record([(row.hour, part)])
 
-    def hello(self, watermark: int) -> None:
+    def hello(self, watermark: int, at_ms: int = START_MS) -> None:
         """What a new session of the delay server leaves in the target's log."""
         record: Record = {
             "type": "hello",
@@ -221,7 +229,7 @@ class Books:
             "session": 1,
             "w": [1, watermark],
         }
-        self._append(self.target, GroupKind.CONTROL, [encode_records([record])], START_MS)
+        self._append(self.target, GroupKind.CONTROL, [encode_records([record])], at_ms)
 
     def close(self) -> None:
         """Close every file, as a stopped server has."""

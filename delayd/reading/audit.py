@@ -15,6 +15,7 @@ from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
 from delayd.reading.histogram import count_ms
 from delayd.reading.join import Facts, Join
+from delayd.reading.lives import Spans
 from delayd.reading.realtime import TargetRows
 from delayd.reading.summary import HourSummary
 
@@ -27,14 +28,14 @@ LOST_GRACE_MS = 10_000  # A restart of either side and its recovery; until then 
 
 @dataclass(frozen=True, slots=True)
 class AuditTerms:
-    """What the audit judges by; instants are by the delay server's clock.
+    """What the audit judges by.
 
-    ``now_ms``: when the books are read: later rows are pending. ``alive_ms``: up to when the delay server is known to
-    have run: a row that was due by then, and its grace, without an outcome is lost.
+    ``now_ms``: when the books are read: later rows are pending. ``spans``: when the servers that a row needs were up
+    together: one that was due for longer than the grace within its span, without an outcome, is lost.
     """
 
     now_ms: int
-    alive_ms: int
+    spans: Spans
     late_ms_limit: int = LATE_MS_LIMIT
     lost_grace_ms: int = LOST_GRACE_MS
 
@@ -92,8 +93,10 @@ class _Books:
         target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)
         self._batch_target = np.where(self._at_target, target_ids[self._batch["target"]], np.uint64(0))
         self._unproven, self._lost = self._split_missing(target_ids)
-        self._waiting: Mask = ~self._has_outcome & ~self._at_target
-        self._overdue: Mask = self._waiting & (self._due_from_ms + terms.lost_grace_ms < terms.alive_ms)
+        self._without_word: Mask = ~self._has_outcome & ~self._at_target
+        since_ms, until_ms = terms.spans.bounds(schedule.subjects, schedule.subject)
+        counts_from_ms = np.maximum(self._due_from_ms, since_ms)
+        self._overdue: Mask = self._without_word & (counts_from_ms + terms.lost_grace_ms < until_ms)
 
     def find(self) -> None:
         self._find_lost()
@@ -105,8 +108,10 @@ class _Books:
         self._note(FindingKind.LATE, Reason.LATE, late_ms > self._terms.late_ms_limit, late_ms)
 
     def summary(self, origin_log_id: int, table: NDArray[np.void]) -> HourSummary:
-        pending = self._waiting & (self._due_from_ms > self._terms.now_ms)
-        undecided = ~self._has_outcome & ~pending & ~self._overdue
+        terms = self._terms
+        pending = self._without_word & (self._due_from_ms > terms.now_ms)
+        waiting = self._without_word & ~self._overdue & (self._due_from_ms + terms.lost_grace_ms < terms.now_ms)
+        undecided = ~self._has_outcome & ~pending & ~waiting & ~self._overdue
         proved = self._dispatched & ~self._lost
         counted = np.bincount(self._outcome, minlength=max(Outcome) + 1)
         # The table is sorted by sequence and kind: a message counts once for each kind of finding.
@@ -128,6 +133,7 @@ class _Books:
             in_doubt=int(counted[Outcome.IN_DOUBT]),
             pending=int(pending.sum()),
             undecided=int(undecided.sum()),
+            waiting=int(waiting.sum()),
             missing=int((self._lost | self._overdue).sum()),
             lost=rows_of_kind[FindingKind.LOST],
             duplicate=rows_of_kind[FindingKind.DUPLICATE],

@@ -11,6 +11,7 @@ from delayd.disk import Disk, RealDisk
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
 from delayd.reading.findings import Finding, FindingKind, Findings
 from delayd.reading.groups import TornTail
+from delayd.reading.lives import Life
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
 from delayd.reading.summary import HourSummary, sum_up
@@ -32,6 +33,7 @@ class AuditReport:
     findings_count: int
     torn: tuple[TornTail, ...]
     deleted_rows: int
+    missed: tuple[Life, ...]
 
     @property
     def balanced(self) -> bool:
@@ -65,7 +67,7 @@ class Collected:
         summaries = sorted(self.summaries, key=lambda summary: (summary.log_id, summary.hour))
         return AuditReport(
             *(data, now_ms, tuple(summaries), sum_up(summaries), tuple(findings), self._count),
-            *(plan.torn, plan.deleted_rows),
+            *(plan.torn, plan.deleted_rows, plan.missed if any(each.waiting for each in summaries) else ()),
         )
 
 

@@ -58,10 +58,9 @@ def find_directories(disk: Disk, data: str) -> list[Directory]:
     return found
 
 
-def is_running(directory: Directory) -> bool:
-    """Whether a server holds the directory's LOCK at this moment; False also where the system does not tell."""
+def is_held(lock: os.stat_result) -> bool:
+    """Whether a server holds this LOCK at this moment; False also where the system does not tell."""
     try:
-        lock = os.stat(f"{directory.path}/LOCK")
         with open(LOCKS, encoding="ascii") as lines:
             held = {line.split()[5] for line in lines if " FLOCK " in line}
     except (FileNotFoundError, NotADirectoryError):

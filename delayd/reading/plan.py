@@ -14,14 +14,14 @@ import numpy as np
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_of_ms
-from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import schedule_path
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
 from delayd.reading.columns import ScheduleRows
-from delayd.reading.directory import Directory, Role, find_directories, is_running
+from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
 from delayd.reading.groups import LogMoved, TornTail
+from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, who_is_missed
 from delayd.reading.realtime import Batches, TargetIndex, TargetIndexer, TargetRows, read_target_rows
 from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, read_tail, take_snapshot
 
@@ -48,6 +48,7 @@ class AuditPlan:
     index: TargetIndex
     torn: tuple[TornTail, ...] = ()
     deleted_rows: int = 0  # Rows of the targets whose hours the delay server's retention has removed.
+    missed: tuple[Life, ...] = ()  # The servers that keep messages waiting, if any wait.
 
     @property
     def hour_count(self) -> int:
@@ -125,7 +126,8 @@ def plan_audit(
     if not delays:
         raise BadArgument(f"{data} holds no delay server's directory, so nothing says what was scheduled")
     torn: list[TornTail] = []
-    indexer = TargetIndexer(disk, [directory for directory in directories if directory.role == Role.REALTIME], torn)
+    realtimes = [directory for directory in directories if directory.role == Role.REALTIME]
+    indexer = TargetIndexer(disk, realtimes, torn)
     indexer.scan(newer=False)
     sizes = [dispatch_sizes(disk, directory) for directory in delays]
     snapshots = [take_snapshot(disk, directory) for directory in delays]
@@ -134,26 +136,35 @@ def plan_audit(
     origins: list[Origin] = []
     tails: list[MessageTail] = []
     deleted_rows = 0
+    meta = read_meta_life(data, now_ms)
+    targets = [
+        read_life(disk, directory, seen_ms, now_ms)
+        for directory, seen_ms in zip(realtimes, index.last_appended_ms, strict=True)
+    ]
+    lives = [*targets] if meta is None else [meta, *targets]
     for directory, dispatched, snapshot in zip(delays, sizes, snapshots, strict=True):
         tail = read_tail(disk, snapshot, torn)
         own = index.batches[index.batches["origin_log_id"] == directory.log_id]
-        alive_ms = now_ms if is_running(directory) else min(now_ms, _last_seen_ms(disk, directory, tail, index))
+        life = read_life(disk, directory, max(tail.last_appended_at_ms, _last_claimed_ms(directory, index)), now_ms)
+        lives.append(life)
         removed = {hour for hour in snapshot.hours if _was_removed(disk, snapshot, hour)}
         known = (set(snapshot.hours) | set(dispatched) | set(tail.counts())) - removed
         found = set(own["hour"].tolist())
         # An hour that its delay server knows nothing of, and that is over, is one that its retention has removed: what
         # the targets hold of it has nothing left to be compared with. Where nothing at all is known, nothing was kept.
         if known:
-            removed |= {hour for hour in found - known if hour < hour_of_ms(alive_ms)}
+            removed |= {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}
         deleted_rows += int(own["count"][np.isin(own["hour"], list(removed))].sum())
         wanted = sorted((known | found) - removed)
-        terms = AuditTerms(now_ms, alive_ms, late_ms_limit, lost_grace_ms)
+        spans = spans_of(life, directory.log_id, targets, index, meta)
+        terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms)
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
         origins.append(Origin(snapshot, dispatched, terms, chosen))
         tails.append(tail)
     # The realtime logs are scanned twice; what the second scan saw of a tail is newer.
     tails_torn = {tail.path: tail for tail in torn}
-    return AuditPlan(tuple(origins), index, tuple(tails_torn.values()), deleted_rows), tails
+    missed = who_is_missed(lives, now_ms, lost_grace_ms)
+    return AuditPlan(tuple(origins), index, tuple(tails_torn.values()), deleted_rows, missed), tails
 
 
 def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None) -> Iterator["HourBooks"]:
@@ -198,11 +209,7 @@ def _was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
     return filed.sealed and filed.length > 0 and not disk.exists(schedule_path(snapshot.directory.path, hour))
 
 
-def _last_seen_ms(disk: Disk, directory: Directory, tail: MessageTail, index: TargetIndex) -> int:
-    """The last instant that the logs of a stopped delay server, or of its targets, name."""
+def _last_claimed_ms(directory: Directory, index: TargetIndex) -> int:
+    """When a delay server last claimed anything, by its targets' logs."""
     own = index.batches["origin_log_id"] == directory.log_id
-    claimed_ms = int(index.batches["claimed_at_ms"][own].max(initial=0))
-    published = read_checkpoint(disk, directory.path, directory.log_id) or {}
-    clock = published.get("clock")
-    wall_ms = clock[2] if isinstance(clock, list) and len(clock) == 3 else 0
-    return max(claimed_ms, tail.last_appended_at_ms, wall_ms if isinstance(wall_ms, int) else 0)
+    return int(index.batches["claimed_at_ms"][own].max(initial=0))

@@ -6,7 +6,7 @@ rows are read again from there, columns only, each checked by its own checksum.
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +65,8 @@ class TargetIndex:
     targets: tuple[Target, ...]
     batches: Batches  # BATCH[n]
     subjects: tuple[str, ...]
-    last_appended_at_ms: int
+    last_appended_ms: tuple[int, ...]  # For each target, of its last group; 0 for an empty log.
+    hellos: Mapping[tuple[int, int], int]  # When a target, by number, last heard a delay server's greeting.
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ class TargetIndexer:
         self._subjects = SubjectTable()
         self._rows: list[tuple[int, ...]] = []
         self._watermarks: dict[tuple[int, int], tuple[int, int]] = {}
-        self._last_appended_at_ms = 0
+        self._last_appended_ms = [0] * len(self._places)
+        self._hellos: dict[tuple[int, int], int] = {}
 
     def scan(self, *, newer: bool) -> None:
         """Index what was appended since the last scan.
@@ -107,13 +109,13 @@ class TargetIndexer:
                 continue
             bases = segment_bases(self._disk, place)
             for group in read_log(self._disk, place, self._read[number], stop, self._torn):
-                self._last_appended_at_ms = max(self._last_appended_at_ms, group.header.appended_at_ms)
+                self._last_appended_ms[number] = max(self._last_appended_ms[number], group.header.appended_at_ms)
                 self._read[number] = group.end
                 if group.header.kind == GroupKind.DATA:
                     base = bases[bisect.bisect_right(bases, group.header.offset) - 1]
                     self._rows += self._index_group(group, number, base, newer)
-                elif not newer:
-                    self._note_hellos(group, number)
+                else:
+                    self._note_hellos(group, number, newer)
 
     def index(self) -> TargetIndex:
         """What was found so far."""
@@ -127,7 +129,8 @@ class TargetIndexer:
             )
             covered &= (batches["target"] == number) & (batches["origin_log_id"] == origin) & (batches["newer"] == 0)
             batches["decided"][covered] = 1
-        return TargetIndex(tuple(targets), batches, tuple(self._subjects.names), self._last_appended_at_ms)
+        subjects, last_appended_ms = tuple(self._subjects.names), tuple(self._last_appended_ms)
+        return TargetIndex(tuple(targets), batches, subjects, last_appended_ms, dict(self._hellos))
 
     def _index_group(self, group: Group, target: int, segment_base: int, newer: bool) -> list[tuple[int, ...]]:
         rows: list[tuple[int, ...]] = []
@@ -149,12 +152,14 @@ class TargetIndexer:
             )
         return rows
 
-    def _note_hellos(self, group: Group, target: int) -> None:
+    def _note_hellos(self, group: Group, target: int, newer: bool) -> None:
         for _, batch in group.batches():
             for record in decode_records(batch):
                 origin, watermark = record.get("log_id"), record.get("w")
                 if record.get("type") == "hello" and isinstance(origin, int) and isinstance(watermark, list):
-                    self._note_watermark(target, origin, (watermark[0], watermark[1]))
+                    self._hellos[target, origin] = group.header.appended_at_ms
+                    if not newer:
+                        self._note_watermark(target, origin, (watermark[0], watermark[1]))
 
     def _note_watermark(self, target: int, origin: int, watermark: tuple[int, int]) -> None:
         known = self._watermarks.get((target, origin), (0, 0))

@@ -1,6 +1,7 @@
 """The figures of an audited hour, and their sum over hours.
 
-Invariant: ``scheduled == dispatched + dead + cancelled + expired + in_doubt + pending + undecided + missing``.
+Invariant: ``scheduled == dispatched + dead + cancelled + expired + in_doubt + pending + undecided + waiting
++ missing``.
 """
 
 from collections.abc import Iterable
@@ -33,8 +34,9 @@ class HourSummary:
     expired: int = 0
     in_doubt: int = 0
     pending: int = 0  # Not due yet.
-    undecided: int = 0  # Due, and no outcome is known yet: in flight, or its server is stopped.
-    missing: int = 0  # Without an outcome for too long, or not where the dispatch log says.
+    undecided: int = 0  # Due, and no outcome is known yet: in flight.
+    waiting: int = 0  # Due for longer, and a server that it needs is or was just away.
+    missing: int = 0  # Without an outcome though all were up for long enough, or not where the dispatch log says.
     lost: int = 0
     duplicate: int = 0
     early: int = 0

@@ -18,7 +18,9 @@ class Ran(NamedTuple):
     err: str
 
 
-def no_spark(data: str, *, hours: Container[int], late_ms_limit: int, findings_limit: int) -> AuditReport:
+def no_spark(
+    data: str, *, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+) -> AuditReport:
     """Stands for the Spark audit where none is wanted."""
     raise AssertionError(f"nobody asked for the Spark audit of {data}")
 

@@ -26,6 +26,7 @@ def books(tmp_path: Path) -> Iterator[Books]:
     books.checkpoint()
     books.hand_over([1, 2, 3], delay_ms=4)
     books.publish(START_MS + 1_800_000)
+    books.see_realtime(START_MS + 1_800_000)
     yield books
     books.close()
 
@@ -53,6 +54,25 @@ def test_a_lost_message_is_named_and_exits_with_3(books: Books) -> None:
     (line,) = [line for line in ran.out.splitlines() if "LOST" in line]
     assert line.split()[:4] == ["2026112016", "LOST", "5", "orders"]
     assert "the books do NOT balance: lost 1, duplicate 0" in ran.out
+
+
+def test_what_waits_is_told_with_who_is_away_and_breaks_no_book(books: Books) -> None:
+    books.send([START_MS + 1_799_000])
+    books.publish(START_MS + 1_799_500)
+    with freeze_time(datetime.fromtimestamp(START_MS / 1000 + 1900, UTC)):
+        ran = run("audit", "--data", books.root)
+        found = json.loads(run("audit", "--data", books.root, "--format", "json").out)
+    assert ran.code == 0
+    assert "scheduled 5 = dispatched 3 + pending 1 + waiting 1\n" in ran.out
+    assert f"1 wait, and are not lost: {books.realtime} is away, the last that it wrote is of 2026-" in ran.out
+    assert f"; {books.delay} is away" in ran.out
+    assert found["total"]["waiting"] == 1 and [each["role"] for each in found["missed"]] == ["realtime", "delay"]
+
+
+def test_the_grace_can_be_longer(books: Books) -> None:
+    books.send([START_MS + 1_780_000])
+    assert _audit(books).code == 3
+    assert _audit(books, "--grace", "1m").code == 0
 
 
 def test_a_late_message_is_named_and_breaks_no_book(books: Books) -> None:
@@ -122,17 +142,21 @@ def test_damage_exits_with_3_and_names_path_and_position(books: Books) -> None:
 
 
 def test_the_audit_in_spark_gets_the_same_terms_and_shows_the_same_report(books: Books) -> None:
-    asked: list[tuple[str, bool, bool, int, int]] = []
+    asked: list[tuple[object, ...]] = []
 
-    def audit(data: str, *, hours: Container[int], late_ms_limit: int, findings_limit: int) -> AuditReport:
-        asked.append((data, HOUR in hours, HOUR + 1 in hours, late_ms_limit, findings_limit))
+    def audit(
+        data: str, *, hours: Container[int], late_ms_limit: int, lost_grace_ms: int, findings_limit: int
+    ) -> AuditReport:
+        asked.append((data, HOUR in hours, HOUR + 1 in hours, late_ms_limit, lost_grace_ms, findings_limit))
         return audit_directory(data, now_ms=START_MS + 1_800_000)
 
     books.send([START_MS + 1000])
     ran = run(
-        *("spark-audit", "--data", books.root, "--to", "2026-11-20T17:00Z", "--late-limit", "2s", "--findings", "7"),
+        *("spark-audit", "--data", books.root, "--to", "2026-11-20T17:00Z", "--late-limit", "2s", "--grace", "1m"),
+        "--findings",
+        "7",
         spark_audit=audit,
     )
-    assert asked == [(books.root, True, False, 2000, 7)]
+    assert asked == [(books.root, True, False, 2000, 60_000, 7)]
     assert ran.code == 3
     assert ran.out == _audit(books).out

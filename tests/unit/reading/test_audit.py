@@ -13,11 +13,12 @@ from delayd.reading.audit import AuditTerms, audit_hour
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.columns import NO_INT64S, NO_UINT64S, ScheduleRows
 from delayd.reading.findings import Finding, FindingKind
+from delayd.reading.lives import Span, Spans
 from delayd.reading.realtime import BATCH, TargetRows
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
 
 LATER_MS = START_MS + 60_000
-CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "missing")
+CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
 
 
 @pytest.fixture
@@ -122,13 +123,14 @@ def test_what_came_due_after_a_server_stopped_waits_for_it_and_is_not_lost(books
     books.send([START_MS, START_MS + 30_000])
     books.tick(START_MS + 20_000)
     report = audit_directory(books.root, now_ms=START_MS + HOUR_MS * 48)
-    assert (report.total.lost, report.total.undecided) == (1, 1)
+    assert (report.total.lost, report.total.waiting) == (1, 1)
 
 
 def test_a_stopped_server_was_alive_until_its_last_checkpoint(books: Books) -> None:
     books.send([START_MS])
     books.checkpoint()
     books.publish(wall_ms=START_MS + 20_000)
+    books.see_realtime(START_MS + 20_000)
     assert audit_directory(books.root, now_ms=LATER_MS).total.lost == 1
 
 
@@ -360,6 +362,7 @@ def test_a_row_that_the_schedule_side_holds_twice_is_a_duplicate() -> None:
     due_ms, appended_ms = np.full(3, START_MS), np.zeros(3, np.int64)
     rows = ScheduleRows(sequence, due_ms, appended_ms, subject, body_bytes, sequence, ["orders"])
     stored = TargetRows(NO_UINT64S, NO_INT64S, NO_INT64S, np.empty(0, BATCH), (), ())
-    found, summary = audit_hour(1, HOUR, rows, decode_outcomes([]), stored, AuditTerms(START_MS - 1, START_MS - 1))
+    terms = AuditTerms(START_MS - 1, Spans(Span(0, START_MS - 1)))
+    found, summary = audit_hour(1, HOUR, rows, decode_outcomes([]), stored, terms)
     assert [finding.detail for finding in found] == ["the schedule side holds it 2 times"]
     assert (summary.duplicate, summary.pending, summary.scheduled) == (1, 3, 3)

@@ -1,6 +1,5 @@
 """Readers of files that grow, are cut or go away beneath them."""
 
-import fcntl
 import shutil
 import threading
 from pathlib import Path
@@ -12,7 +11,7 @@ from delayd.errors import BadArgument, DamagedData
 from delayd.log.log import LogPlace
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.books import audit_directory
-from delayd.reading.directory import Role, find_directories, is_running
+from delayd.reading.directory import Role, find_directories
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
 from delayd.reading.schedule import read_body, read_hour, read_tail, take_snapshot
 from delayd.testing.disk import Faults, MemoryDisk
@@ -58,28 +57,6 @@ def test_an_audit_of_realtime_logs_alone_is_refused(tmp_path: Path) -> None:
     books.close()
     with pytest.raises(BadArgument, match="no delay server's directory"):
         audit_directory(books.realtime, now_ms=START_MS)
-
-
-def test_a_held_lock_says_that_the_server_runs(tmp_path: Path) -> None:
-    books = Books(str(tmp_path))
-    books.close()
-    directory = find_directories(DISK, books.delay)[0]
-    assert not is_running(directory)
-    with Path(f"{books.delay}/LOCK").open("w") as lock:
-        assert not is_running(directory)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert is_running(directory)
-
-
-def test_a_running_server_is_judged_by_the_clock_and_not_by_its_last_group(tmp_path: Path) -> None:
-    books = Books(str(tmp_path))
-    books.send([START_MS])
-    books.close()
-    now_ms = START_MS + HOUR_MS
-    assert audit_directory(books.root, now_ms=now_ms).total.undecided == 1
-    with Path(f"{books.delay}/LOCK").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert audit_directory(books.root, now_ms=now_ms).total.lost == 1
 
 
 def test_rule_L2_a_group_that_nobody_called_durable_is_handed_out_after_a_sync_by_the_reader() -> None:
