@@ -1,10 +1,12 @@
 """Home: what a server with logs holds while it lives: its directory's lock, state, clock and threads, and its jobs.
 
-Everything is opened in one order and closed in the reverse one; the lock is the first and the last.
+Everything is opened in one order and closed in the reverse one; the lock is the first and the last. Jobs go on whatever
+is done to the wall clock (rule T3).
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -18,6 +20,7 @@ from delayd.state import LmdbState
 
 LOCK = "LOCK"
 STATE = "state.lmdb"
+LOOK_S = 1.0  # How often the plan of the jobs is held against the wall clock.
 
 
 class Core(Protocol):
@@ -49,21 +52,29 @@ class Home:
         self._loop = asyncio.get_running_loop()
         self._after_job = after_job
         self.executors = [ThreadExecutor(f"{config.role}-{name}", self._post) for name in threads]
+        self._intervals: dict[str, timedelta] = {}
+        self._looking: asyncio.TimerHandle | None = None
         self._scheduler = AsyncIOScheduler(job_defaults={"misfire_grace_time": None, "coalesce": True}, timezone="UTC")
 
     def every(self, seconds: float, job: Callable[[], None]) -> None:
-        """Run a job again and again on the loop; it only posts a request to a core (rule T3)."""
+        """Run a job again and again on the loop; it only posts a request to a core, and its error ends the server."""
+        name = f"job-{len(self._intervals)}"
+        self._intervals[name] = timedelta(seconds=seconds)
 
         async def run() -> None:
-            job()
+            self._plan(name, run)
+            # Not in here, for the scheduler logs what a job raises and goes on.
+            self._loop.call_soon(job)
 
-        self._scheduler.add_job(run, "interval", seconds=seconds)
+        self._plan(name, run)
         if not self._scheduler.running:
             self._scheduler.start()
+            self._look()
 
     async def stop(self, core: Core) -> None:
         """End the jobs and the core."""
-        if self._scheduler.running:
+        if self._looking is not None:
+            self._looking.cancel()
             self._scheduler.shutdown(wait=False)
         stopped = asyncio.Event()
         core.stop(stopped.set)
@@ -77,6 +88,21 @@ class Home:
         self.state.close()
         self._lock.release()
         self.disk.close()
+
+    def _plan(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        # One run, not an interval: of those that a wall clock set ahead has skipped the scheduler would make a list,
+        # which after a step of years takes minutes.
+        run_date = datetime.now(UTC) + self._intervals[name]
+        self._scheduler.add_job(run, "date", run_date=run_date, id=name, replace_existing=True)
+
+    def _look(self) -> None:
+        """Run at once what the plan has further off than its interval: then the wall clock was set back."""
+        now = datetime.now(UTC)
+        for name, interval in self._intervals.items():
+            job = self._scheduler.get_job(name)
+            if job is not None and job.next_run_time > now + interval:
+                job.modify(next_run_time=now)
+        self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def _post(self, done: Callable[[], object]) -> None:
         """Have what an executor finished called on the loop."""

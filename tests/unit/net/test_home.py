@@ -1,0 +1,90 @@
+"""A server's home: its housekeeping goes on, at its pace, whatever is done to the wall clock (rule T3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+
+import apscheduler.schedulers.base
+import pytest
+
+from delayd.config import DelayConfig
+from delayd.net import home
+from delayd.net.home import Home
+
+from .loopback import until
+
+EVERY_S = 0.02
+DAY = timedelta(days=1)
+
+
+class Wall(datetime):
+    """The wall clock as the scheduler reads it, set ahead or back by a test."""
+
+    step = timedelta()
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Wall:
+        read = datetime.now(tz) + cls.step
+        return cls(*read.timetuple()[:6], read.microsecond, tzinfo=tz)
+
+
+@pytest.fixture(autouse=True)
+def wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wall, "step", timedelta())
+    monkeypatch.setattr(home, "LOOK_S", 0.05)
+    for module in (home, apscheduler.schedulers.base):
+        monkeypatch.setattr(module, "datetime", Wall)
+
+
+@contextmanager
+def a_home(folder: Path, job: Callable[[], None], every_s: float = EVERY_S) -> Iterator[Home]:
+    found = Home(DelayConfig(data=str(folder)), (), lambda: None)
+    found.every(every_s, job)
+    core = Core()
+    try:
+        yield found
+    finally:
+        asyncio.get_running_loop().create_task(found.stop(core))
+        found.close(core)
+
+
+class Core:
+    """Nothing to stop, nothing to close."""
+
+    def stop(self, stopped: Callable[[], None]) -> None:
+        stopped()
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("step", [-DAY, -timedelta(hours=1), -timedelta(seconds=1), timedelta(), 3_650 * DAY])
+def test_rule_T3_jobs_go_on_at_their_pace_after_a_step_of_the_wall_clock(tmp_path: Path, step: timedelta) -> None:
+    async def scenario() -> None:
+        loop, runs = asyncio.get_running_loop(), list[float]()
+        with a_home(tmp_path, lambda: runs.append(loop.time())):
+            await until(lambda: len(runs) >= 3, "runs before the step")
+            Wall.step = step
+            began, before = loop.time(), len(runs)
+            await until(lambda: len(runs) >= before + 5, "runs after the step")
+        assert runs[before + 4] - began >= 3 * EVERY_S, "a step ahead brings no burst of runs"
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_fails_is_told_to_the_loop_and_not_only_to_a_log(tmp_path: Path) -> None:
+    told: list[BaseException] = []
+
+    def job() -> None:
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
+        with a_home(tmp_path, job):
+            await until(lambda: bool(told), "the error")
+
+    asyncio.run(scenario())
+    assert isinstance(told[0], ZeroDivisionError)
