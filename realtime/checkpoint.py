@@ -160,6 +160,7 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
     marks = snapshot.marks
     published: Payload = {
         "indexed_offset": marks.indexed_offset,
+        "pull_offset": marks.pull_offset,
         "next_sequence": marks.next_sequence,
         "epoch": snapshot.epoch,
         "clock": list(snapshot.evidence),

@@ -98,8 +98,12 @@ class Books:
         return list(range(base, base + count))
 
     def tick(self, at_ms: int) -> None:
-        """Both servers were up at that instant."""
+        """Move the message log's clock."""
         self._append(self.messages, GroupKind.TICK, [], at_ms)
+
+    def see_all(self, at_ms: int) -> None:
+        """Both servers were up at that instant."""
+        self.tick(at_ms)
         self.see_realtime(at_ms)
 
     def see_realtime(self, at_ms: int) -> None:

@@ -81,7 +81,7 @@ def test_the_audit_agrees_with_a_model(messages: list[tuple[int, list[tuple[str,
                     offset = part.target_offset + (8 if act == "wrong offset" else 0)
                     books.record([(hour, part._replace(target_offset=offset))])
                     known.told.append((Outcome.DISPATCHED, claimed, act == "hand over"))
-    books.tick(NOW_MS)
+    books.see_all(NOW_MS)
     report = audit_directory("/data", now_ms=NOW_MS, disk=books.disk)
     expected = {sequence: known.findings(books.batch_id - 1) for sequence, known in model.items()}
     found: dict[int, set[str]] = {sequence: set() for sequence in model}

@@ -46,7 +46,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Books:
     books.hand_over(sound)
     books.store([Row(9_999, START_MS + HOUR_MS, 0, "ghosts")], "ghosts", hour, NOW_MS, NOW_MS)
     books.send([START_MS + 50 * HOUR_MS])
-    books.tick(NOW_MS)
+    books.see_all(NOW_MS)
     books.close()
     return books
 

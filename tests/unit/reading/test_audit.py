@@ -29,7 +29,7 @@ def books(tmp_path: Path) -> Iterator[Books]:
 
 
 def audit(books: Books, now_ms: int = LATER_MS) -> AuditReport:
-    books.tick(max(now_ms, START_MS))
+    books.see_all(max(now_ms, START_MS))
     report = audit_directory(books.root, now_ms=now_ms)
     for hour in report.hours:
         assert hour.scheduled == sum(getattr(hour, name) for name in CLASSES)
@@ -121,7 +121,7 @@ def test_a_due_row_within_its_grace_is_undecided_and_one_not_due_is_pending(book
 
 def test_what_came_due_after_a_server_stopped_waits_for_it_and_is_not_lost(books: Books) -> None:
     books.send([START_MS, START_MS + 30_000])
-    books.tick(START_MS + 20_000)
+    books.see_all(START_MS + 20_000)
     report = audit_directory(books.root, now_ms=START_MS + HOUR_MS * 48)
     assert (report.total.lost, report.total.waiting) == (1, 1)
 
@@ -285,7 +285,7 @@ def test_only_the_wanted_hours_are_audited(books: Books) -> None:
 def test_findings_are_limited_and_counted_and_late_ones_give_way(books: Books) -> None:
     rows = books.send(due(20, 1))
     books.hand_over(rows[:15], delay_ms=3_000)
-    books.tick(LATER_MS)
+    books.see_all(LATER_MS)
     report = audit_directory(books.root, now_ms=LATER_MS, findings_limit=6)
     assert kinds(report) == {"LATE": 1, "LOST": 5} and report.findings_count == 20
 

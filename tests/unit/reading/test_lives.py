@@ -29,7 +29,7 @@ def books(tmp_path: Path) -> Iterator[Books]:
     books.hello(0, LONG_AGO_MS)
     books.send([START_MS + after_ms for after_ms in DUE_MS.values()])
     books.hand_over([1])
-    books.tick(START_MS + 1)
+    books.see_all(START_MS + 1)
     yield books
     books.close()
 
@@ -106,7 +106,7 @@ def test_when_it_is_back_everything_waits_until_all_were_up_for_the_grace(
 def test_it_waits_as_well_when_the_delay_server_is_just_back(books: Books) -> None:
     with running(books.realtime), running(books.delay, since_ms=NOW_MS - 9_000):
         books.messages.append([], NOW_MS - 8_000)
-        books.tick(NOW_MS - 8_000)
+        books.see_all(NOW_MS - 8_000)
         report = audit(books)
     assert report.total.waiting == 3 and missed(report) == [("delay", State.UP)]
 
@@ -114,7 +114,7 @@ def test_it_waits_as_well_when_the_delay_server_is_just_back(books: Books) -> No
 def test_a_server_that_reads_its_logs_is_starting_however_long_that_takes(books: Books) -> None:
     with running(books.realtime), running(books.delay, since_ms=START_MS + 30_000):
         assert missed(audit(books)) == [("delay", State.STARTING)]
-        books.tick(START_MS + 45_000)
+        books.see_all(START_MS + 45_000)
         assert lost(audit(books)) == [2, 3, 4]
 
 
@@ -126,7 +126,7 @@ def test_a_new_greeting_starts_the_grace_anew(books: Books) -> None:
 
 
 def test_of_servers_that_stopped_together_what_was_forgotten_before_is_lost(books: Books) -> None:
-    books.tick(START_MS + 38_000)
+    books.see_all(START_MS + 38_000)
     report = audit(books, NOW_MS + 48 * HOUR_MS)
     assert lost(report) == [2, 3] and report.total.waiting == 1
     assert missed(report) == [("realtime", State.AWAY), ("delay", State.AWAY)]
@@ -134,7 +134,7 @@ def test_of_servers_that_stopped_together_what_was_forgotten_before_is_lost(book
 
 def test_a_copy_tells_what_the_directory_told(books: Books, tmp_path: Path) -> None:
     books.hello(1, START_MS + 20_000)
-    books.tick(START_MS + 38_000)
+    books.see_all(START_MS + 38_000)
     with running(books.delay, books.realtime):
         expected = audit(books, START_MS + 38_000)
         copy = tmp_path / "copy"
@@ -146,7 +146,7 @@ def test_a_copy_tells_what_the_directory_told(books: Books, tmp_path: Path) -> N
 
 def test_the_start_of_a_stopped_server_s_last_life_counts(books: Books) -> None:
     with running(books.delay, books.realtime, since_ms=START_MS + 35_000):
-        books.tick(START_MS + 44_000)
+        books.see_all(START_MS + 44_000)
     assert audit(books).total.waiting == 3
 
 
@@ -178,7 +178,7 @@ def test_without_meta_a_subject_that_has_no_server_waits_and_others_if_their_ser
     if met:
         books.hello(1, START_MS + 41_000)
     with running(books.delay, books.realtime, since_ms=START_MS + 40_000):
-        books.tick(START_MS + 45_000)
+        books.see_all(START_MS + 45_000)
         assert lost(audit(books)) == [2, 3, 4, 5]
         with running(f"{books.root}/meta"):
             assert lost(audit(books)) == [2, 3, 4, 5]
