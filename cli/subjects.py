@@ -27,16 +27,20 @@ COLUMNS = (
     Column("first", Kind.NUMBER),
     Column("end", Kind.NUMBER),
     Column("quarantined", Kind.NUMBER),
+    Column("groups", Kind.NUMBER),
+    Column("oldest_ago_ms", Kind.DURATION),
 )
 
 
 class Kept(NamedTuple):
-    """What a realtime server keeps of a subject: messages, the consume sequences [first, end), how many are damaged."""
+    """What a realtime server keeps of a subject: messages, the consume sequences [first, end), and for whom."""
 
     messages: int
     first: int
     end: int
     quarantined: int
+    groups: int
+    oldest_ms_ago: int | None
 
 
 @click.command()
@@ -48,7 +52,8 @@ def subjects(meta: str, prefix: str, limit: int, form: str) -> None:
     """List subjects and the servers that serve them.
 
     A subject is listed from its first send on; messages, first and end count what was delivered and is still kept.
-    Quarantined messages can't be read, as far as that was noticed: the server's log names them.
+    Quarantined messages can't be read, as far as that was noticed: the server's log names them. Without any group
+    messages are removed unseen when they are older than the retention: see the age of the oldest one.
 
     Example: delayd subjects --prefix orders.
     """
@@ -92,10 +97,16 @@ async def _kept(server: ask.Known, prefix: str) -> dict[str, Kept]:
         async with ask.connected(server.host, server.port, "realtime server") as connection:
             async for answer in _pages(connection, RequestType.SUBJECTS, prefix):
                 for head in need_maps(answer, "subjects"):
-                    kept[need_str(head, "name")] = Kept(*(need_int(head, name) for name in Kept._fields))
+                    kept[need_str(head, "name")] = _read_kept(head)
     except DelaydError as error:
         click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {error.message}", err=True)
     return kept
+
+
+def _read_kept(head: Head) -> Kept:
+    age_ms = None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago")
+    messages, first, end, quarantined, groups = (need_int(head, name) for name in Kept._fields[:-1])
+    return Kept(messages, first, end, quarantined, groups, age_ms)
 
 
 async def _pages(connection: Connection, request: RequestType, prefix: str) -> AsyncIterator[Head]:

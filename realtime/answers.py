@@ -5,13 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from delayd.batch import Buffer
+from delayd.errors import DamagedData
 from delayd.identity import Identity
 from delayd.wire.frame import Head, HeadValue
 
 from .groups import Group
 from .handoff import InDoubt
-from .index import Index
-from .quarantine import Quarantine
+from .index import Index, Subject
+from .pulls import Pulls
+from .stored import StoredBatches
 
 WINDOW_BODY_BYTES = 8 << 20  # Of one frame of a window's answer; a batch of 65,536 rows has 1 MiB.
 WINDOW_BATCHES = 4_096  # Seven numbers each: a third of what a head may have.
@@ -74,20 +76,37 @@ def groups_head(groups: Iterable[Group], subject: str | None) -> Head:
     return {"groups": rows[:LIST_MAX]}
 
 
-def subjects_head(index: Index, quarantine: Quarantine, prefix: str, after: str, limit: int) -> Head:
+def subjects_head(
+    index: Index, stored: StoredBatches, pulls: Pulls, now_ms: int, prefix: str, after: str, limit: int
+) -> Head:
     """Subjects by name, and whether there are more."""
     limit = min(limit, LIST_MAX)
     found = list(islice(index.listed(prefix, after), limit + 1))
     rows: list[Head] = []
     for subject in found[:limit]:
         first = index.first(subject)
+        oldest_ms = _oldest_ms(index, stored, subject, first)
         rows.append(
             {
                 "name": subject.name,
                 "messages": subject.end - first,
                 "first": first,
                 "end": subject.end,
-                "quarantined": quarantine.rows_of(subject),
+                "quarantined": pulls.quarantine.rows_of(subject),
+                "groups": pulls.groups_of(subject.name),
+                "oldest_ms_ago": None if oldest_ms is None else max(0, now_ms - oldest_ms),
             }
         )
     return {"subjects": rows, "more": len(found) > limit}
+
+
+def _oldest_ms(index: Index, stored: StoredBatches, subject: Subject, first: int) -> int | None:
+    """When the first kept message came; None when there is none, or it can't be read."""
+    if first == subject.end:
+        return None
+    if subject.oldest[0] != first:
+        try:
+            subject.oldest = (first, stored.claimed_at_ms(index.locate(subject, first).offset))
+        except DamagedData:
+            return None
+    return subject.oldest[1]

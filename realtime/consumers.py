@@ -13,6 +13,7 @@ from .groups import Waiting
 from .index import Index
 from .peer import Peer
 from .pulls import Pulls
+from .stored import StoredBatches
 
 WAIT_MS_MAX = 60_000  # A long poll; a client that waits longer asks again.
 LEASE_MS_MIN = 100
@@ -22,10 +23,11 @@ GROUP_BYTES_MAX = 255  # Of a group's name, as of a subject's.
 class Consumers:
     """Reads the requests of consumers, and of whoever looks at them."""
 
-    def __init__(self, config: RealtimeConfig, pulls: Pulls, index: Index, clock: Clock) -> None:
+    def __init__(self, config: RealtimeConfig, pulls: Pulls, index: Index, stored: StoredBatches, clock: Clock) -> None:
         self._config = config
         self._pulls = pulls
         self._index = index
+        self._stored = stored
         self._clock = clock
 
     def pull(self, peer: Peer, frame: Frame) -> None:
@@ -62,7 +64,8 @@ class Consumers:
         """List subjects."""
         head = frame.head
         prefix, after, limit = need_str(head, "prefix"), need_str(head, "after"), need_int(head, "limit", 1)
-        answer = subjects_head(self._index, self._pulls.quarantine, prefix, after, limit)
+        now_ms = self._clock.now_ms()
+        answer = subjects_head(self._index, self._stored, self._pulls, now_ms, prefix, after, limit)
         peer.answer(frame.request_id, answer)
 
     def _acknowledge(self, op: PullOp, peer: Peer, frame: Frame) -> None:

@@ -40,6 +40,7 @@ from .pull_commit import PullCommit
 from .pulls import Pulls
 from .recovery import Recovered
 from .retention import keep_from, remove_old
+from .unseen import Unseen
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Core:
             clock,
         )
         self._pulls.lease_all(config.lease_ms)
+        self._unseen = Unseen(self._index, self._pulls.has_group, config.retention_ms)
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
         self._next_sequence = recovered.next_sequence
         file = CheckpointFile(disk, config.folder, identity.log_id)
@@ -121,7 +123,7 @@ class Core:
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
         self._failed = False
-        consumers = Consumers(config, self._pulls, self._index, clock)
+        consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
         self._handlers: dict[RequestType, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
             RequestType.STATUS: self._status,
@@ -174,6 +176,7 @@ class Core:
     def retain(self) -> None:
         """Remove what retention allows, behind a checkpoint; asked for by housekeeping (rule T3)."""
         self._retain_wanted = True
+        self._unseen.look()
         self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -370,7 +373,8 @@ class Core:
         else:
             for subject in self._index:
                 subject.forget_below(self._stored.memory_start)
-            remove_old(self._state, self._executors.commit, self._executors.work, snapshot)
+            executors = self._executors
+            remove_old(self._state, executors.commit, executors.work, snapshot, self._unseen.removed)
         self._go_on_stopping()
 
     def _go_on_stopping(self) -> None:

@@ -49,6 +49,7 @@ class Subject:
         "kept_from",
         "name",
         "offsets",
+        "oldest",
         "sizes",
         "subject_id",
         "tail",
@@ -63,6 +64,7 @@ class Subject:
         self.offsets = array("Q")
         self.sizes = array("q")
         self.kept_from = (0, 0)  # (start of the log, first kept consume sequence) when last asked.
+        self.oldest = (-1, 0)  # (consume sequence, claimed_at_ms) of the first kept message when last asked.
         self._page: Entries | None = None
         self._page_first = 0
         self._page_ends: list[int] = []  # Where the runs of the page end.

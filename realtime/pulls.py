@@ -95,6 +95,14 @@ class Pulls:
         found = self.groups.get((subject_name, name))
         return self._create(subject_name, name) if found is None else found
 
+    def groups_of(self, subject_name: str) -> int:
+        """How many groups a subject has."""
+        return len(self._of_subject.get(subject_name, ()))
+
+    def has_group(self, subject_name: str) -> bool:
+        """Whether messages of a subject are kept for anybody."""
+        return subject_name in self._of_subject
+
     def pull(self, waiting: Waiting) -> None:
         """Answer a PULL now, or when there is something or its time is up."""
         group = waiting.group

@@ -4,7 +4,7 @@ Never what a group has not acknowledged, what is in doubt, or what the last dura
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from delayd.disk import Disk
@@ -31,15 +31,20 @@ def keep_from(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[G
     return offset
 
 
-def remove_old(recovered: Recovered, commit: Executor, work: Executor, snapshot: Snapshot) -> None:
-    """Remove what a published checkpoint has made superfluous: pull log always, message log when retention asked."""
+def remove_old(
+    recovered: Recovered, commit: Executor, work: Executor, snapshot: Snapshot, removed: Callable[[], None]
+) -> None:
+    """Remove what a published checkpoint has made superfluous: pull log always, message log when retention asked.
+
+    ``removed`` is called on the loop when messages are not kept any more.
+    """
     pull_log, message_log = recovered.pull_log, recovered.message_log
     old = pull_log.detach_below(snapshot.marks.pull_offset)
     if old:
         work.submit(partial(pull_log.remove, old), _removed)
     if snapshot.keep_from is not None and snapshot.keep_from > message_log.start:
         detach = partial(message_log.detach_below, snapshot.keep_from)
-        commit.submit(detach, partial(_detached, recovered, work))
+        commit.submit(detach, partial(_detached, recovered, work, removed))
 
 
 def remove_consume_segments(disk: Disk, ends: Sequence[tuple[ConsumePlace, int, int]]) -> int:
@@ -52,8 +57,10 @@ def remove_consume_segments(disk: Disk, ends: Sequence[tuple[ConsumePlace, int, 
     return removed
 
 
-def _detached(recovered: Recovered, work: Executor, done: Done[list[Segment]]) -> None:
+def _detached(recovered: Recovered, work: Executor, removed: Callable[[], None], done: Done[list[Segment]]) -> None:
     old = done.result()
+    if old:
+        removed()
     message_log, index = recovered.message_log, recovered.index
     work.submit(partial(message_log.remove, old), _removed)
     ends = [

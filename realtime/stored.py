@@ -7,12 +7,13 @@ from collections import OrderedDict, deque
 
 from crc32c import crc32c
 
-from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, Batch, ColumnId, parse
+from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, PARTS, Batch, BatchKind, ColumnId, DispatchPart, parse
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.log.log import Log
 
 AHEAD_BYTES = 64 << 10  # Of one read of a backlog.
 AHEAD_BYTES_MIN = 4 << 10  # With less than this ahead a batch is likely to be cut, so it is read anew.
+DISPATCH_PART = PARTS[BatchKind.DISPATCH][0]
 READ_BATCHES = 16  # A large batch that is given out in parts is read once.
 
 
@@ -56,6 +57,17 @@ class StoredBatches:
             if len(self._read) > READ_BATCHES:
                 self._read.popitem(last=False)
         return found
+
+    def claimed_at_ms(self, offset: int) -> int:
+        """When the delay server handed a batch over, by its head alone; raises as `fetch` does."""
+        found = self._newest.get(offset)
+        if found is not None:
+            return found.dispatch.claimed_at_ms
+        try:
+            head = self._log.read(offset, HEADER_BYTES + DISPATCH_PART.size)
+        except OSError as error:
+            raise DamagedData(*self._log.file_position(offset), f"it can't be read ({error.strerror})") from error
+        return DispatchPart(*DISPATCH_PART.unpack_from(head, HEADER_BYTES)).claimed_at_ms
 
     def sequences_of(self, offset: int) -> list[int]:
         """The sequences of a batch that `fetch` could not give; none when they can't be trusted either."""

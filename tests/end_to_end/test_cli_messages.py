@@ -154,6 +154,7 @@ def test_servers_subjects_and_groups_are_listed(servers: Up, subject: str) -> No
     (realtime,) = [row["log_id"] for row in listed if row["role"] == "realtime"]
     (row,) = json.loads(_run("subjects", "--prefix", subject, "--format", "json", *_meta(servers)))
     assert (row["subject"], row["realtime_log_id"], row["messages"], row["end"]) == (subject, realtime, 3, 3)
+    assert (row["groups"], row["quarantined"]) == (1, 0) and 0 <= row["oldest_ago_ms"] < 60_000
     (group,) = json.loads(_run("groups", "--subject", subject, "--format", "json", *_meta(servers)))
     assert (group["group"], group["waiting"], group["outstanding"]) == ("g", 1, 0)
 

@@ -218,7 +218,16 @@ def test_groups_and_subjects_are_listed() -> None:
         }
     ]
     head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "mail", "limit": 5})
-    assert need_maps(head, "subjects") == [{"name": SUBJECT, "messages": 2, "first": 0, "end": 2, "quarantined": 0}]
+    (row,) = need_maps(head, "subjects")
+    assert row == {
+        "name": SUBJECT,
+        "messages": 2,
+        "first": 0,
+        "end": 2,
+        "quarantined": 0,
+        "groups": 1,
+        "oldest_ms_ago": 0,
+    }
     head, _ = world.ask(peer, RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 1})
     assert head["more"] is True
 

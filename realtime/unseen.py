@@ -1,0 +1,54 @@
+"""Unseen: subjects whose messages nobody pulls, because no group was ever made; retention removes them all the same.
+
+A new group begins at the earliest message that is kept, so what was removed before it was made is never delivered (rule
+Q3 speaks of groups). Invariant: such a subject is told once in a life, before its first message goes, and the loss too.
+"""
+
+import logging
+from collections.abc import Callable
+
+from .index import Index, Subject
+
+SUBJECTS_MAX = 256  # Followed at a time: each may cost some reads of its consume log. The listing shows all of them.
+
+log = logging.getLogger(__name__)
+
+
+class Unseen:
+    """Looks at subjects without groups, at the pace of housekeeping; belongs to the loop."""
+
+    def __init__(self, index: Index, has_group: Callable[[str], bool], retention_ms: int) -> None:
+        self._index = index
+        self._has_group = has_group
+        self._retention_ms = retention_ms
+        self._noticed: set[Subject] = set()  # At the last look: a consumer may be on its way.
+        self._told: dict[Subject, int] = {}  # With the first consume sequence that was kept then.
+
+    def look(self) -> None:
+        """Tell of subjects that were without a group at the last look too."""
+        self._told = {subject: first for subject, first in self._told.items() if not self._has_group(subject.name)}
+        noticed: set[Subject] = set()
+        for subject in self._index:
+            if len(self._told) + len(noticed) >= SUBJECTS_MAX:
+                break
+            if subject in self._told or self._has_group(subject.name):
+                continue
+            noticed.add(subject)
+            if subject in self._noticed:
+                first = self._told[subject] = self._index.first(subject)
+                log.warning(
+                    "subject_without_group subject=%s messages=%d kept_for_ms=%d then=removed_unseen "
+                    "fix=let_a_consumer_of_a_group_pull_once",
+                    *(subject.name, subject.end - first, self._retention_ms),
+                )
+        self._noticed = noticed
+
+    def removed(self) -> None:
+        """Retention has removed old messages: tell which of them nobody has seen."""
+        for subject, first in self._told.items():
+            if self._has_group(subject.name):
+                continue
+            kept_from = self._index.first(subject)
+            if kept_from > first:
+                log.error("messages_removed_unseen subject=%s messages=%d", subject.name, kept_from - first)
+                self._told[subject] = kept_from
