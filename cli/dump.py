@@ -17,6 +17,7 @@ from delayd.log.control import decode_records
 from delayd.log.dispatch import Outcome, decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.pull import decode_entries
+from delayd.log.seal import decode_seals
 from delayd.log.segment import FileKind, UnfinishedFile
 from delayd.reading.directory import open_any
 from delayd.reading.groups import TornTail, read_groups
@@ -118,6 +119,10 @@ def _rows(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
                 yield None, None, None, f"{entry.op.name.lower()} {facts}"
         case BatchKind.OUTCOME:
             yield from _outcomes(batch)
+        case BatchKind.SEAL:
+            for seal in decode_seals(batch):
+                facts = " ".join(_fact(name, value) for name, value in seal.facts._asdict().items())
+                yield None, None, None, f"number={seal.number} {facts} previous_sha256={seal.previous_sha256.hex()}"
         case _:
             yield from _messages(batch, base_sequence)
 
@@ -152,4 +157,6 @@ def _messages(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
 def _fact(name: str, value: object) -> str:
     if isinstance(value, int) and name.endswith("log_id"):
         return f"{name}={value:016x}"
+    if isinstance(value, bytes):
+        return f"{name}={value.hex()}"
     return f"{name}={hour_name(value) if isinstance(value, int) and name == 'hour' else value}"

@@ -43,6 +43,7 @@ class BatchKind(IntEnum):
     OUTCOME = 4
     CONTROL = 5
     PULL = 6
+    SEAL = 7
 
 
 class ColumnId(IntEnum):
@@ -64,6 +65,7 @@ class ColumnId(IntEnum):
     ORDERING_KEY_HASH = 14
     EXPIRES_AT_MS = 15
     ENTRY = 16
+    SEAL = 17
 
 
 DTYPES: dict[int, np.dtype[np.generic]] = {
@@ -83,6 +85,7 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
     ColumnId.ORDERING_KEY_HASH: np.dtype("<u8"),
     ColumnId.EXPIRES_AT_MS: np.dtype("<i8"),
     ColumnId.ENTRY: np.dtype("V48"),
+    ColumnId.SEAL: np.dtype("V184"),
 }
 REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)  # In the heap's order.
 

@@ -36,6 +36,7 @@ _COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
     ),
     BatchKind.CONTROL: (frozenset({ColumnId.BODY_END}), frozenset({ColumnId.BODY_END})),
     BatchKind.PULL: (frozenset({ColumnId.ENTRY}), frozenset({ColumnId.ENTRY})),
+    BatchKind.SEAL: (frozenset({ColumnId.SEAL}), frozenset({ColumnId.SEAL})),
 }
 _WITH_SUBJECTS = frozenset({BatchKind.PRODUCER, BatchKind.SCHEDULE, BatchKind.DISPATCH})
 
@@ -203,8 +204,8 @@ def _too_large(rows: Int64s) -> MessageTooLarge:
 
 
 def _check_parts(batch: Batch, heap_bytes: int) -> None:
-    if batch.kind is BatchKind.PULL and heap_bytes:
-        raise BatchMalformed(f"a PULL batch with a heap of {heap_bytes} bytes")
+    if batch.kind in (BatchKind.PULL, BatchKind.SEAL) and heap_bytes:
+        raise BatchMalformed(f"a {batch.kind.name} batch with a heap of {heap_bytes} bytes")
     if batch.kind is BatchKind.OUTCOME:
         if heap_bytes % OUTCOME_PART_BYTES:
             raise BatchMalformed(f"a heap of {heap_bytes} bytes is not made of outcome parts")

@@ -230,6 +230,17 @@ class World:
         self.settle()
         return answers[0]
 
+    def sweep(self) -> None:
+        """Let retention look at the hours, and do what comes of it."""
+        self.core.sweep()
+        self.settle()
+
+    def delete_hours(self) -> None:
+        """Let retention delete what is past its time: the next published checkpoint comes before the files go."""
+        self.sweep()
+        self.pass_ms(61_000)
+        self.sweep()
+
     def stop(self) -> bool:
         """Stop the server cleanly; whether it called back."""
         stopped: list[bool] = []

@@ -13,7 +13,7 @@ import msgpack
 
 from delayd.clock import Clock, ClockEvidence
 from delayd.config import DelayConfig
-from delayd.delay.hour_table import HourFile, HourTable, hour_put
+from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd, hour_put, outcome_put
 from delayd.delay.intake import Mark
 from delayd.delay.pending import PendingColumns
 from delayd.delay.producers import Producers
@@ -132,15 +132,20 @@ class Checkpointer:
         next_sequence: int,
         appended_at_ms: int,
         notes: list[tuple[bytes, int]],
+        ends: dict[int, OutcomeEnd],
         ended: Callable[[bool], None],
     ) -> None:
-        """File everything up to ``stop``, which is durable and indexed; call back with whether it was published."""
+        """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
+
+        ``notes`` are targets of subjects, ``ends`` those of dispatch logs that moved.
+        """
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
         # A producer that is forgotten too early has its retried batches accepted twice (rule T1).
         seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
         puts, removes = self._producers.changes(seen_before_ms)
         puts.extend((TARGET_PREFIX + subject, msgpack.packb(target)) for subject, target in notes)
+        puts.extend(outcome_put(hour, end) for hour, end in ends.items())
         owed_puts, owed_removes = self._owed
         self._owed = ([], [])
         facts = Facts(stop, next_sequence, appended_at_ms, owed_puts + puts, owed_removes + removes)
@@ -192,6 +197,7 @@ class Checkpointer:
                 "replay_offset": facts.stop.offset,
                 "replay_crc32c": facts.stop.crc32c,
                 "next_sequence": facts.next_sequence,
+                "appended_at_ms": facts.appended_at_ms,
                 "epoch": self._identity.epoch,
                 "hours": hours.encode(),
                 "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],

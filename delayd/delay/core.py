@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delayd.batch import Batch
 from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.checkpoint import Checkpointer, Evidence
 from delayd.delay.dispatcher import AskRoutes, Dispatcher
+from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.link import Dial, Link
-from delayd.delay.loader import NO_SEQUENCES, LoadedHour, load_hour
+from delayd.delay.loader import LoadedHour, load_hour
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.producers import Accepted, Waiter
 from delayd.delay.recovery import attach_hour, recover
@@ -70,7 +70,7 @@ class DelayCore:
         self._origin = Origin(self.identity.log_id, self.identity.epoch, random_id())
         found = recover(disk, state, clock, config, self.identity)
         for damage in found.damage:
-            log.critical("hour_damaged reason=%r", str(damage))
+            log.critical("found_damaged reason=%r", str(damage))
         self._disk = disk
         self._clock = clock
         self._config = config
@@ -81,7 +81,6 @@ class DelayCore:
         self._subjects = found.subjects
         self._pending = found.pending
         self._wheel = found.wheel
-        self._decided = found.decided
         self._ends = TargetEnds(state, found.target_ends)
         keeping = KeepingEnds(state, self._ends)
         self._loaded_from = hour_of_ms(max(clock.now_ms(), found.appended_at_ms))
@@ -112,8 +111,12 @@ class DelayCore:
             clock,
             config.outcomes_flush_ms,
             found.dispatch_logs,
+            found.outcome_ends,
+            found.quarantined,
         )
         self._sources = Sources(disk, config.folder, found.log, config.tail_bytes, config.source_cache_bytes)
+        earlier = (found.decided, found.quarantined, found.hours, found.pending)
+        self._earlier = EarlierOutcomes(*earlier, lambda sequences: self.dispatcher.settle(sequences))
         self.dispatcher = Dispatcher(
             found.wheel,
             found.subjects,
@@ -151,6 +154,7 @@ class DelayCore:
             self._outcomes,
             self._sources,
             found.wheel,
+            found.seals,
             config.retention_hours,
         )
         log.info(
@@ -186,6 +190,7 @@ class DelayCore:
             "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
             "quarantined_rows": sum(link.sender.quarantined_rows for link in links),
+            "quarantined_hours": len(self._earlier.quarantined),
             "dead_rows": sum(link.sender.dead_rows for link in links),
             "producers": len(self.producers),
         }
@@ -226,6 +231,7 @@ class DelayCore:
     def close(self) -> None:
         """Close the files, after `stop` has called back and the executors have ended."""
         self._sources.close()
+        self._retention.close()
         self._checkpointer.close()
         self._log.close()
 
@@ -256,6 +262,8 @@ class DelayCore:
         self._sources.remember(committed.stored)
         self._pending.append(rows)
         near = rows["hour"] <= np.uint32(self._loaded_until)
+        if self._earlier.quarantined:
+            near &= ~np.isin(rows["hour"], list(self._earlier.quarantined))
         if not near.all():
             rows = rows.take(np.flatnonzero(near))
         if len(rows) and int(rows["hour"].min()) < self._loaded_from:
@@ -282,21 +290,9 @@ class DelayCore:
         )
         silence_ms_max = self._config.target_silence_ms_max
         return Link(
-            target, self._origin, self._dial, self._clock, self._outcomes, sender, self, self._ends, silence_ms_max
+            *(target, self._origin, self._dial, self._clock, self._outcomes, sender, self._earlier, self._ends),
+            silence_ms_max,
         )
-
-    def without_outcome(self, hour: int, sequences: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""
-        if hour not in self._decided:
-            known = hour in self._hours.files or len(self._pending.of_hour(hour))
-            if not known or self._hours.get(hour).sealed:
-                return np.zeros(len(sequences), np.bool_)
-        return ~np.isin(sequences, self._decided.get(hour, NO_SEQUENCES))
-
-    def decided(self, hour: int, sequences: NDArray[np.uint64]) -> None:
-        """Rows of an earlier epoch that a target holds: they have an outcome now."""
-        self._decided[hour] = np.union1d(self._decided.get(hour, NO_SEQUENCES), sequences)
-        self.dispatcher.settle(sequences)
 
     def _put_back(self, rows: Rows) -> None:
         for hour in np.unique(rows["hour"]).tolist():
@@ -315,9 +311,9 @@ class DelayCore:
         for hour in self._wheel.hours():
             if hour < last_hour and not self._wheel.len_of(hour):
                 self._wheel.drop_hour(hour)
-        if self._decided and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
+        if self._earlier and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
             # No answer about an earlier epoch comes any more; only hours that are still to be loaded ask for these.
-            self._decided = {hour: found for hour, found in self._decided.items() if hour > self._loaded_until}
+            self._earlier.forget(self._loaded_until)
         if hour_of_ms(now_ms + self._config.load_ahead_ms) > self._loaded_until:
             self._load_next()
 
@@ -326,16 +322,19 @@ class DelayCore:
         if self._loading or self._checkpointer.running or self._stopped is not None:
             return
         hour = self._loaded_until + 1
+        if self._earlier.is_quarantined(hour):
+            self._loaded_until = hour
+            return
         self._loading = True
         file = self._hours.get(hour)
-        decided = self._decided.get(hour, NO_SEQUENCES)
+        decided = self._earlier.of(hour)
         work = partial(load_hour, self._disk, self._config.folder, self.identity.log_id, hour, file, decided)
         self._threads.worker.submit(work, self._loaded)
 
     def _loaded(self, done: Done[LoadedHour]) -> None:
         loaded = done.result()
         self._loading = False
-        decided = self._decided.get(loaded.hour, NO_SEQUENCES)
+        decided = self._earlier.of(loaded.hour)
         attach_hour(loaded, decided, self._wheel, self._subjects, self._pending)
         self._loaded_until = loaded.hour
         if loaded.damage is not None:
@@ -350,8 +349,12 @@ class DelayCore:
             return
         changed, self.dispatcher.changed = self.dispatcher.changed, set()
         notes = [(subject, self.dispatcher.targets[subject]) for subject in sorted(changed)]
-        intake = self.intake
-        self._checkpointer.begin(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, self._checkpointed)
+        intake, outcomes = self.intake, self._outcomes
+        ends = {hour: outcomes.ends[hour] for hour in sorted(outcomes.moved) if hour in outcomes.ends}
+        outcomes.moved.clear()
+        self._checkpointer.begin(
+            *(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, ends, self._checkpointed),
+        )
 
     def _checkpointed(self, published: bool) -> None:
         if not published:

@@ -1,13 +1,16 @@
 """Hour table: what of each hour's schedule log is valid, by the last checkpoint (docs/formats/checkpoint.md)."""
 
+import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from delayd.log.schedule import HOUR_ROW, SEALED, decode_hours
+from delayd.log.schedule import DEAD, HOUR_ROW, REMOVED, SEALED, decode_hours
 
 PREFIX = b"hour/"
+OUTCOME_PREFIX = b"outcomes/"
+OUTCOME_ROW = struct.Struct("<QQ")
 
 
 class HourFile(NamedTuple):
@@ -22,6 +25,30 @@ class HourFile(NamedTuple):
     def sealed(self) -> bool:
         """Whether each of its rows has exactly one outcome and no more will come (rule S1)."""
         return bool(self.flags & SEALED)
+
+    @property
+    def dead(self) -> bool:
+        """Whether a sealed hour has rows that are DEAD."""
+        return bool(self.flags & DEAD)
+
+    @property
+    def removed(self) -> bool:
+        """Whether its files are being removed, or are gone."""
+        return bool(self.flags & REMOVED)
+
+    def with_flags(self, flags: int) -> "HourFile":
+        """The same with more flags."""
+        return self._replace(flags=self.flags | flags)
+
+
+class OutcomeEnd(NamedTuple):
+    """One dispatch log: bytes of groups that are durable, and rows in them. A cache: no decision rests on it (P2).
+
+    What does not check below ``length`` is damage, though it be the last group of the file (rule L5).
+    """
+
+    length: int = 0
+    rows: int = 0
 
 
 class HourTable:
@@ -69,3 +96,19 @@ def load_hours(pairs: Iterable[tuple[bytes, bytes]]) -> HourTable:
         hour, crc, length, rows, flags = decode_hours(value)[0].tolist()
         table.files[hour] = HourFile(length, rows, crc, flags)
     return table
+
+
+def outcome_put(hour: int, end: OutcomeEnd) -> tuple[bytes, bytes]:
+    """The LMDB row of an hour's dispatch log."""
+    return outcome_key(hour), OUTCOME_ROW.pack(*end)
+
+
+def outcome_key(hour: int) -> bytes:
+    """The LMDB key of an hour's dispatch log."""
+    return OUTCOME_PREFIX + hour.to_bytes(4)
+
+
+def load_outcome_ends(pairs: Iterable[tuple[bytes, bytes]]) -> dict[int, OutcomeEnd]:
+    """Take over what the last checkpoint knew of the dispatch logs, by hour."""
+    first = len(OUTCOME_PREFIX)
+    return {int.from_bytes(key[first:]): OutcomeEnd(*OUTCOME_ROW.unpack(value)) for key, value in pairs}

@@ -4,6 +4,7 @@ It reads what the checkpoint counts, minus what the dispatch log already holds. 
 added by whoever loads, when this part is done: no checkpoint publishes in between.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -54,30 +55,43 @@ def read_schedule_log(
     disk: Disk, folder: str, log_id: int, hour: int, file: HourFile
 ) -> tuple[list[Stored], DamagedData | None]:
     """Read the batches that the checkpoint counts, and what stopped the reading early, if anything did."""
-    path = schedule_path(folder, hour)
     stored: list[Stored] = []
+    try:
+        for entry in scan_schedule_log(disk, folder, log_id, hour, file):
+            stored.append(entry)
+    except DamagedData as damage:
+        # What is wrong with the file as a whole is said at its first group: then no batch of it counts.
+        return [] if damage.position <= FILE_HEADER_BYTES else stored, damage
+    return stored, None
+
+
+def scan_schedule_log(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile) -> Iterator[Stored]:
+    """Yield the batches that the checkpoint counts.
+
+    Raises:
+        DamagedData: a group does not check, or the file is not the one that the checkpoint counts.
+    """
+    path = schedule_path(folder, hour)
     try:
         segment = open_segment(disk, path, FileKind.SCHEDULE, log_id, write=False)
     except FileNotFoundError:
-        return stored, DamagedData(path, 0, "the file is gone; restore it from a copy")
+        raise DamagedData(path, 0, "the file is gone; restore it from a copy") from None
     except UnfinishedFile:
-        return stored, DamagedData(path, 0, "its file header is cut short")
-    except DamagedData as error:
-        return stored, error
+        raise DamagedData(path, 0, "its file header is cut short") from None
     try:
         scan = segment.scan(0, 0)
         while scan.offset < file.length:
             group = next(scan, None)
             if group is None:
                 reason = scan.reason or f"the file ends {file.length - scan.offset} bytes early"
-                return stored, DamagedData(path, scan.offset + FILE_HEADER_BYTES, reason)
-            stored.extend(Stored(offset, 0, batch) for offset, batch in group.batches())
+                raise DamagedData(path, scan.offset + FILE_HEADER_BYTES, reason)
+            for offset, batch in group.batches():
+                yield Stored(offset, 0, batch)
         if (scan.offset, scan.crc32c) != (file.length, file.last_crc32c):
             reason = f"these are other groups than the {file.length} bytes that the checkpoint counts"
-            return [], DamagedData(path, FILE_HEADER_BYTES, reason)
+            raise DamagedData(path, FILE_HEADER_BYTES, reason)
     finally:
         segment.close()
-    return stored, None
 
 
 def without(rows: Rows, decided: NDArray[np.uint64]) -> Rows:

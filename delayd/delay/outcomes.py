@@ -5,14 +5,16 @@ An outcome counts only when it is durable: W passes a batch (rule H1) and a sess
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import NamedTuple
 
 from delayd.batch import ROWS_MAX
 from delayd.clock import Clock
+from delayd.delay.hour_table import OutcomeEnd
+from delayd.delay.quarantine import quarantine_path
 from delayd.disk import Disk
-from delayd.errors import DiskFull
+from delayd.errors import DamagedData, DiskFull
 from delayd.executor import Done, Executor
 from delayd.log.dispatch import NewPart, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
@@ -45,7 +47,11 @@ class OutcomeLog:
         clock: Clock,
         flush_ms: int,
         segments: dict[int, Segment],
+        ends: dict[int, OutcomeEnd],
+        quarantined: Container[int] = (),
     ) -> None:
+        self.ends = ends  # By hour, of dispatch logs that are not deleted.
+        self.moved = set(ends)  # Hours whose end no checkpoint has taken yet.
         self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
         self._disk = disk
         self._folder = folder
@@ -54,6 +60,7 @@ class OutcomeLog:
         self._executor = executor
         self._clock = clock
         self._flush_ms = flush_ms
+        self._quarantined = quarantined  # Hours whose own file is damaged and takes nothing.
         self._segments = segments  # Touched by the executor only, once a flush was submitted.
         self._waiting: list[Recorded] = []
         self._flushing: list[Recorded] = []
@@ -139,16 +146,29 @@ class OutcomeLog:
             self._due_ms = self._clock.monotonic_ms() + RETRY_MS
         elif self._waiting:
             self._due_ms = self._clock.monotonic_ms() + self._flush_ms
+        self._note_ends([recorded for recorded in flushed if recorded.hour not in full])
         for recorded in flushed:
             if recorded.hour not in full:
                 recorded.on_durable()
         for callback in after:
             callback()
 
+    def _note_ends(self, flushed: list[Recorded]) -> None:
+        for recorded in flushed:
+            segment = self._segments.get(recorded.hour)
+            # A closed file is noted when it is next written; what has no durable end is not counted at all.
+            if segment is None or recorded.hour in self._quarantined:
+                continue
+            if segment.durable == segment.end:
+                rows = self.ends.get(recorded.hour, OutcomeEnd()).rows + len(recorded.part.sequences)
+                self.ends[recorded.hour] = OutcomeEnd(segment.durable, rows)
+                self.moved.add(recorded.hour)
+
     def _open(self, hour: int, now_ms: int) -> Segment:
         segment = self._segments.get(hour)
         if segment is None:
-            path = dispatch_path(self._folder, hour)
+            own = quarantine_path if hour in self._quarantined else dispatch_path
+            path = own(self._folder, hour)
             self._disk.make_folder(path.rpartition("/")[0])
             if self._disk.exists(path):
                 segment = reopen_dispatch_log(self._disk, path, self._log_id)
@@ -164,22 +184,36 @@ class OutcomeLog:
             segment.close()
 
 
-def reopen_dispatch_log(disk: Disk, path: str, log_id: int) -> Segment | None:
+def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0) -> Segment | None:
     """Open a dispatch log at its end, recovered; None when its creation had not finished: then it is removed.
 
     Raises:
-        DamagedData: a group that was durable does not check.
+        DamagedData: a group that was durable does not check; all up to the offset ``known`` was.
     """
     try:
         segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=True)
+    except FileNotFoundError:
+        raise DamagedData(path, 0, "the file is gone; restore it from a copy") from None
     except UnfinishedFile:
+        if known:
+            raise DamagedData(path, 0, f"its file header is cut short, {known} bytes of groups were there") from None
         disk.remove(path)
         disk.sync_folder(path.rpartition("/")[0])
         return None
-    tail = segment.recover(0, 0, 0, last=True)
+    try:
+        tail = segment.recover(0, 0, known, last=True)
+    except BaseException:
+        segment.close()
+        raise
     if tail.cut_bytes:
         log.info("tail_cut path=%s cut_bytes=%d reason=%r", path, tail.cut_bytes, tail.cut_reason)
     return segment
+
+
+def append_parts(segment: Segment, hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> None:
+    """Append outcomes to an open dispatch log; durable on return."""
+    segment.append(_groups(hour, parts, epoch, now_ms))
+    segment.flush()
 
 
 def _groups(hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> list[NewGroup]:

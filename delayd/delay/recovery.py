@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from delayd.clock import Clock
 from delayd.config import DelayConfig
+from delayd.delay.hour_table import OUTCOME_PREFIX, HourTable, OutcomeEnd, load_hours, load_outcome_ends
 from delayd.delay.hour_table import PREFIX as HOUR_PREFIX
-from delayd.delay.hour_table import HourTable, load_hours
 from delayd.delay.intake import Mark
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour, load_hour, without
-from delayd.delay.outcomes import reopen_dispatch_log
+from delayd.delay.outcomes import append_parts, reopen_dispatch_log
 from delayd.delay.pending import PendingColumns
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.producers import Producers
+from delayd.delay.quarantine import forget_quarantine, missing_parts, quarantine_path
+from delayd.delay.seal_log import SealLog, open_seal_log
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, message_rows
 from delayd.delay.wheel import Wheel
@@ -30,6 +32,7 @@ from delayd.identity import Identity
 from delayd.log.dispatch import PART, OutcomeRows, decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileKind, Segment
 from delayd.state import State
 
@@ -59,7 +62,19 @@ class Recovered:
     next_sequence: int
     appended_at_ms: int
     loaded_until: int  # The last loaded hour.
+    quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
+    seals: SealLog | None  # None: it is damaged, and nothing seals until it is restored.
     damage: list[DamagedData]
+
+    @property
+    def outcome_ends(self) -> dict[int, OutcomeEnd]:
+        """The ends of the dispatch logs as they were found, by hour."""
+        logs = self.dispatch_logs.items()
+        return {
+            hour: OutcomeEnd(segment.durable, len(self.decided[hour]))
+            for hour, segment in logs
+            if hour not in self.quarantined
+        }
 
 
 def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identity: Identity) -> Recovered:
@@ -75,7 +90,10 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     producers = Producers()
     producers.load(state.scan(PRODUCER_PREFIX))
     targets = {key[len(TARGET_PREFIX) :]: msgpack.unpackb(value) for key, value in state.scan(TARGET_PREFIX)}
-    dispatch_logs, decided, target_ends = _recover_outcomes(disk, folder, identity.log_id, hours)
+    known, quarantined = load_outcome_ends(state.scan(OUTCOME_PREFIX)), dict[int, DamagedData]()
+    dispatch_logs, decided, target_ends = _recover_outcomes(
+        disk, folder, identity, hours, known, quarantined, clock.now_ms()
+    )
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
     message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c)
     for tail in message_log.recovered:
@@ -98,8 +116,15 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         next_sequence=checkpoint.get("next_sequence", 1),
         appended_at_ms=checkpoint.get("appended_at_ms", 0),
         loaded_until=0,
-        damage=[],
+        quarantined=quarantined,
+        seals=None,
+        damage=list(quarantined.values()),
     )
+    try:
+        sealed = {hour for hour, file in hours.files.items() if file.sealed}
+        found.seals = open_seal_log(disk, state, folder, identity.log_id, identity.epoch, clock.now_ms(), sealed)
+    except DamagedData as damage:
+        found.damage.append(damage)
     for group in message_log.scan(replay.offset, message_log.durable, replay.crc32c):
         _replay(group, found)
     _load(disk, clock, config, found)
@@ -140,7 +165,9 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
     pending = set(np.unique(found.pending.view()["hour"]).tolist())
     live = set(range(hour_of_ms(now_ms), found.loaded_until + 1))
     filed = set(found.hours.unsealed(found.loaded_until))
-    for hour in sorted(filed | live | {hour for hour in pending if hour <= found.loaded_until}):
+    wanted = filed | live | {hour for hour in pending if hour <= found.loaded_until}
+    # Of a quarantined hour any row may have been handed over: none is, until its dispatch log is restored.
+    for hour in sorted(wanted - found.quarantined.keys()):
         decided = found.decided.get(hour, NO_SEQUENCES)
         loaded = load_hour(disk, config.folder, found.identity.log_id, hour, found.hours.get(hour), decided)
         attach_hour(loaded, decided, found.wheel, found.subjects, found.pending)
@@ -160,17 +187,33 @@ def attach_hour(
 
 
 def _recover_outcomes(
-    disk: Disk, folder: str, log_id: int, hours: HourTable
+    disk: Disk,
+    folder: str,
+    identity: Identity,
+    hours: HourTable,
+    known: dict[int, OutcomeEnd],
+    quarantined: dict[int, DamagedData],
+    now_ms: int,
 ) -> tuple[dict[int, Segment], dict[int, NDArray[np.uint64]], dict[int, int]]:
+    """Open the dispatch logs of hours that are not sealed; what is damaged is told in ``quarantined`` (rule L5)."""
     segments: dict[int, Segment] = {}
     decided: dict[int, NDArray[np.uint64]] = {}
     target_ends: dict[int, int] = {}
-    for hour, path in list_dispatch_logs(disk, folder):
+    found = {hour for hour, _ in list_dispatch_logs(disk, folder)}
+    for hour in sorted(found | known.keys()):
         if hours.get(hour).sealed:
             continue
-        segment = reopen_dispatch_log(disk, path, log_id)
+        length = known.get(hour, OutcomeEnd()).length
+        beside = quarantine_path(folder, hour)
+        try:
+            segment = reopen_dispatch_log(disk, dispatch_path(folder, hour), identity.log_id, length)
+        except DamagedData as damage:
+            quarantined[hour] = damage
+            segment = reopen_dispatch_log(disk, beside, identity.log_id) if disk.exists(beside) else None
         if segment is None:
             continue
+        if hour not in quarantined and disk.exists(beside):
+            _restore(disk, folder, identity, hour, segment, now_ms)
         segments[hour] = segment
         outcomes = read_outcomes(segment)
         decided[hour] = np.unique(outcomes.sequences)
@@ -178,6 +221,18 @@ def _recover_outcomes(
             offsets = outcomes.parts["target_offset"][outcomes.parts["target_log_id"] == target]
             target_ends[target] = max(target_ends.get(target, 0), int(offsets.max()))
     return segments, decided, target_ends
+
+
+def _restore(disk: Disk, folder: str, identity: Identity, hour: int, segment: Segment, now_ms: int) -> None:
+    """Take what came to be known while a dispatch log was damaged into the one that was restored."""
+    beside = reopen_dispatch_log(disk, quarantine_path(folder, hour), identity.log_id)
+    if beside is None:
+        return
+    parts = missing_parts(read_outcomes(beside), read_outcomes(segment))
+    beside.close()
+    if parts:
+        append_parts(segment, hour, parts, identity.epoch, now_ms)
+    forget_quarantine(disk, folder, hour)
 
 
 def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:

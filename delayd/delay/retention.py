@@ -1,44 +1,63 @@
 """Retention: hours are sealed when their books are complete, and only sealed hours are ever deleted (rules S1, S2, P6).
 
-The comparison is of sets of sequences, never of counters. Files are read and removed on the worker thread.
+The order is the rule: the seal is durable, then the state calls the hour sealed; the published table calls it removed,
+then its files go. Files are read and removed on the worker thread.
 """
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
-from delayd.batch import ColumnId
 from delayd.clock import Clock
-from delayd.delay.hour_table import HourFile, HourTable, hour_key, hour_put
-from delayd.delay.loader import read_schedule_log
+from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd, hour_key, hour_put, outcome_key
+from delayd.delay.loader import scan_schedule_log
 from delayd.delay.outcomes import OutcomeLog
-from delayd.delay.recovery import read_outcomes
+from delayd.delay.recovery import NO_OUTCOMES, read_outcomes
+from delayd.delay.seal_log import SealDiffers, SealLog
+from delayd.delay.sealing import compare
 from delayd.delay.sources import Sources
 from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, DiskFull
 from delayd.executor import Done, Executor
 from delayd.hours import HOUR_MS, hour_name, hour_start_ms
-from delayd.log.dispatch import Outcome
+from delayd.log.checkpoint import read_checkpoint
+from delayd.log.dispatch import OutcomeRows
 from delayd.log.log import Log
-from delayd.log.schedule import DEAD, SEALED, dispatch_path, schedule_path
-from delayd.log.segment import FileKind, Segment, open_segment
+from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours, dispatch_path, schedule_path
+from delayd.log.seal import SealFacts
+from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.state import State
 
 log = logging.getLogger(__name__)
 
 SEGMENTS_KEPT_MS = 300_000  # Readers in other processes hold a checkpoint for so long before they read on from it (P3).
 HOURS_A_SWEEP = 24  # A server that was off for days seals what it missed over a few sweeps.
+SWEEPS_UNTOLD = 10  # An hour that is closed for 5 min and not sealed is told; before, rows may be on their way.
+SWEEPS_PUT_OFF_MAX = 120  # A damaged hour is read again within an hour; its copy may have been restored meanwhile.
+
+Compared = tuple[HourFile, OutcomeEnd | None]
+"""What a comparison read; while it stays the same, so does what came of it."""
+
+
+@dataclass(slots=True)
+class Unsealed:
+    """A closed hour that is not sealed yet."""
+
+    sweeps: int = 0
+    compared: Compared | None = None
+    reason: str = ""  # Why it can't be sealed, as it was told last.
+    put_off: int = 0  # Sweeps to wait before a damaged hour is read again; doubled each time.
+    not_before: int = 0
 
 
 class Verdict(NamedTuple):
-    """What comparing an hour's two logs gave."""
+    """What comparing an hour's two logs gave: its seal, counted by now; or why it has none ("": rows wait)."""
 
-    complete: bool
-    dead: bool
-    damage: DamagedData | None
+    seal: SealFacts | None
+    event: str = ""
+    reason: str = ""
 
 
 class Retention:
@@ -55,6 +74,7 @@ class Retention:
         outcomes: OutcomeLog,
         sources: Sources,
         wheel: Wheel,
+        seals: SealLog | None,
         retention_hours: int,
     ) -> None:
         self._disk = disk
@@ -66,81 +86,141 @@ class Retention:
         self._outcomes = outcomes
         self._sources = sources
         self._wheel = wheel
+        self._seals = seals  # None: its file is damaged; then nothing seals.
         self._retention_hours = retention_hours
-        self._busy: set[int] = set()
+        self._sealing: set[int] = set()
+        self._unsealed: dict[int, Unsealed] = {}
+        self._deleting = False
 
     def sweep(self, closed_before_ms: int, now_ms: int) -> None:
         """Begin to seal hours that ended by ``closed_before_ms``, and to delete sealed ones past their retention.
 
         ``closed_before_ms`` is the appended_at of a group that the last checkpoint covers: no row can be filed in an
-        hour that ended before it any more (rule P5).
+        hour that ended before it any more (rule P5). Both instants are of a confirmed clock (rule T1).
         """
-        for hour in self._hours.unsealed(closed_before_ms // HOUR_MS - 1)[:HOURS_A_SWEEP]:
-            if hour not in self._busy and not self._wheel.len_of(hour):
-                self._busy.add(hour)
-                self._outcomes.close_hour(hour, partial(self._compare, hour))
-        expired_ms = now_ms - self._retention_hours * HOUR_MS
-        for hour, file in sorted(self._hours.files.items()):
-            if hour_start_ms(hour + 1) > expired_ms or len(self._busy) >= HOURS_A_SWEEP:
-                break
-            if file.sealed and not file.flags & DEAD and hour not in self._busy:
-                self._busy.add(hour)
+        if self._seals is not None:
+            for hour in self._hours.unsealed(closed_before_ms // HOUR_MS - 1):
+                if hour not in self._sealing:
+                    self._look_at(hour, self._seals, now_ms)
+        expired = [
+            hour
+            for hour, file in sorted(self._hours.files.items())
+            if hour_start_ms(hour + 1) <= now_ms - self._retention_hours * HOUR_MS and file.sealed and not file.dead
+        ][:HOURS_A_SWEEP]
+        if expired and not self._deleting:
+            self._deleting = True
+            for hour in expired:
                 self._sources.forget_hour(hour)
-                self._executor.submit(partial(self._delete, hour), partial(self._deleted, hour))
+            files = {hour: self._hours.files[hour] for hour in expired}
+            self._executor.submit(partial(self._delete, files), self._deleted)
 
-    def _compare(self, hour: int) -> None:
-        file = self._hours.get(hour)
-        self._executor.submit(partial(self._verdict, hour, file), partial(self._compared, hour, file))
+    def close(self) -> None:
+        """Close the seal log."""
+        if self._seals is not None:
+            self._seals.close()
 
-    def _verdict(self, hour: int, file: HourFile) -> Verdict:
-        """Compare the hour's logs as they are on the disk, and make the seal durable if they agree."""
-        stored, damage = read_schedule_log(self._disk, self._folder, self._log_id, hour, file)
-        if damage is not None:
-            return Verdict(False, False, damage)
-        scheduled = [entry.batch.uint64s(ColumnId.SEQUENCE) for entry in stored]
-        try:
-            segment = open_segment(
-                self._disk, dispatch_path(self._folder, hour), FileKind.DISPATCH, self._log_id, write=False
+    # Sealing.
+
+    def _look_at(self, hour: int, seals: SealLog, now_ms: int) -> None:
+        unsealed = self._unsealed.setdefault(hour, Unsealed())
+        unsealed.sweeps += 1
+        waiting = self._wheel.len_of(hour)
+        compared = (self._hours.get(hour), self._outcomes.ends.get(hour))
+        if unsealed.sweeps == SWEEPS_UNTOLD and not unsealed.reason:
+            rows = compared[0].rows
+            decided = compared[1].rows if compared[1] else 0
+            log.warning(
+                "hour_waits hour=%s rows=%d without_outcome=%d not_due_or_held=%d",
+                *(hour_name(hour), rows, rows - decided, waiting),
             )
-        except FileNotFoundError:
-            return Verdict(not scheduled, False, None)
+        asked = unsealed.compared != compared if not unsealed.reason else unsealed.sweeps >= unsealed.not_before
+        if asked and not waiting and len(self._sealing) < HOURS_A_SWEEP:
+            unsealed.compared = compared
+            self._sealing.add(hour)
+            self._outcomes.close_hour(hour, partial(self._compare, hour, seals, now_ms))
+
+    def _compare(self, hour: int, seals: SealLog, now_ms: int) -> None:
+        file = self._hours.get(hour)
+        work = partial(self._verdict, hour, file, seals, now_ms)
+        self._executor.submit(work, partial(self._compared, hour, file))
+
+    def _verdict(self, hour: int, file: HourFile, seals: SealLog, now_ms: int) -> Verdict:
+        """Compare the hour's logs as they are on the disk, and make the seal durable if they agree."""
+        stored = scan_schedule_log(self._disk, self._folder, self._log_id, hour, file)
         try:
-            outcomes = read_outcomes(segment)
+            facts = compare(hour, (entry.batch for entry in stored), self._outcomes_of(hour))
+            if facts is None:
+                return Verdict(None)
+            seals.add(facts, now_ms)
         except DamagedData as error:
-            return Verdict(False, False, error)
+            return Verdict(None, "hour_damaged", str(error))
+        except SealDiffers as error:
+            return Verdict(None, "seal_differs", str(error))
+        except DiskFull as error:
+            return Verdict(None, "hour_not_sealed", str(error))
+        self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
+        seals.counted(hour)
+        return Verdict(facts)
+
+    def _outcomes_of(self, hour: int) -> OutcomeRows:
+        path = dispatch_path(self._folder, hour)
+        try:
+            segment = open_segment(self._disk, path, FileKind.DISPATCH, self._log_id, write=False)
+        except (FileNotFoundError, UnfinishedFile):
+            return NO_OUTCOMES
+        try:
+            return read_outcomes(segment)
         finally:
             segment.close()
-        wanted = np.concatenate(scheduled) if scheduled else np.empty(0, np.uint64)
-        complete = bool(np.array_equal(wanted, np.sort(outcomes.sequences)))
-        dead = bool((outcomes.parts["outcome"] == Outcome.DEAD).any())
-        if complete:
-            self._state.commit([hour_put(hour, _sealed(file, dead))])
-        return Verdict(complete, dead, None)
 
     def _compared(self, hour: int, file: HourFile, done: Done[Verdict]) -> None:
-        self._busy.discard(hour)
+        self._sealing.discard(hour)
         verdict = done.result()
-        if verdict.damage is not None:
-            log.critical("hour_damaged hour=%s reason=%r", hour_name(hour), str(verdict.damage))
-        elif verdict.complete:
-            self._hours.files[hour] = _sealed(file, verdict.dead)
+        unsealed = self._unsealed[hour]
+        if verdict.reason:
+            unsealed.put_off = min(max(1, 2 * unsealed.put_off), SWEEPS_PUT_OFF_MAX)
+            unsealed.not_before = unsealed.sweeps + unsealed.put_off
+            if unsealed.reason != verdict.reason:
+                log.critical("%s hour=%s reason=%r", verdict.event, hour_name(hour), verdict.reason)
+        unsealed.reason = verdict.reason
+        if verdict.seal is not None:
+            del self._unsealed[hour]
+            self._hours.files[hour] = _sealed(file, verdict.seal)
             if self._wheel.has_hour(hour):
                 self._wheel.drop_hour(hour)
             self._sources.forget_hour(hour)
-            log.info("hour_sealed hour=%s rows=%d dead=%s", hour_name(hour), file.rows, verdict.dead)
+            log.info("hour_sealed hour=%s rows=%d dead=%d", hour_name(hour), verdict.seal.rows, verdict.seal.dead)
 
-    def _delete(self, hour: int) -> None:
-        for path in (schedule_path(self._folder, hour), dispatch_path(self._folder, hour)):
-            if self._disk.exists(path):
-                self._disk.remove(path)
-                self._disk.sync_folder(path.rpartition("/")[0])
-        self._state.commit([], [hour_key(hour)])
+    # Deleting.
 
-    def _deleted(self, hour: int, done: Done[None]) -> None:
-        done.result()
-        self._busy.discard(hour)
-        self._hours.files.pop(hour, None)
-        log.info("hour_deleted hour=%s", hour_name(hour))
+    def _delete(self, files: dict[int, HourFile]) -> tuple[list[int], dict[int, HourFile]]:
+        """Remove the files of hours that the published table calls removed, and mark the others: which are which."""
+        published = read_checkpoint(self._disk, self._folder, self._log_id) or {}
+        table = published.get("hours", b"")
+        assert isinstance(table, bytes), "this server wrote the table"
+        told = {int(row["hour"]) for row in decode_hours(table) if row["flags"] & REMOVED}
+        gone = [hour for hour in files if hour in told]
+        for hour in gone:
+            for path in (schedule_path(self._folder, hour), dispatch_path(self._folder, hour)):
+                if self._disk.exists(path):
+                    self._disk.remove(path)
+                    self._disk.sync_folder(path.rpartition("/")[0])
+        marked = {
+            hour: file.with_flags(REMOVED) for hour, file in files.items() if hour not in told and not file.removed
+        }
+        if gone or marked:
+            removes = [key for hour in gone for key in (hour_key(hour), outcome_key(hour))]
+            self._state.commit([hour_put(hour, file) for hour, file in marked.items()], removes)
+        return gone, marked
+
+    def _deleted(self, done: Done[tuple[list[int], dict[int, HourFile]]]) -> None:
+        self._deleting = False
+        gone, marked = done.result()
+        self._hours.files.update(marked)
+        for hour in gone:
+            del self._hours.files[hour]
+            self._outcomes.ends.pop(hour, None)
+            log.info("hour_deleted hour=%s", hour_name(hour))
 
 
 class SegmentRetention:
@@ -177,5 +257,5 @@ def _removed(done: Done[int]) -> None:
     log.info("segments_removed bytes=%d", done.result())
 
 
-def _sealed(file: HourFile, dead: bool) -> HourFile:
-    return file._replace(flags=file.flags | SEALED | (DEAD if dead else 0))
+def _sealed(file: HourFile, facts: SealFacts) -> HourFile:
+    return file.with_flags(SEALED | (DEAD if facts.dead else 0))

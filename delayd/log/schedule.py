@@ -7,6 +7,7 @@ from delayd.hours import hour_name
 
 SEALED = 1  # Flags of an hour: each of its rows has exactly one outcome (rule S1).
 DEAD = 2  # Some of them are DEAD, so the hour is not to be deleted (rule S2).
+REMOVED = 4  # Retention removes its files, or has: who misses one knows why (rule P3).
 HOUR_ROW = np.dtype(
     [("hour", "<u4"), ("last_crc32c", "<u4"), ("length", "<u8"), ("rows", "<u8"), ("flags", "<u8")]
 )  # 32 bytes an hour; ``length`` counts groups, without the file header.

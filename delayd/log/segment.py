@@ -48,6 +48,7 @@ class FileKind(IntEnum):
     CONSUME = 5
     PULL = 6
     CHECKPOINT = 7
+    SEAL = 8
 
 
 class FileHeader(NamedTuple):

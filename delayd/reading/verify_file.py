@@ -31,6 +31,7 @@ KINDS = {
     FileKind.DISPATCH: BatchKind.OUTCOME,
     FileKind.REALTIME: BatchKind.DISPATCH,
     FileKind.PULL: BatchKind.PULL,
+    FileKind.SEAL: BatchKind.SEAL,
 }
 READ_BYTES = 4 << 20
 
@@ -109,8 +110,9 @@ def verify_file(disk: Disk, place: Place, link: Link | None = None) -> tuple[Fil
     except FileNotFoundError:
         return None  # Retention of a running server removed it in this moment.
     except UnfinishedFile:
-        if not place.last:
-            error = DamagedData(place.path, 0, "the file header is missing, and later segments exist")
+        if not place.last or place.durable:
+            reason = "a checkpoint counts what is in it" if place.last else "later segments exist"
+            error = DamagedData(place.path, 0, f"the file header is missing, and {reason}")
             return found.damaged(error), None
         found.ends(State.TORN, f"the creation of {place.path} did not finish; the server removes it at its next start")
     except DataError as error:

@@ -14,6 +14,7 @@ from delayd.log.control import encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup, encode_header
 from delayd.log.pull import PullEntry, PullOp, encode_entries
+from delayd.log.seal import Seal, SealFacts, encode_seal
 from delayd.log.segment import FileHeader, FileKind
 from delayd.testing.disk import MemoryDisk
 from tests.batches import messages
@@ -100,6 +101,12 @@ def pull_batch() -> bytes:
     return data
 
 
+def seal_batch() -> bytes:
+    """The seal of an hour, the third of its log."""
+    facts = SealFacts(HOUR, 3, 19, 2, 0, 1, 0, 0, NOW_MS - 5, NOW_MS + 1, bytes(range(32)), bytes(range(32, 64)))
+    return encode_seal(Seal(LOG_ID, 2, facts, bytes(range(64, 96))))
+
+
 def group(kind: GroupKind, batches: Sequence[Buffer], rows: int) -> bytes:
     """A group at offset 640 of a log that is durable up to 600."""
     new = NewGroup(kind, batches, 3, NOW_MS + 9, 100, rows)
@@ -126,6 +133,7 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "batch_outcome": outcome_batch,
     "batch_control": control_batch,
     "batch_pull": pull_batch,
+    "batch_seal": seal_batch,
     "group_data": lambda: group(GroupKind.DATA, [producer_batch(), single_batch(), single_batch()], 5),
     "group_control": lambda: group(GroupKind.CONTROL, [control_batch()], 0),
     "group_tick": lambda: group(GroupKind.TICK, [], 0),

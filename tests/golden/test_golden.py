@@ -11,6 +11,7 @@ from delayd.log.dispatch import decode_outcomes
 from delayd.log.group import Group, GroupKind, parse_header, verify_group
 from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.schedule import decode_hours
+from delayd.log.seal import decode_seals
 from delayd.log.segment import FileHeader, FileKind, open_segment
 from delayd.testing.disk import MemoryDisk
 from delayd.validate import check_batch
@@ -86,6 +87,16 @@ def test_pull_entries_of_version_1_are_read() -> None:
     assert pulled == PullEntry(PullOp.PULL, 1, 2, 4, 10, 1_000, 5, NOW_MS)
     assert acknowledged == PullEntry(PullOp.ACK, 1, 2, 4, 10, 0, 3, NOW_MS + 1)
     assert (refused.op, lapsed.op, lapsed.attempt) == (PullOp.NACK, PullOp.LAPSED, 2)
+
+
+def test_a_seal_of_version_1_is_read() -> None:
+    (seal,) = decode_seals(batch("seal"))
+    assert (seal.log_id, seal.number, seal.previous_sha256) == (LOG_ID, 2, bytes(range(64, 96)))
+    facts = seal.facts
+    assert (facts.hour, facts.rows, facts.body_bytes) == (HOUR, 3, 19)
+    assert (facts.dispatched, facts.cancelled, facts.dead, facts.expired, facts.in_doubt) == (2, 0, 1, 0, 0)
+    assert (facts.due_min_ms, facts.due_max_ms) == (NOW_MS - 5, NOW_MS + 1)
+    assert facts.schedule_sha256 + facts.outcomes_sha256 == bytes(range(64))
 
 
 @pytest.mark.parametrize(("kind", "batches"), [(GroupKind.DATA, 3), (GroupKind.CONTROL, 1), (GroupKind.TICK, 0)])

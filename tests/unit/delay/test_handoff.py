@@ -96,8 +96,7 @@ def test_rule_H4_answered_rows_of_sealed_and_of_deleted_hours_are_ignored() -> N
     assert len(sealed.outcomes()) == 1
     world.clock.advance(3_700_000)
     world.pass_ms(2_000)
-    world.core.sweep()
-    world.settle()
+    world.delete_hours()
     assert not world.hours().files and not world.outcomes()
     deleted = world.after_crash(PowerLoss.ALL_LOST)
     deleted.drain()

@@ -84,7 +84,7 @@ class Outcomes:
         self.disk.make_folder(FOLDER)
         self.clock = SimClock()
         self.thread = StepExecutor()
-        self.log = OutcomeLog(self.disk, FOLDER, 7, 1, self.thread, self.clock, 20, {})
+        self.log = OutcomeLog(self.disk, FOLDER, 7, 1, self.thread, self.clock, 20, {}, {})
         self.heard: list[str] = []
 
     def record(self, sequence: int, hour: int = HOUR) -> None:

@@ -1,0 +1,62 @@
+"""Earlier outcomes: what the dispatch logs say of rows that an earlier life of this server handed over (rules H4, L5).
+
+Invariant: a row of an hour that is not known, sealed, or quarantined counts as one that has an outcome.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.delay.hour_table import HourTable
+from delayd.delay.loader import NO_SEQUENCES
+from delayd.delay.pending import PendingColumns
+from delayd.errors import DamagedData
+
+Sequences = NDArray[np.uint64]
+
+
+class EarlierOutcomes:
+    """Sequences with an outcome, sorted, by hour; kept while answers about them may come or hours are to be loaded."""
+
+    def __init__(
+        self,
+        decided: dict[int, Sequences],
+        quarantined: Mapping[int, DamagedData],
+        hours: HourTable,
+        pending: PendingColumns,
+        settle: Callable[[Sequences], None],
+    ) -> None:
+        self.quarantined = quarantined
+        self._decided = decided
+        self._hours = hours
+        self._pending = pending
+        self._settle = settle
+
+    def __len__(self) -> int:
+        return len(self._decided)
+
+    def of(self, hour: int) -> Sequences:
+        """The sequences of one hour."""
+        return self._decided.get(hour, NO_SEQUENCES)
+
+    def is_quarantined(self, hour: int) -> bool:
+        """Whether an hour's dispatch log is damaged, so that it says nothing and takes nothing."""
+        return hour in self.quarantined
+
+    def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
+        """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""
+        if hour not in self._decided:
+            known = hour in self._hours.files or len(self._pending.of_hour(hour))
+            if not known or self._hours.get(hour).sealed:
+                return np.zeros(len(sequences), np.bool_)
+        return ~np.isin(sequences, self.of(hour))
+
+    def decided(self, hour: int, sequences: Sequences) -> None:
+        """Rows of an earlier epoch that a target holds: they have an outcome now."""
+        self._decided[hour] = np.union1d(self.of(hour), sequences)
+        self._settle(sequences)
+
+    def forget(self, until: int) -> None:
+        """No answer comes any more, and hours up to ``until`` are loaded."""
+        self._decided = {hour: found for hour, found in self._decided.items() if hour > until}

@@ -1,0 +1,102 @@
+"""Seal log: the writer of a delay server's seals (docs/formats/seal.md, rule S4).
+
+Invariant: a seal is durable before the state counts it, and an hour has one seal: the one that a crash left uncounted
+is found again, never written a second time. For one thread, the worker.
+"""
+
+from collections.abc import Container
+from typing import NamedTuple
+
+import msgpack
+
+from delayd.batch import BatchKind
+from delayd.disk import Disk
+from delayd.errors import DamagedData
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.log import Log, open_log
+from delayd.log.seal import NO_SEAL, Seal, SealFacts, decode_seals, encode_seal, seal_place
+from delayd.state import State
+
+KEY = b"seal"
+
+
+class SealMark(NamedTuple):
+    """A place in the chain: offset and checksum of the log there, how many seals are before it, and the last one's."""
+
+    offset: int = 0
+    crc32c: int = 0
+    seals: int = 0
+    sha256: bytes = NO_SEAL
+
+
+class SealDiffers(Exception):
+    """An hour that a crash left sealed, but not counted, gives another seal now."""
+
+
+class SealLog:
+    """The open seal log; made by `open_seal_log`."""
+
+    def __init__(self, log: Log, epoch: int, end: SealMark, uncounted: dict[int, tuple[SealMark, Seal]]) -> None:
+        self._log = log
+        self._epoch = epoch
+        self._end = end
+        self._uncounted = uncounted  # By hour, in the order of the log: the mark before a seal, and the seal.
+
+    def add(self, facts: SealFacts, now_ms: int) -> None:
+        """Append the seal of an hour; durable on return.
+
+        Raises:
+            SealDiffers: the hour has another seal.
+            DiskFull: nothing was appended.
+        """
+        known = self._uncounted.get(facts.hour)
+        if known is not None:
+            if known[1].facts != facts:
+                raise SealDiffers(f"seal {known[1].number} says {known[1].facts}, the files say {facts}")
+            return
+        before = self._end
+        seal = Seal(self._log.place.log_id, before.seals, facts, before.sha256)
+        batch = encode_seal(seal)
+        self._log.append([NewGroup(GroupKind.DATA, [batch], self._epoch, now_ms, 0, 1)], now_ms)
+        self._log.flush()
+        self._uncounted[facts.hour] = (before, seal)
+        self._end = SealMark(self._log.end, self._log.crc32c, before.seals + 1, seal.sha256)
+
+    def put(self, hour: int) -> tuple[bytes, bytes]:
+        """The row of the state that counts an hour's seal; those of hours that it does not call sealed still wait."""
+        left = (mark for other, (mark, _) in self._uncounted.items() if other != hour)
+        return KEY, msgpack.packb(next(left, self._end))
+
+    def counted(self, hour: int) -> None:
+        """The state counts an hour's seal."""
+        self._uncounted.pop(hour, None)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()
+
+
+def open_seal_log(
+    disk: Disk, state: State, folder: str, log_id: int, epoch: int, now_ms: int, sealed: Container[int]
+) -> SealLog:
+    """Open the seal log at its end; seals of hours that are not ``sealed`` by the state wait to be counted.
+
+    Raises:
+        DamagedData: it is shorter than the state counts, or what lies behind does not follow.
+    """
+    row = state.get(KEY)
+    mark = SealMark(*msgpack.unpackb(row)) if row else SealMark()
+    log = open_log(disk, seal_place(folder, log_id), now_ms, mark.offset, mark.crc32c)
+    uncounted: dict[int, tuple[SealMark, Seal]] = {}
+    end = mark
+    for group in log.scan(mark.offset, log.durable, mark.crc32c):
+        seals = [seal for _, batch in group.batches() if batch.kind == BatchKind.SEAL for seal in decode_seals(batch)]
+        for seal in seals:
+            if (seal.number, seal.previous_sha256) != (end.seals, end.sha256):
+                log.close()
+                what = f"seal {seal.number} does not follow the {end.seals} seals before it"
+                raise DamagedData(log.place.folder, group.header.offset, what)
+            if seal.facts.hour not in sealed:
+                uncounted[seal.facts.hour] = (end, seal)
+            end = SealMark(group.end, group.header.header_crc32c, seal.number + 1, seal.sha256)
+    return SealLog(log, epoch, end, uncounted)

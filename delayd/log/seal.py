@@ -1,0 +1,89 @@
+"""Seal log: one record for each sealed hour, chained by SHA-256 (docs/formats/seal.md, version 1; rule S4).
+
+Counts and digests are over rows, so they stay true however an hour's rows lie in batches.
+"""
+
+import hashlib
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from delayd.batch import DTYPES, Batch, BatchKind, ColumnId, encode
+from delayd.log.log import LogPlace
+from delayd.log.segment import FileKind
+
+SEAL = struct.Struct("<QIIQQQQQQQqq32s32s32s")
+SHA256_BYTES = 32
+NO_SEAL = bytes(SHA256_BYTES)  # What stands in place of the digest of a seal before the first one.
+SCHEDULE_ROW = np.dtype([("sequence", "<u8"), ("deliver_at_ms", "<i8"), ("subject", "<u4"), ("body_bytes", "<u4")])
+OUTCOME_ROW = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("deliver_at_ms", "<i8"),
+        ("claimed_at_ms", "<i8"),
+        ("target_log_id", "<u8"),
+        ("epoch", "<u8"),
+        ("batch_id", "<u8"),
+        ("target_appended_at_ms", "<i8"),
+        ("target_offset", "<u8"),
+        ("outcome", "u1"),
+        ("zero", "u1"),
+        ("attempt", "<u2"),
+        ("reserved", "<u4"),
+    ]
+)
+
+
+class SealFacts(NamedTuple):
+    """What an hour's rows say; equal whenever the rows are."""
+
+    hour: int
+    rows: int
+    body_bytes: int
+    dispatched: int
+    cancelled: int
+    dead: int
+    expired: int
+    in_doubt: int
+    due_min_ms: int
+    due_max_ms: int
+    schedule_sha256: bytes
+    outcomes_sha256: bytes
+
+
+class Seal(NamedTuple):
+    """A record of the log: the facts of an hour, and the record's place in the chain."""
+
+    log_id: int
+    number: int
+    facts: SealFacts
+    previous_sha256: bytes
+
+    def encode(self) -> bytes:
+        """Make the 184 bytes."""
+        hour, *facts = self.facts
+        return SEAL.pack(self.log_id, hour, self.number, *facts, self.previous_sha256)
+
+    @property
+    def sha256(self) -> bytes:
+        """What the next seal names as its predecessor."""
+        return hashlib.sha256(self.encode()).digest()
+
+
+def seal_place(folder: str, log_id: int) -> LogPlace:
+    """Where the seal log of a delay server's directory is."""
+    return LogPlace(f"{folder}/seal", FileKind.SEAL, log_id)
+
+
+def encode_seal(seal: Seal) -> bytes:
+    """Make the SEAL batch of one seal."""
+    column = np.frombuffer(seal.encode(), DTYPES[ColumnId.SEAL])
+    return encode(BatchKind.SEAL, None, 1, [(ColumnId.SEAL, column)], [b""])
+
+
+def decode_seals(batch: Batch) -> list[Seal]:
+    """Read the seals of a verified SEAL batch."""
+    start = batch.offsets[ColumnId.SEAL]
+    rows = SEAL.iter_unpack(batch.buffer[start : start + SEAL.size * batch.count])
+    return [Seal(log_id, number, SealFacts(hour, *facts), previous) for log_id, hour, number, *facts, previous in rows]
