@@ -4,7 +4,7 @@ It only appends: until a checkpoint counts what it wrote, no reader takes it, an
 Runs on the worker thread, in calls that release the GIL or are short.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, Int64s, SchedulePart
 from delayd.delay.hour_table import HourFile, HourTable
+from delayd.delay.log_range import LogRange
 from delayd.delay.rows import Rows
-from delayd.delay.table import Stored, Table, tabulate
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull
-from delayd.gather import SUBJECT_NONE, Gathered, compose, copy_words
-from delayd.log.group import Group, GroupKind, NewGroup
+from delayd.gather import SUBJECT_NONE, Gathered, compose
+from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, open_segment
 
-WINDOW_BYTES = 128 << 20  # Of the message log in memory at a time; each window makes a group an hour, or several.
+PART_BYTES = 256 << 20  # Of rows in memory at a time; the message log is read once more for each part.
 BATCH_ROWS = 8_000  # A batch is read and verified whole for any of its rows, and decodes well from here on.
 BATCH_BYTES = 1 << 20
 GROUP_BYTES = 32 << 20  # A group ends behind the batch that reaches it; the format's limit is twice that.
@@ -54,71 +54,54 @@ class ScheduleWriter:
             DiskFull: some hours were written; nothing counts them.
             DamagedData: a group or a schedule log does not check.
         """
-        at = 0
+        if not len(rows):
+            return
         try:
-            for window in _windows(self._log.scan(start, stop, previous_crc32c)):
-                stored = _stored(window)
-                if stored:
-                    table = tabulate(stored)
-                    count = len(table.sequences)
-                    self._write_window(window, stored, table, rows[at : at + count], names, (start, stop))
-                    at += count
+            source = LogRange(self._log, start, stop, previous_crc32c, len(rows))
+            assert bool((source.sequences == rows["sequence"]).all()), "pending rows stand in the order of the log"
+            for part in _parts(rows):
+                self._write_part(source, part, rows, names, (start, stop))
         except (DiskFull, DamagedData):
             # Or each try would leave its files open.
             self._sync()
             raise
-        assert at == len(rows), f"the range holds {at} rows, {len(rows)} are pending"
         self._sync()
 
-    def _write_window(
-        self,
-        window: list[Group],
-        stored: list[Stored],
-        table: Table,
-        rows: Rows,
-        names: list[bytes],
-        source: tuple[int, int],
+    def _write_part(
+        self, source: LogRange, part: NDArray[np.intp], rows: Rows, names: list[bytes], source_range: tuple[int, int]
     ) -> None:
-        assert bool((table.sequences == rows["sequence"]).all()), "pending rows stand in the order of the log"
-        hours = rows["hour"]
+        hours = rows["hour"].take(part)
         order = np.argsort((hours - hours.min()).astype(np.uint16), kind="stable")
-        words, heap_at = _words(window, stored)
-        base = heap_at.take(table.batch_of)
-        bodies, body_ends = _in_order(words, base, table.body_starts, table.body_lengths, order)
-        headers: tuple[NDArray[np.uint64], Int64s] | None = None
-        if table.headers is not None:
-            headers = _in_order(words, base, *table.headers, order)
+        bodies, headers = source.copy(part, order)
         hours = hours.take(order)
-        cuts = _cuts(hours, body_ends if headers is None else body_ends + headers[1])
-        deliver_at_ms, sequences = table.deliver_at_ms.take(order), table.sequences.take(order)
-        numbers = rows["subject"].take(order)
-        body_lengths = table.body_lengths.take(order)
-        headers_lengths = None if table.headers is None else table.headers[1].take(order)
-        accepted_at_ms = _accepted(window, table).take(order)
+        chosen = part.take(order)
+        deliver_at_ms, sequences = source.deliver_at_ms.take(chosen), source.sequences.take(chosen)
+        numbers, accepted_at_ms = rows["subject"].take(chosen), source.accepted_at_ms.take(chosen)
+        cuts = _cuts(hours, bodies.ends if headers is None else bodies.ends + headers.ends)
         pieces = [(int(hours[low]), low, high) for low, high in pairwise(cuts)]
-        for hour, parts in groupby(pieces, key=lambda piece: piece[0]):
+        for hour, bounds in groupby(pieces, key=lambda piece: piece[0]):
             batches: list[bytes] = []
             count = size = 0
-            for _, low, high in parts:
-                part = slice(low, high)
-                used, subject_of = np.unique(numbers[part], return_inverse=True)
+            for _, low, high in bounds:
+                of = slice(low, high)
+                used, subject_of = _subjects(numbers[of])
                 gathered = Gathered(
-                    deliver_at_ms[part],
-                    None if headers_lengths is None else headers_lengths[part],
-                    [] if headers is None else [_slice(headers, low, high)],
-                    body_lengths[part],
-                    [_slice((bodies, body_ends), low, high)],
+                    deliver_at_ms[of],
+                    None if headers is None else headers.lengths[of],
+                    [] if headers is None else [headers.slice(low, high)],
+                    bodies.lengths[of],
+                    [bodies.slice(low, high)],
                 )
-                was_due = bool((gathered.deliver_at_ms < accepted_at_ms[part]).any())
+                was_due = bool((gathered.deliver_at_ms < accepted_at_ms[of]).any())
                 batches.append(
                     compose(
                         BatchKind.SCHEDULE,
-                        SchedulePart(*source, hour),
+                        SchedulePart(*source_range, hour),
                         gathered,
-                        sequences[part],
-                        [names[number] for number in used.tolist()],
-                        subject_of.astype(np.uint32) if len(used) > 1 else SUBJECT_NONE,
-                        accepted_at_ms[part] if was_due else None,
+                        sequences[of],
+                        [names[number] for number in used],
+                        subject_of,
+                        accepted_at_ms[of] if was_due else None,
                     )
                 )
                 count += high - low
@@ -182,58 +165,30 @@ def cut_to_checkpoint(segment: Segment, known: HourFile) -> None:
     segment.crc32c = known.last_crc32c
 
 
-def _windows(groups: Iterator[Group]) -> Iterator[list[Group]]:
-    window: list[Group] = []
-    size = 0
-    for group in groups:
-        if group.header.kind != GroupKind.DATA:
-            continue
-        if window and size + group.header.total_bytes > WINDOW_BYTES:
-            yield window
-            window, size = [], 0
-        window.append(group)
-        size += group.header.total_bytes
-    if window:
-        yield window
+def _parts(rows: Rows) -> list[NDArray[np.intp]]:
+    """Numbers of rows, rising, that are written together: of neighbouring hours, whole ones where they fit."""
+    hours = rows["hour"]
+    base = int(hours.min())
+    ends = np.cumsum(np.bincount(hours - np.uint32(base), weights=rows["length"]))
+    parts: list[NDArray[np.intp]] = []
+    low = 0
+    while low < len(ends):
+        before = float(ends[low - 1]) if low else 0.0
+        high = max(low + 1, int(np.searchsorted(ends, before + PART_BYTES, "right")))
+        chosen = np.flatnonzero((hours >= base + low) & (hours < base + high))
+        if len(chosen):
+            number = (np.cumsum(rows["length"].take(chosen), dtype=np.int64) - 1) // PART_BYTES
+            parts.extend(np.split(chosen, np.flatnonzero(number[1:] != number[:-1]) + 1))
+        low = high
+    return parts
 
 
-def _stored(window: list[Group]) -> list[Stored]:
-    stored: list[Stored] = []
-    for group in window:
-        sequence = group.header.base_sequence
-        for offset, batch in group.batches():
-            stored.append(Stored(offset, sequence, batch))
-            sequence += batch.count
-    return stored
-
-
-def _words(window: list[Group], stored: list[Stored]) -> tuple[NDArray[np.uint64], Int64s]:
-    """The window's bytes as words, and where the heap of each batch begins in them, in bytes."""
-    sizes = [group.header.total_bytes for group in window]
-    words = np.empty(sum(sizes) >> 3, np.uint64)
-    heaps: list[int] = []
-    at, index = 0, 0
-    for group, size in zip(window, sizes, strict=True):
-        words[at >> 3 : (at + size) >> 3] = np.frombuffer(group.buffer, np.uint64)
-        for entry in stored[index : index + group.header.batch_count]:
-            heaps.append(at + entry.offset - group.header.offset + entry.batch.heap_offset)
-        index += group.header.batch_count
-        at += size
-    return words, np.array(heaps, np.int64)
-
-
-def _in_order(
-    words: NDArray[np.uint64], base: Int64s, starts: Int64s, lengths: Int64s, order: NDArray[np.intp]
-) -> tuple[NDArray[np.uint64], Int64s]:
-    """Copy items into ``order``: their words, and the word behind each."""
-    first = ((base + starts) >> 3).take(order)
-    count = ((lengths + 7) >> 3).take(order)
-    return copy_words(words, first, count), np.cumsum(count)
-
-
-def _slice(items: tuple[NDArray[np.uint64], Int64s], low: int, high: int) -> memoryview:
-    words, ends = items
-    return words[(ends[low - 1] if low else 0) : ends[high - 1]].data.cast("B")
+def _subjects(numbers: NDArray[np.uint32]) -> tuple[list[int], NDArray[np.uint32]]:
+    """The subjects of a batch, and for each row which it is; empty when all rows have the one subject."""
+    if bool((numbers == numbers[0]).all()):
+        return [int(numbers[0])], SUBJECT_NONE
+    used, subject_of = np.unique(numbers, return_inverse=True)
+    return used.tolist(), subject_of.astype(np.uint32)
 
 
 def _cuts(hours: NDArray[np.uint32], word_ends: Int64s) -> list[int]:
@@ -247,8 +202,3 @@ def _cuts(hours: NDArray[np.uint32], word_ends: Int64s) -> list[int]:
             fits = int(np.searchsorted(word_ends[low : low + BATCH_ROWS], begin + (BATCH_BYTES >> 3), "right"))
             low = min(high, low + max(1, fits))
     return [*cuts, len(hours)]
-
-
-def _accepted(window: list[Group], table: Table) -> Int64s:
-    per_batch = [group.header.appended_at_ms for group in window for _ in range(group.header.batch_count)]
-    return np.array(per_batch, np.int64).take(table.batch_of)

@@ -1,8 +1,11 @@
 """What a checkpoint files: the batches of an hour, their columns, their limits, and tails that nobody counted."""
 
+from random import Random
+
 import pytest
 
 from delayd.batch import Batch, BatchKind, ColumnId, ProducerPart, parse
+from delayd.delay import log_range, schedule_writer
 from delayd.delay.hour_table import HourFile
 from delayd.delay.loader import load_hour, read_schedule_log
 from delayd.delay.schedule_writer import BATCH_BYTES, BATCH_ROWS
@@ -31,6 +34,14 @@ def filed(world: World, hour: int = FAR) -> list[Batch]:
         entry.batch.verify()
         check_batch(entry.batch)
     return [entry.batch for entry in stored]
+
+
+def rows_of(batch: Batch) -> list[tuple[int, bytes, bytes]]:
+    """Due instant, headers and body of each row."""
+    headers = [b""] * batch.count
+    if ColumnId.HEADERS_END in batch:
+        headers = [bytes(batch.heap[start:end]) for start, end in zip(*batch.region(ColumnId.HEADERS_END), strict=True)]
+    return list(zip(batch.int64s(ColumnId.DELIVER_AT_MS).tolist(), headers, bodies_of(batch), strict=True))
 
 
 def test_an_hour_is_one_group_of_batches_sorted_by_sequence_whatever_the_due_times_are() -> None:
@@ -126,6 +137,34 @@ def test_an_hour_of_more_bytes_than_a_group_can_hold_is_filed_in_several_groups(
     assert [body[:1] for batch in batches for body in bodies_of(batch)] == [
         bytes([1 + index // 5]) for index in range(35)
     ]
+
+
+def test_a_range_that_is_read_in_many_windows_and_written_in_many_parts_is_filed_whole_and_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_range, "WINDOW_BYTES", 600)
+    monkeypatch.setattr(log_range, "PIECE_ROWS", 2)
+    monkeypatch.setattr(schedule_writer, "PART_BYTES", 300)
+    world = World()
+    draw = Random(5)
+    expected: dict[int, list[tuple[int, bytes, bytes]]] = {}
+    for number in range(1, 30):
+        count = draw.randint(1, 5)
+        due = [START_MS + FAR_MS + draw.choice((0, 1, 2, 40)) * HOUR_MS + draw.randint(0, 999) for _ in range(count)]
+        bodies = [draw.randbytes(draw.choice((0, 1, 8, 90))) for _ in range(count)]
+        headers = [draw.choice((b"", b"\x80", b"\x81\xa1a\x01")) for _ in range(count)] if number % 3 == 0 else None
+        part = ProducerPart(PRODUCER_ID, number, 0)
+        data = (
+            messages(bodies, due=due, headers=headers, part=part) if headers else messages(bodies, due=due, part=part)
+        )
+        world.core.send(parse(data), lambda what, duplicate: None)
+        world.settle()
+        for instant, header, body in zip(due, headers or [b""] * count, bodies, strict=True):
+            expected.setdefault(hour_of_ms(instant), []).append((instant, header, body))
+    world.checkpoint()
+    for hour, rows in expected.items():
+        assert [row for batch in filed(world, hour) for row in rows_of(batch)] == rows
+    world.check_logs()
 
 
 def test_the_source_range_is_that_of_the_checkpoint_and_the_next_one_goes_on_behind_it() -> None:
