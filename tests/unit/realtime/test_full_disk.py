@@ -1,0 +1,125 @@
+"""A full disk under each log of a realtime server: refused by name or waited for, nothing lost, it recovers (L8)."""
+
+import pytest
+
+from delayd.errors import DiskReserve
+from delayd.testing.disk import CAPACITY_BYTES
+from delayd.wire.requests import RequestType
+
+from .batches import dispatch_batch
+from .world import SimPeer, World, pull_head
+
+LEASE_MS = 30_000
+
+
+def served(*bodies: bytes) -> tuple[World, SimPeer]:
+    """A server without a reserve, as if others had filled its disk past that."""
+    world, peer = World(settings={"free_bytes_all": 0}), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, list(bodies)))
+    return world, peer
+
+
+def fill(world: World, left: int = 0) -> None:
+    """With ``left`` bytes a batch of that size is begun, and does not fit with the header of its group."""
+    world.disk.capacity_bytes = world.disk.used_bytes + left
+
+
+def free(world: World) -> None:
+    world.disk.capacity_bytes = CAPACITY_BYTES
+
+
+def test_rule_L8_a_pull_and_an_acknowledgement_that_find_no_space_are_refused_by_name_and_lose_nothing() -> None:
+    world, peer = served(b"a", b"b", b"c")
+    first = world.pull(peer, most=1)
+    fill(world)
+    with pytest.raises(DiskReserve) as of_pull:
+        world.pull(peer)
+    with pytest.raises(DiskReserve):
+        world.ack(peer, first.handles)
+    with pytest.raises(DiskReserve):
+        world.pull(peer, "new group")
+    assert "no space is left" in str(of_pull.value) and of_pull.value.retry_after_ms > 0
+    assert not world.failures
+    free(world)
+    assert not world.ack(peer, first.handles)
+    assert world.pull(peer).bodies == [b"b", b"c"]
+    assert world.pull(peer, "new group").bodies == [b"a", b"b", b"c"]
+    world.pass_time(LEASE_MS)
+    assert world.restarted().pull(SimPeer()).bodies == [b"b", b"c"]
+
+
+def test_rule_L8_a_lease_that_ends_on_a_full_disk_ends_again_when_there_is_space() -> None:
+    world, peer = served(b"a")
+    world.pull(peer)
+    fill(world)
+    world.pass_time(LEASE_MS)
+    world.pass_time(1_000)
+    assert not world.failures
+    free(world)
+    world.pass_time(1_000)
+    again = world.pull(peer)
+    assert again.bodies == [b"a"] and again.attempts == [2]
+
+
+def test_rule_L8_a_pull_that_waits_hears_of_the_full_disk_when_its_message_comes() -> None:
+    world, peer = served(b"a")
+    first = world.pull(peer)
+    assert not world.ack(peer, first.handles)
+    waiting = world.send(peer, RequestType.PULL, pull_head(wait_ms=20_000))
+    batch = dispatch_batch(2, [b"b"])
+    # Room for the message, and none for the entry that would hand it out.
+    fill(world, len(batch) + 200)
+    world.dispatch(peer, 1, batch)
+    assert isinstance(peer.errors[waiting], DiskReserve)
+    free(world)
+    assert world.pull(peer).bodies == [b"b"]
+
+
+def test_rule_H6_what_waits_for_space_is_neither_refused_nor_lost_nor_doubled() -> None:
+    world, peer = served(b"a")
+    batch = dispatch_batch(2, [b"b"])
+    fill(world, len(batch))
+    asked = world.send(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, batch)
+    world.pass_time(10_000)
+    # The delay server takes a target that says nothing for one that hangs, and comes again.
+    world.core.disconnected(peer)
+    peer = SimPeer()
+    hello = world.hello_later(peer, 2)
+    world.pass_time(10_000)
+    assert asked not in peer.answers and hello not in peer.answers and not world.failures
+    free(world)
+    world.pass_time(1_000)
+    assert [row[1] for row in world.window(peer, hello)] == [1, 2]
+    pulled = world.pull(peer)
+    assert pulled.bodies == [b"a", b"b"]
+
+
+def test_rule_L8_checkpoints_are_put_off_until_there_is_space_and_then_hold_everything() -> None:
+    world, peer = served(b"a", b"b")
+    world.ack(peer, world.pull(peer, most=1).handles)
+    fill(world)
+    for _ in range(3):
+        world.pass_time(60_000)
+    assert not world.failures
+    free(world)
+    world.pass_time(60_000)
+    later = World(world.disk.after_crash(), world.state.after_crash())
+    assert later.recovered.marks.indexed_offset == world.recovered.message_log.end
+    assert later.pull(SimPeer()).bodies == [b"b"]
+
+
+def test_rule_L8_a_roll_of_the_message_log_that_finds_no_space_is_tried_again() -> None:
+    world, peer = World(settings={"free_bytes_all": 0, "segment_bytes": 4_096}), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [bytes(4_096)]))
+    batch = dispatch_batch(2, [b"b"])
+    fill(world, len(batch))
+    asked = world.send(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, batch)
+    for _ in range(3):
+        world.pass_time(1_000)
+    assert asked not in peer.answers and not world.failures
+    free(world)
+    world.pass_time(1_000)
+    assert asked in peer.answers
+    assert world.pull(peer).bodies == [bytes(4_096), b"b"]
