@@ -362,6 +362,7 @@ class Core:
             snapshot.keep_from = keep_from(
                 self._state.message_log, oldest_ms, marks, self._pulls.groups.values(), self._index
             )
+            self._index.leaving_below = snapshot.keep_from
         return snapshot
 
     def _checkpointed(self, snapshot: Snapshot, error: DelaydError | None) -> None:
@@ -370,6 +371,7 @@ class Core:
                 group.dirty = True
             for origin in self._origins:
                 origin.dirty = True
+            self._index.leaving_below = 0
         else:
             for subject in self._index:
                 subject.forget_below(self._stored.memory_start)

@@ -110,6 +110,7 @@ class Index:
 
     def __init__(self, disk: Disk, folder: str, log: Log) -> None:
         self.by_name: dict[str, Subject] = {}
+        self.leaving_below = 0  # Retention has decided on what lies below this offset: no group begins there any more.
         self._by_table: dict[bytes, Subject] = {}
         self._disk = disk
         self._folder = folder
@@ -154,7 +155,7 @@ class Index:
 
     def first(self, subject: Subject) -> int:
         """The lowest consume sequence whose message is kept; ``end`` when none is."""
-        start = self._log.start
+        start = max(self._log.start, self.leaving_below)
         if start != subject.kept_from[0]:
             subject.kept_from = (start, self._first_from(subject, start))
         return subject.kept_from[1]

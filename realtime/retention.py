@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 
 def keep_from(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group], index: Index) -> int:
-    """The offset below which the message log may be removed once these marks and groups are durable."""
+    """Where the message log may begin once these marks and groups are durable."""
     offset = min(message_log.older_than(oldest_ms), marks.indexed_offset, marks.window_offset)
     for group in groups:
         if offset > message_log.start and group.oldest < group.subject.end:
             offset = min(offset, index.locate(group.subject, group.oldest).offset)
-    return offset
+    return message_log.base_below(offset)
 
 
 def remove_old(

@@ -113,6 +113,11 @@ class Log:
         """Remove whole segments that end at or below ``offset``, never the last one: the bytes freed."""
         return self.remove(self.detach_below(offset))
 
+    def base_below(self, offset: int) -> int:
+        """Where the log begins once `delete_below` has removed what it may below ``offset``."""
+        segments = self._segments
+        return segments[max(0, bisect_right(segments, offset, key=_base_offset) - 1)].base_offset
+
     def detach_below(self, offset: int) -> list[Segment]:
         """Take what `delete_below` would remove out of the log, on the thread that appends, for `remove` on another."""
         segments = self._segments

@@ -110,6 +110,23 @@ def test_rule_Q3_retention_removes_what_every_group_has_acknowledged() -> None:
     assert status_subject(later, peer) == first
 
 
+def test_rule_Q3_a_group_that_comes_while_messages_are_being_removed_starts_behind_them() -> None:
+    world, peer = World(settings=SMALL, work=(work := StepExecutor())), SimPeer()
+    world.hello(peer, 1)
+    for batch_id in range(1, 21):
+        w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(400)] * 2, w=w))
+    work.run_all()
+    world.pass_time(2_000)
+    world.core.retain()
+    # What goes is decided, and nothing of it is gone.
+    before = segments(world)
+    pulled = world.pull(peer, "late", most=1).bodies
+    work.run_all()
+    assert len(segments(world)) < len(before)
+    assert len(pulled) + len(pull_all(world, peer, "late")) == 40 - status_subject(world, peer)
+
+
 def test_rule_Q3_retention_never_passes_what_a_group_has_not_acknowledged() -> None:
     world, peer = filled()
     held = world.pull(peer, most=2)
