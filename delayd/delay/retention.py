@@ -152,13 +152,13 @@ class Retention:
             if facts is None:
                 return Verdict(None)
             seals.add(facts, now_ms)
+            self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
         except DamagedData as error:
             return Verdict(None, "hour_damaged", str(error))
         except SealDiffers as error:
             return Verdict(None, "seal_differs", str(error))
         except DiskFull as error:
             return Verdict(None, "hour_not_sealed", str(error))
-        self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
         seals.counted(hour)
         return Verdict(facts)
 
@@ -210,7 +210,12 @@ class Retention:
         }
         if gone or marked:
             removes = [key for hour in gone for key in (hour_key(hour), outcome_key(hour))]
-            self._state.commit([hour_put(hour, file) for hour, file in marked.items()], removes)
+            try:
+                self._state.commit([hour_put(hour, file) for hour, file in marked.items()], removes)
+            except DiskFull as error:
+                # The next sweep finds the same hours, some of them without files.
+                log.warning("hours_not_deleted reason=%r", str(error))
+                return [], {}
         return gone, marked
 
     def _deleted(self, done: Done[tuple[list[int], dict[int, HourFile]]]) -> None:
