@@ -24,6 +24,7 @@ from delayd.client.producer import AsyncProducer
 from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
 from delayd.errors import DelaydError
+from delayd.hours import INSTANT_MS_MIN
 from delayd.net.connection import Connection
 from delayd.net.server import Server, run
 from delayd.wire.frame import Frame, Head
@@ -169,11 +170,11 @@ def blocking_cases(measure: Measure, address: str, rows: int) -> None:
 
         def lone() -> None:
             for _ in range(500):
-                producer.send("bench", BODY, deliver_at_ms=1)
+                producer.send("bench", BODY, deliver_at_ms=INSTANT_MS_MIN)
 
         def gathered() -> None:
             for body in bodies:
-                producer.send_nowait("bench", body, deliver_at_ms=1)
+                producer.send_nowait("bench", body, deliver_at_ms=INSTANT_MS_MIN)
             producer.flush()
 
         def one_batch() -> None:
@@ -197,7 +198,7 @@ async def async_cases(measure: Measure, address: str, rows: int) -> None:
 
         async def sender() -> None:
             for _ in range(rows // 1000):
-                await producer.send("bench", BODY, deliver_at_ms=1)
+                await producer.send("bench", BODY, deliver_at_ms=INSTANT_MS_MIN)
 
         async def batches() -> None:
             for _ in range(rows // 8_000):

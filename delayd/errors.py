@@ -62,6 +62,10 @@ class NaiveDatetime(CallerError):
     """A datetime without a time zone names no instant."""
 
 
+class BadInstant(CallerError):
+    """An instant of years ago: most likely seconds where milliseconds are meant, which would be delivered at once."""
+
+
 class PastHorizon(CallerError):
     """Due later than the horizon; nothing is ever clamped."""
 

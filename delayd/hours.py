@@ -14,6 +14,7 @@ from delayd.errors import BadArgument
 
 HOUR_MS = 3_600_000
 HOUR_SECONDS = 3_600
+INSTANT_MS_MIN = 1_000_000_000_000  # 2001-09-09; below it lies every instant of our time that was written in seconds.
 NAME_DIGITS = 10  # YYYYMMDDHH sorts as text the way hours sort as numbers.
 
 

@@ -25,6 +25,7 @@ from delayd.client.limits import (
     pack_headers,
 )
 from delayd.errors import BadArgument, BadSetting, MessageTooLarge
+from delayd.hours import INSTANT_MS_MIN
 
 LINGER_MS = 2.0  # Enough for company at 5,000 sends a second, and small beside the fsync that every batch waits for.
 LINGER_MS_MAX = 1_000.0
@@ -92,7 +93,7 @@ class Arguments:
         """Check one send."""
         if (
             type(deliver_at_ms) is int
-            and 0 <= deliver_at_ms <= self._within_ms
+            and INSTANT_MS_MIN <= deliver_at_ms <= self._within_ms
             and type(body) is bytes
             and len(body) <= MESSAGE_BYTES_MAX
             and type(subject) is str

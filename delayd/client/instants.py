@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
-from delayd.errors import BadArgument, NaiveDatetime, PastHorizon
+from delayd.errors import BadArgument, BadInstant, NaiveDatetime, PastHorizon
+from delayd.hours import INSTANT_MS_MIN
 
 HORIZON_MS = 2 * 366 * 86_400_000  # Two leap years: 17,568 hours, each a file at the most.
 SKEW_MS_MAX = 1_000  # Users notice a second; below it the offset is corrected silently.
@@ -57,7 +58,8 @@ def wish(
     """Read the one of the three that was given.
 
     Raises:
-        BadArgument: none or several were given, of a wrong type, or negative.
+        BadArgument: none or several were given, of a wrong type, or a negative delay.
+        BadInstant: before 2001-09-09.
         NaiveDatetime: a datetime without a time zone.
         PastHorizon: due later than the horizon from now.
     """
@@ -74,7 +76,8 @@ def wish_column(deliver_at_ms: DeliverAtMs, count: int, horizon_ms: int = HORIZO
     """The instants of ``count`` messages, as int64[count]: one for all of them, or one for each.
 
     Raises:
-        BadArgument: not whole numbers, negative ones, or another number of them.
+        BadArgument: not whole numbers, or another number of them.
+        BadInstant: one is before 2001-09-09.
         PastHorizon: one is due later than the horizon from now.
     """
     column = np.asarray(deliver_at_ms)
@@ -178,8 +181,11 @@ def _delay_us(value: timedelta, horizon_ms: int) -> int:
 
 
 def _within_horizon(instant_ms: int, horizon_ms: int) -> int:
-    if instant_ms < 0:
-        raise BadArgument(f"deliver_at_ms {instant_ms} is before the epoch")
+    if instant_ms < INSTANT_MS_MIN:
+        raise BadInstant(
+            f"deliver_at_ms {instant_ms} is before 2001-09-09 (seconds, not milliseconds?); for at once say"
+            " delay=timedelta(0)"
+        )
     # The server judges by its own clock; this only spares the way to it.
     if instant_ms > time.time_ns() // 1_000_000 + horizon_ms:
         raise PastHorizon(f"deliver_at_ms {instant_ms} is past the horizon of {horizon_ms // 86_400_000} days from now")

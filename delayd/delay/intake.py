@@ -17,9 +17,9 @@ from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.producers import Producers, Waiter
 from delayd.delay.table import Stored
-from delayd.errors import BatchMalformed, DelaydError, DiskFull, DiskReserve, HourFull, PastHorizon, SlowDown, Stopping
+from delayd.errors import BadInstant, DelaydError, DiskFull, DiskReserve, HourFull, PastHorizon, SlowDown, Stopping
 from delayd.executor import Done, Executor
-from delayd.hours import hours_of
+from delayd.hours import INSTANT_MS_MIN, hours_of
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.validate import check_batch, rows_detail
@@ -149,8 +149,11 @@ class Intake:
         if latest > horizon:
             days = self._config.horizon_days
             raise _at_rows(PastHorizon, f"due more than {days} days ahead", deliver_at_ms > horizon)
-        if int(deliver_at_ms.min()) < 0:
-            raise _at_rows(BatchMalformed, "deliver_at_ms is before 1970", deliver_at_ms < 0)
+        if int(deliver_at_ms.min()) < INSTANT_MS_MIN:
+            # It would leave at once, though its sender may have meant a time years ahead.
+            raise _at_rows(
+                BadInstant, "due before 2001-09-09 (seconds, not milliseconds?)", deliver_at_ms < INSTANT_MS_MIN
+            )
         far = self.reserve.far_from_ms
         if far is not None and latest >= far:
             raise DiskReserve("this server's disk nears its reserve and takes near messages only; free space there")

@@ -19,7 +19,7 @@ from delayd.net.connection import Connection
 from delayd.wire.frame import Frame
 from tests.unit.client.servers import SmallDelay, drop_after, drop_before, rows_of
 from tests.unit.client.servers import refuse as refused
-from tests.unit.client.world import World, on_loop
+from tests.unit.client.world import PAST_MS, World, on_loop
 
 Step = Callable[[Connection, Frame], bool]
 SENDS = 60
@@ -63,7 +63,7 @@ def test_rule_I3_every_send_is_kept_once_or_known_not_to_be(
         async with AsyncProducer(world.address, timeout_ms=10_000, linger_ms=1) as producer:
             sends: list[asyncio.Future[Receipt]] = []
             for row, pause in enumerate(pauses):
-                sends.append(producer.send(f"s{row % 3}", b"%d" % row, deliver_at_ms=row))
+                sends.append(producer.send(f"s{row % 3}", b"%d" % row, deliver_at_ms=PAST_MS + row))
                 for _ in range(pause):
                     await asyncio.sleep(0)
             outcomes = await asyncio.gather(*sends, return_exceptions=True)
@@ -79,7 +79,7 @@ def test_rule_I3_every_send_is_kept_once_or_known_not_to_be(
             body = b"%d" % row
             if isinstance(outcome, Receipt):
                 assert places[outcome.log_id, outcome.sequence] == body and times[body] == 1
-                assert outcome.deliver_at_ms == row
+                assert outcome.deliver_at_ms == PAST_MS + row
             elif isinstance(outcome, OutcomeUnknown):
                 assert times[body] <= 1
             else:

@@ -26,7 +26,7 @@ from delayd.errors import (
 
 # A code is part of the protocol: a name leaves this list only with a new version of it.
 CODES = """
-    already_closed bad_argument bad_magic bad_request bad_setting bad_subject bad_version batch_malformed
+    already_closed bad_argument bad_instant bad_magic bad_request bad_setting bad_subject bad_version batch_malformed
     batch_number_reused caller_error connection_lost damaged_data data_error delayd_error directory_in_use disk_full
     disk_reserve dispatch_refused fenced_instance frame_damaged frame_too_large handoff_refused hour_full internal_error
     message_too_large naive_datetime newer_format no_delay_server no_realtime_server not_ready not_writable

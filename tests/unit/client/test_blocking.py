@@ -17,7 +17,7 @@ from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, StaleHandle
 from tests.unit.client.servers import refuse
-from tests.unit.client.world import World, world_aside
+from tests.unit.client.world import PAST_MS, World, world_aside
 
 DEADLINE_S = 20.0
 
@@ -27,7 +27,7 @@ FORKING = """
 import gc, os, sys
 from delayd import Producer
 producer = Producer(sys.argv[1], timeout_ms=10_000)
-producer.send("a", b"1", deliver_at_ms=1)
+producer.send("a", b"1", deliver_at_ms=10**12)
 child = os.fork()
 if child == 0:
     del producer
@@ -35,7 +35,7 @@ if child == 0:
     sys.exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 for _ in range(5):
-    assert not producer.send("a", b"2", deliver_at_ms=1).duplicate
+    assert not producer.send("a", b"2", deliver_at_ms=10**12).duplicate
 producer.close()
 """
 
@@ -57,8 +57,8 @@ def test_a_blocking_send_returns_its_receipt() -> None:
         receipt = producer.send("a", b"x", delay=timedelta(seconds=1), headers={"a": "b"})
         assert receipt.sequence == 1 and not receipt.was_due
         with pytest.raises(BadSubject):
-            producer.send("a b", b"x", deliver_at_ms=1)
-        assert len(producer.send_batch("a", [b"x"] * 100, 1)) == 100
+            producer.send("a b", b"x", deliver_at_ms=PAST_MS)
+        assert len(producer.send_batch("a", [b"x"] * 100, PAST_MS)) == 100
 
 
 def test_sends_of_many_threads_share_batches_and_each_gets_its_own_receipt() -> None:
@@ -68,7 +68,7 @@ def test_sends_of_many_threads_share_batches_and_each_gets_its_own_receipt() -> 
         def send(thread: int) -> None:
             for row in range(50):
                 body = b"%d.%d" % (thread, row)
-                sequences[body] = producer.send("a", body, deliver_at_ms=1).sequence
+                sequences[body] = producer.send("a", body, deliver_at_ms=PAST_MS).sequence
 
         threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
         for thread in threads:
@@ -83,9 +83,9 @@ def test_sends_of_many_threads_share_batches_and_each_gets_its_own_receipt() -> 
 
 def test_futures_of_sends_that_nobody_waited_for_are_done_after_a_flush() -> None:
     with world_aside() as (world, _), Producer(world.address) as producer:
-        futures = [producer.send_nowait("a", b"%d" % row, deliver_at_ms=row) for row in range(1_000)]
+        futures = [producer.send_nowait("a", b"%d" % row, deliver_at_ms=PAST_MS + row) for row in range(1_000)]
         producer.flush()
-        assert [future.result(0).deliver_at_ms for future in futures] == list(range(1_000))
+        assert [future.result(0).deliver_at_ms for future in futures] == [PAST_MS + row for row in range(1_000)]
 
 
 def test_the_error_of_a_send_is_raised_where_it_is_waited_for() -> None:
@@ -93,17 +93,17 @@ def test_the_error_of_a_send_is_raised_where_it_is_waited_for() -> None:
         step = refuse(world.delay, BadSubject("refused by the server"), [])
         do(lambda: world.delay.script.extend([step, step]))
         with pytest.raises(BadSubject, match="refused by the server"):
-            producer.send("a", b"x", deliver_at_ms=1)
+            producer.send("a", b"x", deliver_at_ms=PAST_MS)
         with pytest.raises(BadSubject, match="refused by the server"):
-            producer.send_nowait("a", b"x", deliver_at_ms=1).result(DEADLINE_S)
+            producer.send_nowait("a", b"x", deliver_at_ms=PAST_MS).result(DEADLINE_S)
 
 
 def test_a_blocking_send_past_a_full_queue_waits_for_room() -> None:
     with world_aside() as (world, do), Producer(world.address, queue_bytes_max=4 << 20) as producer:
         do(lambda: setattr(world.delay, "holding", True))
-        futures = [producer.send_nowait("a", bytes(3 << 20), deliver_at_ms=1)]
+        futures = [producer.send_nowait("a", bytes(3 << 20), deliver_at_ms=PAST_MS)]
         second = threading.Thread(
-            target=lambda: futures.append(producer.send_nowait("a", bytes(3 << 20), deliver_at_ms=1))
+            target=lambda: futures.append(producer.send_nowait("a", bytes(3 << 20), deliver_at_ms=PAST_MS))
         )
         second.start()
         poll(lambda: bool(world.delay.held))
@@ -118,7 +118,7 @@ def test_an_unknown_outcome_has_a_handle_that_any_producer_can_ask_with() -> Non
     with world_aside() as (world, do), Producer(world.address, timeout_ms=300) as producer:
         do(lambda: setattr(world.delay, "holding", True))
         with pytest.raises(OutcomeUnknown) as unknown:
-            producer.send("a", b"x", deliver_at_ms=1)
+            producer.send("a", b"x", deliver_at_ms=PAST_MS)
         do(world.delay.release)
         with Producer(world.address) as other:
             outcome = other.outcome(unknown.value.handle)
@@ -128,12 +128,12 @@ def test_an_unknown_outcome_has_a_handle_that_any_producer_can_ask_with() -> Non
 def test_close_ends_what_is_queued_and_the_thread() -> None:
     with world_aside() as (world, _):
         producer = Producer(world.address)
-        futures = [producer.send_nowait("a", b"x", deliver_at_ms=1) for _ in range(100)]
+        futures = [producer.send_nowait("a", b"x", deliver_at_ms=PAST_MS) for _ in range(100)]
         producer.close()
         assert all(future.done() for future in futures) and len(world.delay.rows) == 100
         assert "delayd-producer" not in [thread.name for thread in threading.enumerate()]
         with pytest.raises(AlreadyClosed):
-            producer.send("a", b"x", deliver_at_ms=1)
+            producer.send("a", b"x", deliver_at_ms=PAST_MS)
         producer.close()
 
 
@@ -182,12 +182,12 @@ def test_late_acknowledgements_of_a_blocking_consumer_fail_at_the_next_call() ->
 
 def test_rule_I2_after_a_fork_parent_and_child_are_two_producers() -> None:
     with world_aside() as (world, _), Producer(world.address) as producer:
-        producer.send("a", b"parent", deliver_at_ms=1)
+        producer.send("a", b"parent", deliver_at_ms=PAST_MS)
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                receipt = producer.send("a", b"child", deliver_at_ms=1)
+                receipt = producer.send("a", b"child", deliver_at_ms=PAST_MS)
                 producer.close()
                 status = 0 if receipt.sequence else 1
             except DelaydError as error:
@@ -196,7 +196,7 @@ def test_rule_I2_after_a_fork_parent_and_child_are_two_producers() -> None:
                 os._exit(status)
         _, waited = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(waited) == 0
-        assert producer.send("a", b"parent", deliver_at_ms=1).sequence == 3
+        assert producer.send("a", b"parent", deliver_at_ms=PAST_MS).sequence == 3
         ids = [kept.batch.producer.producer_id for kept in world.delay.kept]
         assert ids[0] == ids[2] != ids[1]
         assert [kept.number for kept in world.delay.kept] == [1, 1, 2]

@@ -19,7 +19,8 @@ from delayd.client.retry import LAST_MS, Backoff, spread_ms
 from delayd.client.room import Room
 from delayd.client.send_future import SendFuture
 from delayd.client.slots import Slots
-from delayd.errors import BadSetting, HourFull, PastHorizon
+from delayd.errors import BadInstant, BadSetting, HourFull, PastHorizon
+from delayd.hours import INSTANT_MS_MIN
 
 
 def test_slots_go_to_who_waited_longest_and_never_beyond_the_limit() -> None:
@@ -99,9 +100,10 @@ def test_the_sample_with_the_shortest_way_wins_until_the_servers_clock_was_set()
 def test_instants_are_read_to_the_millisecond_and_rounded_up() -> None:
     now_ms = time.time_ns() // 1_000_000
     assert wish(None, None, now_ms).when == now_ms
-    assert wish(None, datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))), None).when == 0
+    earliest = datetime(2001, 9, 9, 2, 46, 40, tzinfo=timezone(timedelta(hours=1)))
+    assert wish(None, earliest, None).when == INSTANT_MS_MIN
     assert wish(None, datetime(2020, 1, 1, 0, 0, 0, 1, tzinfo=UTC), None).when == 1_577_836_800_001
-    assert wish(None, None, np.int64(7)).when == 7  # type: ignore[arg-type]
+    assert wish(None, None, np.int64(INSTANT_MS_MIN)).when == INSTANT_MS_MIN  # type: ignore[arg-type]
     before_us = monotonic_us()
     when, relative = wish(timedelta(microseconds=1_500), None, None)
     assert relative and before_us + 1_500 <= when <= monotonic_us() + 1_500
@@ -114,15 +116,23 @@ def test_the_horizon_itself_is_accepted_and_a_second_more_is_not() -> None:
     with pytest.raises(PastHorizon):
         wish(timedelta(milliseconds=HORIZON_MS + 1), None, None)
     with pytest.raises(PastHorizon):
-        wish_column([5, now_ms + HORIZON_MS + 1_000], 2)
+        wish_column([now_ms, now_ms + HORIZON_MS + 1_000], 2)
     with pytest.raises(PastHorizon):
         wish(timedelta(hours=2), None, None, 3_600_000)
 
 
 def test_one_instant_serves_a_whole_batch() -> None:
-    assert wish_column(5, 3).tolist() == [5, 5, 5]
-    assert wish_column(np.array([1, 2], np.uint32), 2).dtype == np.int64
+    assert wish_column(INSTANT_MS_MIN, 3).tolist() == [INSTANT_MS_MIN] * 3
+    assert wish_column(np.full(2, INSTANT_MS_MIN, np.uint64), 2).dtype == np.int64
     assert wish_column(np.empty(0, np.int64), 0).tolist() == []
+
+
+def test_seconds_that_are_given_as_milliseconds_are_refused_with_that_guess() -> None:
+    for seconds in (0, -1, int(time.time()), INSTANT_MS_MIN - 1):
+        with pytest.raises(BadInstant, match="seconds, not milliseconds"):
+            wish(None, None, seconds)
+        with pytest.raises(BadInstant, match="seconds, not milliseconds"):
+            wish_column([time.time_ns() // 1_000_000, seconds], 2)
 
 
 def test_subjects_and_addresses_are_read_as_they_are_written() -> None:

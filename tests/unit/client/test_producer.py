@@ -11,6 +11,7 @@ from delayd.client.producer import AsyncProducer
 from delayd.errors import (
     AlreadyClosed,
     BadArgument,
+    BadInstant,
     BadSubject,
     CallerError,
     MessageTooLarge,
@@ -20,7 +21,7 @@ from delayd.errors import (
     QueueFull,
 )
 from tests.unit.client.servers import SmallDelay, until
-from tests.unit.client.world import World, on_loop
+from tests.unit.client.world import PAST_MS, World, on_loop
 
 
 async def until_held(delay: SmallDelay, count: int) -> None:
@@ -45,11 +46,11 @@ def test_a_receipt_says_where_a_message_is_kept_and_when_it_is_due() -> None:
 def test_sends_of_many_subjects_share_one_batch() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address) as producer:
-            sends = [producer.send(f"s{row % 7}", b"%d" % row, deliver_at_ms=row) for row in range(100)]
+            sends = [producer.send(f"s{row % 7}", b"%d" % row, deliver_at_ms=PAST_MS + row) for row in range(100)]
             receipts = await asyncio.gather(*sends)
         assert len(world.delay.kept) == 1
         assert [receipt.sequence for receipt in receipts] == list(range(1, 101))
-        assert world.delay.rows == [(b"s%d" % (row % 7), b"%d" % row, row) for row in range(100)]
+        assert world.delay.rows == [(b"s%d" % (row % 7), b"%d" % row, PAST_MS + row) for row in range(100)]
 
     on_loop(scenario)
 
@@ -57,12 +58,12 @@ def test_sends_of_many_subjects_share_one_batch() -> None:
 def test_while_a_batch_is_under_way_sends_gather_and_its_acknowledgement_flushes_them() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address, linger_ms=1_000) as producer:
-            await producer.send("a", b"first", deliver_at_ms=1)
+            await producer.send("a", b"first", deliver_at_ms=PAST_MS)
             world.delay.holding = True
-            sends = [producer.send("a", b"second", deliver_at_ms=1)]
+            sends = [producer.send("a", b"second", deliver_at_ms=PAST_MS)]
             await until(lambda: len(world.delay.held) == 1)
             for _ in range(10):
-                sends.append(producer.send("a", b"third", deliver_at_ms=1))
+                sends.append(producer.send("a", b"third", deliver_at_ms=PAST_MS))
                 await asyncio.sleep(0)
             world.delay.release()
             await asyncio.gather(*sends)
@@ -77,10 +78,10 @@ def test_the_linger_sends_a_second_batch_and_a_third_one_waits() -> None:
             world.delay.holding = True
             sends = []
             for number in range(1, 3):
-                sends.append(producer.send("a", b"x", deliver_at_ms=1))
+                sends.append(producer.send("a", b"x", deliver_at_ms=PAST_MS))
                 await until_held(world.delay, number)
             for _ in range(20):
-                sends.append(producer.send("a", b"x", deliver_at_ms=1))
+                sends.append(producer.send("a", b"x", deliver_at_ms=PAST_MS))
                 await asyncio.sleep(0.002)
             assert len(world.delay.held) == 2
             world.delay.release()
@@ -98,7 +99,9 @@ def test_a_faulty_argument_is_named_before_anything_is_queued() -> None:
             (BadArgument, {"delay": timedelta(milliseconds=-1)}),
             (PastHorizon, {"delay": timedelta(days=733)}),
             (PastHorizon, {"deliver_at": now + timedelta(days=733)}),
-            (BadArgument, {"deliver_at_ms": -1}),
+            (BadInstant, {"deliver_at_ms": -1}),
+            (BadInstant, {"deliver_at_ms": int(now.timestamp())}),
+            (BadInstant, {"deliver_at": datetime(1970, 1, 1, tzinfo=UTC)}),
             (BadArgument, {"deliver_at_ms": 1.5}),
             (BadArgument, {"deliver_at_ms": True}),
             (BadArgument, {}),
@@ -159,8 +162,8 @@ def test_a_clock_far_from_the_servers_is_warned_of(caplog: pytest.LogCaptureFixt
     async def scenario(world: World) -> None:
         world.delay.ahead_ms = 5_000
         async with AsyncProducer(world.address) as producer:
-            await producer.send("a", b"x", deliver_at_ms=1)
-            await producer.send("a", b"x", deliver_at_ms=1)
+            await producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            await producer.send("a", b"x", deliver_at_ms=PAST_MS)
 
     on_loop(scenario)
     assert [record.message.split()[0] for record in caplog.records].count("clock_skew") == 1
@@ -171,7 +174,7 @@ def test_a_send_past_a_full_queue_waits_and_goes_on() -> None:
         async with AsyncProducer(world.address, queue_bytes_max=4 << 20) as producer:
             world.delay.holding = True
             body = bytes(1 << 20)
-            sends = [producer.send("a", body, deliver_at_ms=1) for _ in range(8)]
+            sends = [producer.send("a", body, deliver_at_ms=PAST_MS) for _ in range(8)]
             await until(lambda: len(world.delay.held) >= 1)
             assert sum(len(frame.body) for _, frame in world.delay.held) < 5 << 20
             world.delay.release()
@@ -186,11 +189,11 @@ def test_a_queue_that_stays_full_is_a_named_retryable_error() -> None:
         async with AsyncProducer(world.address, queue_bytes_max=4 << 20, timeout_ms=300) as producer:
             world.delay.holding = True
             body = bytes(3 << 20)
-            sends = [producer.send("a", body, deliver_at_ms=1) for _ in range(3)]
+            sends = [producer.send("a", body, deliver_at_ms=PAST_MS) for _ in range(3)]
             outcomes = await asyncio.gather(*sends, return_exceptions=True)
             assert [type(outcome) for outcome in outcomes] == [OutcomeUnknown, QueueFull, QueueFull]
             world.delay.holding = False
-            await producer.send("a", b"again", deliver_at_ms=1)
+            await producer.send("a", b"again", deliver_at_ms=PAST_MS)
 
     on_loop(scenario)
 
@@ -201,7 +204,7 @@ def test_a_caller_that_is_cancelled_stops_waiting_and_nobody_else_does() -> None
             world.delay.holding = True
 
             async def send(body: bytes) -> int:
-                return (await producer.send("a", body, deliver_at_ms=1)).sequence
+                return (await producer.send("a", body, deliver_at_ms=PAST_MS)).sequence
 
             impatient = asyncio.create_task(send(b"1"))
             patient = asyncio.create_task(send(b"2"))
@@ -218,7 +221,7 @@ def test_a_caller_that_is_cancelled_stops_waiting_and_nobody_else_does() -> None
 def test_flush_waits_for_what_was_sent_before() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address) as producer:
-            sends = [producer.send("a", b"%d" % row, deliver_at_ms=1) for row in range(1000)]
+            sends = [producer.send("a", b"%d" % row, deliver_at_ms=PAST_MS) for row in range(1000)]
             await producer.flush()
             assert all(send.done() for send in sends)
 
@@ -228,11 +231,11 @@ def test_flush_waits_for_what_was_sent_before() -> None:
 def test_close_sends_what_is_queued_and_refuses_what_comes_later() -> None:
     async def scenario(world: World) -> None:
         producer = AsyncProducer(world.address)
-        sending = producer.send("a", b"x", deliver_at_ms=1)
+        sending = producer.send("a", b"x", deliver_at_ms=PAST_MS)
         await producer.close()
         assert sending.done() and len(world.delay.rows) == 1
         with pytest.raises(AlreadyClosed):
-            producer.send("a", b"y", deliver_at_ms=1)
+            producer.send("a", b"y", deliver_at_ms=PAST_MS)
         await producer.close()
 
     on_loop(scenario)

@@ -11,10 +11,12 @@ from typing import TypeVar
 import uvloop
 
 from delayd.errors import DelaydError
+from delayd.hours import INSTANT_MS_MIN
 from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.servers import SmallDelay, SmallMeta, SmallServer
 
 DEADLINE_S = 30.0
+PAST_MS = INSTANT_MS_MIN  # Long due.
 
 R = TypeVar("R")
 

@@ -6,6 +6,7 @@ import pytest
 from delayd.batch import ProducerPart, parse
 from delayd.delay.producers import Accepted
 from delayd.errors import (
+    BadInstant,
     BadSubject,
     BatchMalformed,
     BatchNumberReused,
@@ -16,6 +17,7 @@ from delayd.errors import (
     SlowDown,
     Stopping,
 )
+from delayd.hours import INSTANT_MS_MIN
 from delayd.log import group
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, open_log
@@ -134,8 +136,9 @@ def test_a_batch_past_the_horizon_is_refused_with_its_rows() -> None:
 
 def test_what_no_instant_or_subject_is_refused_with_its_rows() -> None:
     world = World()
-    error = refusal(world, messages([b"x", b"y"], due=[START_MS, -1], part=ProducerPart(PRODUCER_ID, 1, 0)))
-    assert isinstance(error, BatchMalformed) and refused_rows(error) == [1]
+    for wrong in (-1, 0, START_MS // 1000, INSTANT_MS_MIN - 1):
+        error = refusal(world, messages([b"x", b"y"], due=[START_MS, wrong], part=ProducerPart(PRODUCER_ID, 1, 0)))
+        assert isinstance(error, BadInstant) and refused_rows(error) == [1] and "seconds" in error.message
     error = refusal(world, messages([b"x"], subjects=[b"no spaces"], part=ProducerPart(PRODUCER_ID, 2, 0)))
     assert isinstance(error, BadSubject)
     data = bytearray(batch(3))
