@@ -6,6 +6,7 @@ late is named and breaks no book.
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,7 @@ from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.findings import Finding
 from delayd.reading.histogram import QUANTILES
+from delayd.reading.seals import SealState
 from delayd.reading.summary import HourSummary
 
 from .exits import NOT_BALANCED, OK
@@ -129,7 +131,9 @@ def audit(
     stopped ones, or a copy. Names each message that is LOST, DUPLICATE, EARLY, ORPHAN, MISMATCH or LATE. JSON holds
     everything, CSV the hours.
 
-    Exit codes: 0 the books balance, 3 they do not or a file is damaged.
+    Verifies the seals of the hours that it reads, too.
+
+    Exit codes: 0 the books balance, 3 they do not, a seal is broken or a file is damaged.
 
     Example: delayd audit --data /var/lib/delayd --from -24h
     """
@@ -141,7 +145,7 @@ def audit(
             late_ms_limit=late_limit // _MS,
             lost_grace_ms=grace // _MS,
             findings_limit=findings_limit,
-            progress=_Hours(advance),
+            progress=Hours(advance),
         )
     return show_report(report, form)
 
@@ -195,7 +199,7 @@ def show_report(report: AuditReport, form: str) -> int:
     return OK if report.balanced else NOT_BALANCED
 
 
-class _Hours:
+class Hours:
     """Turns "so many of so many" into steps."""
 
     def __init__(self, advance: Advance) -> None:
@@ -251,8 +255,13 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     classes = [(name, getattr(total, name)) for name in ("dispatched", "dead", *_CLASSES)]
     parts = " + ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in classes if count) or "0"
     yield f"scheduled {total.scheduled:,} = {parts}"
+    if report.seals:
+        states = Counter(seal.state for seal in report.seals)
+        yield f"seals: {', '.join(f'{count:,} {state}' for state, count in states.items())}"
+    for seal in report.broken_seals:
+        yield f"the seal of {hour_name(seal.hour)} is BROKEN: {seal.differs}"
     faults = ", ".join(f"{name} {getattr(total, name):,}" for name in _FAULTS)
-    yield f"the books {'balance' if report.balanced else 'do NOT balance'}: {faults}"
+    yield f"the books {'balance' if total.balanced else 'do NOT balance'}: {faults}"
 
 
 def _as_json(report: AuditReport) -> dict[str, object]:
@@ -268,6 +277,8 @@ def _as_json(report: AuditReport) -> dict[str, object]:
         "hours": [dict(zip(names, _hour_row(summary), strict=True)) for summary in report.hours],
         "findings": [dict(zip(finding_names, row, strict=True)) for row in _finding_rows(report.findings)],
         "findings_count": report.findings_count,
+        "seals": {state.value: sum(seal.state is state for seal in report.seals) for state in SealState},
+        "broken_seals": [{"hour": hour_name(seal.hour), "differs": seal.differs} for seal in report.broken_seals],
         "torn": [
             {"path": torn.path, "position": torn.position, "size_bytes": torn.size_bytes, "reason": torn.reason}
             for torn in report.torn

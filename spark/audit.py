@@ -63,14 +63,26 @@ def audit_data(
 
     def audit() -> AuditReport:
         plan, _ = plan_audit(RealDisk(), data, now_ms, hours, late_ms_limit, lost_grace_ms)
-        collected = Collected(findings_limit)
-        if plan.hour_count:
-            for row in audit_frame(session, plan, findings_limit, tasks).toArrow().to_pylist():
-                _raise_error(row["error_code"], row["error"])
-                collected.add(*_decode(row))
-        return collected.report(data, now_ms, plan)
+        return collect_frame(session, data, now_ms, plan, findings_limit, tasks)
 
     return until_still(data, audit)
+
+
+def collect_frame(
+    session: SparkSession,
+    data: str,
+    now_ms: int,
+    plan: AuditPlan,
+    findings_limit: int | None,
+    tasks: int | None = None,
+) -> AuditReport:
+    """Audit what a plan reads; LogMoved when files went away meanwhile."""
+    collected = Collected(findings_limit)
+    if plan.hour_count:
+        for row in audit_frame(session, plan, findings_limit, tasks).toArrow().to_pylist():
+            _raise_error(row["error_code"], row["error"])
+            collected.add(*_decode(row))
+    return collected.report(data, now_ms, plan)
 
 
 def audit_frame(

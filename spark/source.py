@@ -16,9 +16,9 @@ from pyspark.sql.types import StructType
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument
 from delayd.hours import hour_from_name
+from delayd.reading.arrow import to_arrow
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
-
-from .tables import TABLES, HourTables, columns_of
+from delayd.reading.tables import TABLES, HourTables
 
 ROWS_MAX = 65_536  # About 10 MB of Arrow.
 TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
@@ -37,7 +37,7 @@ class DelaydDataSource(DataSource):
         return "delayd"
 
     def schema(self) -> str:
-        return ", ".join(f"{name} {kind}" for name, (kind, _) in columns_of(self._kind()).items())
+        return ", ".join(f"{name} {kind}" for name, (kind, _) in TABLES[self._kind()].columns.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = dict(self.options)
@@ -83,10 +83,10 @@ class DelaydReader(DataSourceReader):
         # Spark asks for one partition with nothing in it when there is none.
         if partition.value is None:
             return
-        columns = columns_of(self._kind)
+        columns = TABLES[self._kind].columns
         for books in plan_hours(RealDisk(), pickle.loads(partition.value)):
             tables = HourTables(books)
-            arrays = [columns[name][1](tables) for name in self._names]
+            arrays = [to_arrow(columns[name][1](tables)) for name in self._names]
             batch = pa.RecordBatch.from_arrays(arrays, names=self._names)
             for first in range(0, batch.num_rows, ROWS_MAX):
                 yield batch.slice(first, ROWS_MAX)

@@ -1,0 +1,49 @@
+"""``delayd export``: the logs of a data directory as Parquet or CSV, for engines that know nothing of delayd."""
+
+import time
+
+import click
+
+from delayd.reading.export import FORMATS, export_directory
+
+from .audit import HourRange, Hours
+from .listing import Column, Kind, show
+from .options import data_option, subject_option
+from .progress import progress
+from .times import instant
+
+COLUMNS = (Column("table"), Column("rows", Kind.NUMBER))
+
+
+@click.command()
+@data_option
+@click.option("--out", type=click.Path(file_okay=False), required=True, metavar="FOLDER", help="A new or empty folder.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default=FORMATS[0],
+    show_default=True,
+    help="Parquet needs pyarrow: pip install 'delayd[spark]'.",
+)
+@click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC.")
+@click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour that holds this, left out.")
+@subject_option
+def export(data: str, out: str, form: str, from_ms: int | None, to_ms: int | None, subject: str | None) -> None:
+    """Write the logs as tables, one file each: schedule, dispatch, message, and what an audit of them needs.
+
+    Reads the files of running servers, stopped ones, or a copy. Bodies are not written.
+
+    Example: delayd export --data /var/lib/delayd --out books --from -24h
+    """
+    with progress("hours", None) as advance:
+        counts = export_directory(
+            data,
+            out,
+            now_ms=time.time_ns() // 1_000_000,
+            form=form,
+            hours=HourRange.of(from_ms, to_ms),
+            subject=subject,
+            progress=Hours(advance),
+        )
+    show(COLUMNS, ((f"{out}/{name}.{form}", count) for name, count in counts.items()), "table")

@@ -1,0 +1,258 @@
+"""Export: the logs of a data directory as files that any engine reads, one a table (docs/audit.md).
+
+Invariant: what is read is one plan (rule P3), so the tables fit together, of a live directory too; each file gets its
+name when all are complete. What is kept in memory is an hour, and in Parquet a group of rows.
+"""
+
+import csv
+from collections.abc import Container, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from delayd.disk import Disk, RealDisk
+from delayd.errors import BadArgument, BadSetting
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
+from delayd.reading.books import Progress
+from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
+from delayd.reading.schedule import MessageTail
+from delayd.reading.tables import TABLES, Cells, HourTables, Table, text
+
+FORMATS = ("parquet", "csv")
+LOGS = ("schedule", "dispatch", "message")
+GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
+CSV_ROWS = 8_192  # Rows that are Python objects at a time.
+UNFINISHED = ".part"
+
+Columns = Mapping[str, Cells]
+
+
+class _Writer(Protocol):
+    def write(self, columns: Columns) -> None:
+        """Add rows."""
+
+    def close(self) -> None:
+        """Finish the file."""
+
+
+def export_directory(
+    data: str,
+    folder: str,
+    *,
+    now_ms: int,
+    form: str = "parquet",
+    hours: Container[int] | None = None,
+    subject: str | None = None,
+    late_ms_limit: int = LATE_MS_LIMIT,
+    lost_grace_ms: int = LOST_GRACE_MS,
+    progress: Progress | None = None,
+    disk: Disk | None = None,
+) -> dict[str, int]:
+    """Write the logs of a data directory, live, stopped or copied, as tables: their rows by name.
+
+    Args:
+        data: the directory that `delayd up --data` was given.
+        folder: a new or empty folder, which receives one file a table.
+        now_ms: the wall clock, for the table of terms.
+        form: "parquet", which needs pyarrow, or "csv".
+        hours: which to write, as hours since the epoch; None for all.
+        subject: messages of this subject only.
+        late_ms_limit: what an audit of the export takes for LATE.
+        lost_grace_ms: and for how long it waits before it calls a row LOST.
+        progress: called with the hours done and all hours.
+        disk: where ``data`` is; the folder is the operating system's.
+
+    Raises:
+        BadArgument: there is nothing to export, or the folder is not empty.
+        BadSetting: pyarrow is missing.
+        DamagedData, NewerFormat: a file can't be read.
+    """
+    disk = disk or RealDisk()
+
+    def export() -> dict[str, int]:
+        plan, tails = plan_audit(disk, data, now_ms, hours, late_ms_limit, lost_grace_ms)
+        return export_plan(disk, plan, folder, form=form, subject=subject, tails=tails, progress=progress)
+
+    return until_still(data, export)
+
+
+def export_plan(
+    disk: Disk,
+    plan: AuditPlan,
+    folder: str,
+    *,
+    form: str = "parquet",
+    subject: str | None = None,
+    tails: Sequence[MessageTail] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, int]:
+    """Write what a plan reads; see `export_directory`."""
+    _check_form(form)
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    if any(place.iterdir()):
+        raise BadArgument(f"{folder} is not empty: name a new folder, so that no table of another export stays in it")
+    paths = {name: place / f"{name}.{form}{UNFINISHED}" for name in (*LOGS, "span", "target", "terms")}
+    try:
+        counts = _write_tables(disk, plan, paths, form, subject, tails, progress)
+    except BaseException:
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+        raise
+    for path in paths.values():
+        path.rename(path.with_suffix(""))
+    return counts
+
+
+def _write_tables(
+    disk: Disk,
+    plan: AuditPlan,
+    paths: Mapping[str, Path],
+    form: str,
+    subject: str | None,
+    tails: Sequence[MessageTail] | None,
+    progress: Progress | None,
+) -> dict[str, int]:
+    types = {name: {column: kind for column, (kind, _) in TABLES[name].columns.items()} for name in LOGS}
+    writers = {name: _open(paths[name], form, types[name]) for name in LOGS}
+    counts = dict.fromkeys(paths, 0)
+    try:
+        for done, books in enumerate(plan_hours(disk, plan, tails), 1):
+            tables = HourTables(books)
+            for name in LOGS:
+                columns = _columns(tables, name, TABLES[name], subject)
+                counts[name] += _count(columns)
+                writers[name].write(columns)
+            if progress is not None:
+                progress(done, plan.hour_count)
+    finally:
+        for writer in writers.values():
+            writer.close()
+    for name, (kinds, columns) in _facts(plan).items():
+        facts = _open(paths[name], form, kinds)
+        facts.write(columns)
+        facts.close()
+        counts[name] = _count(columns)
+    return counts
+
+
+def _columns(tables: HourTables, name: str, table: Table, subject: str | None) -> Columns:
+    columns = {column: make(tables) for column, (_, make) in table.columns.items()}
+    if subject is None:
+        return columns
+    chosen = tables.of_subject(name, subject)
+    return {column: cells.take(chosen) for column, cells in columns.items()}
+
+
+def _facts(plan: AuditPlan) -> dict[str, tuple[dict[str, str], Columns]]:
+    """What an audit of the tables must know besides them: when servers were up, where targets begin, the terms."""
+    spans: list[tuple[str, str | None, int, int]] = []
+    for origin in plan.origins:
+        log_id, known = f"{origin.snapshot.directory.log_id:016x}", origin.terms.spans
+        spans.append((log_id, None, known.common.since_ms, known.common.until_ms))
+        spans += [(log_id, subject, span.since_ms, span.until_ms) for subject, span in known.of_subject.items()]
+    terms = plan.origins[0].terms
+    return {
+        "span": (
+            {"log_id": "string", "subject": "string", "since_ms": "long", "until_ms": "long"},
+            {
+                "log_id": text([span[0] for span in spans]),
+                "subject": text([span[1] for span in spans]),
+                "since_ms": _numbers([span[2] for span in spans]),
+                "until_ms": _numbers([span[3] for span in spans]),
+            },
+        ),
+        "target": (
+            {"log_id": "string", "start_offset": "long"},
+            {
+                "log_id": text([f"{target.log_id:016x}" for target in plan.index.targets]),
+                "start_offset": _numbers([target.start for target in plan.index.targets]),
+            },
+        ),
+        "terms": (
+            {"now_ms": "long", "grace_ms": "long", "late_ms_limit": "long"},
+            {
+                "now_ms": _numbers([terms.now_ms]),
+                "grace_ms": _numbers([terms.lost_grace_ms]),
+                "late_ms_limit": _numbers([terms.late_ms_limit]),
+            },
+        ),
+    }
+
+
+def _numbers(values: Sequence[int]) -> Cells:
+    return Cells(np.array(values, np.int64))
+
+
+def _count(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
+
+
+def _slices(columns: Columns, rows_max: int) -> Iterator[Columns]:
+    for first in range(0, _count(columns), rows_max):
+        yield {name: cells.take(slice(first, first + rows_max)) for name, cells in columns.items()}
+
+
+def _check_form(form: str) -> None:
+    if form not in FORMATS:
+        raise BadArgument(f"format {form!r} is not one of {', '.join(FORMATS)}")
+    if form == "parquet" and find_spec("pyarrow") is None:
+        raise BadSetting("an export to Parquet needs pyarrow: install 'delayd[spark]', or export with --format csv")
+
+
+def _open(path: Path, form: str, types: Mapping[str, str]) -> _Writer:
+    return _CsvWriter(path, types) if form == "csv" else _ParquetWriter(path, types)
+
+
+class _CsvWriter:
+    """Writes what is null as an empty field."""
+
+    def __init__(self, path: Path, types: Mapping[str, str]) -> None:
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer.writerow(types)
+
+    def write(self, columns: Columns) -> None:
+        for part in _slices(columns, CSV_ROWS):
+            self._writer.writerows(zip(*(map(_csv_cell, cells.to_list()) for cells in part.values()), strict=True))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _csv_cell(value: str | int | bool | None) -> str | int | None:
+    return ("true" if value else "false") if isinstance(value, bool) else value
+
+
+class _ParquetWriter:
+    """Gathers the rows of small hours, so that a group of rows is worth reading."""
+
+    def __init__(self, path: Path, types: Mapping[str, str]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from delayd.reading.arrow import TYPES, to_arrow
+
+        self._pa, self._to_arrow = pa, to_arrow
+        self._schema = pa.schema([(name, TYPES[kind]) for name, kind in types.items()])
+        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+        self._gathered: list[pa.RecordBatch] = []
+
+    def write(self, columns: Columns) -> None:
+        for part in _slices(columns, GROUP_ROWS):
+            arrays = [self._to_arrow(cells) for cells in part.values()]
+            self._gathered.append(self._pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            if sum(batch.num_rows for batch in self._gathered) >= GROUP_ROWS:
+                self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._gathered:
+            table = self._pa.Table.from_batches(self._gathered, self._schema)
+            self._writer.write_table(table, row_group_size=GROUP_ROWS)
+            self._gathered = []

@@ -1,0 +1,192 @@
+-- The audit as SQL over an export, by the rules of docs/audit.md and without a line of delayd's code:
+--
+--     delayd export --data /var/lib/delayd --out books
+--     cd books && (cat PATH/examples/audit.sql; echo "from totals; from findings order by all limit 100;") | duckdb
+--
+-- `totals`, `hours` (figures by delay server and hour) and `findings` (a row for each thing that is wrong).
+
+create view schedule as from 'schedule.parquet';
+create view dispatch as from 'dispatch.parquet';
+create view message as from 'message.parquet';
+create view span as from 'span.parquet';
+create view target as from 'target.parquet';
+create view terms as from 'terms.parquet';
+
+-- Who was up when, for the subject or for all others.
+create view scheduled as
+select
+    s.*,
+    greatest(s.deliver_at_ms, coalesce(s.appended_at_ms, 0)) as due_from_ms,
+    coalesce(own.since_ms, common.since_ms) as since_ms,
+    coalesce(own.until_ms, common.until_ms) as until_ms,
+    row_number() over (partition by s.log_id, s.hour, s.sequence) as copy,
+    count(*) over (partition by s.log_id, s.hour, s.sequence) as copies
+from schedule s
+join span common on common.log_id = s.log_id and common.subject is null
+left join span own on own.log_id = s.log_id and own.subject = s.subject;
+
+-- By message: how often it has an outcome, the first one, and the earliest claim that one names.
+create view told as
+select
+    log_id, hour, sequence,
+    count(*) as times,
+    arg_min(outcome, place) as outcome,
+    arg_min(coalesce(target, ''), place) as target,
+    arg_min(coalesce(target_offset, 0), place) as target_offset,
+    arg_min(coalesce(claimed_at_ms, 0), place) as claimed_at_ms,
+    arg_min(coalesce(target_appended_at_ms, 0), place) as appended_at_ms,
+    arg_min(deliver_at_ms, place) as deliver_at_ms,
+    min(claimed_at_ms) filter (where outcome = 'DISPATCHED') as first_claim_ms
+from dispatch
+group by all;
+
+-- By message: how often targets hold it, and the first such row.
+create view stored as
+select
+    origin as log_id, hour, sequence,
+    count(*) as times,
+    arg_min(log_id, place) as target,
+    arg_min("offset", place) as target_offset,
+    arg_min(claimed_at_ms, place) as claimed_at_ms,
+    arg_min(appended_at_ms, place) as appended_at_ms,
+    arg_min(deliver_at_ms, place) as deliver_at_ms,
+    arg_min(decided, place) as decided,
+    min(claimed_at_ms) as first_claim_ms
+from message
+group by all;
+
+-- A table, for nearly everything below asks for it.
+create temp table judged as
+with joined as (
+    select
+        s.*,
+        coalesce(t.times, 0) as outcomes,
+        coalesce(m.times, 0) as places,
+        t.outcome,
+        coalesce(t.outcome = 'DISPATCHED', false) as said_dispatched,
+        t.target as said_target, t.target_offset as said_offset, t.claimed_at_ms as said_claim_ms,
+        t.appended_at_ms as said_append_ms, t.deliver_at_ms as said_due_ms,
+        m.target, m.target_offset, m.claimed_at_ms, m.appended_at_ms as stored_ms, m.deliver_at_ms as stored_due_ms,
+        m.decided,
+        least(t.first_claim_ms, m.first_claim_ms) as first_claim_ms,
+        coalesce(t.target_offset < place.start_offset, false) as removed_there
+    from scheduled s
+    left join told t on s.copy = 1 and (t.log_id, t.hour, t.sequence) = (s.log_id, s.hour, s.sequence)
+    left join stored m on s.copy = 1 and (m.log_id, m.hour, m.sequence) = (s.log_id, s.hour, s.sequence)
+    left join target place on place.log_id = t.target
+),
+known as (
+    select
+        *,
+        said_dispatched and places = 0 and removed_there as unproven,
+        said_dispatched and places = 0 and not removed_there as not_there,
+        outcomes = 0 and places = 0 as without_word
+    from joined
+)
+select
+    known.*,
+    said_dispatched and not not_there as proved,
+    without_word and greatest(due_from_ms, since_ms) + grace_ms < until_ms as overdue,
+    without_word and due_from_ms > now_ms as pending,
+    without_word and due_from_ms + grace_ms < now_ms and not overdue as waiting,
+    if(places > 0, stored_ms, said_append_ms) as came_ms,
+    proved and coalesce(appended_at_ms, 0) >= deliver_at_ms as past_due,
+    if(proved, came_ms - due_from_ms, null) as lateness_ms,
+    if(proved, greatest(came_ms, said_claim_ms) - due_from_ms, 0) as late_ms
+from known, terms;
+
+create temp table findings as
+with once as (from judged where outcomes = 1 and places = 1)
+select log_id, hour, sequence, 'LOST' as finding, 'without an outcome' as detail from judged where overdue
+union all
+select log_id, hour, sequence, 'LOST', 'not where the dispatch log says' from judged where not_there
+union all
+select log_id, hour, sequence, 'DUPLICATE', 'outcomes' from judged where outcomes > 1
+union all
+select log_id, hour, sequence, 'DUPLICATE', 'places' from judged where places > 1
+union all
+select log_id, hour, sequence, 'DUPLICATE', 'scheduled again' from judged where copy > 1
+union all
+select log_id, hour, sequence, 'EARLY', 'claimed' from judged where first_claim_ms < deliver_at_ms
+union all
+select origin, hour, sequence, 'ORPHAN', 'at a target, not scheduled' from message m
+where not newer and not exists (
+    from schedule s where (s.log_id, s.hour, s.sequence) = (m.origin, m.hour, m.sequence)
+)
+union all
+select log_id, hour, sequence, 'ORPHAN', 'an outcome, not scheduled' from dispatch d
+where not exists (from schedule s where (s.log_id, s.hour, s.sequence) = (d.log_id, d.hour, d.sequence))
+union all
+select log_id, hour, sequence, 'ORPHAN', 'decided, without an outcome' from judged
+where places > 0 and outcomes = 0 and decided
+union all
+select log_id, hour, sequence, 'MISMATCH', 'outcome' from once where outcome not in ('DISPATCHED', 'IN_DOUBT')
+union all
+select log_id, hour, sequence, 'MISMATCH', 'target' from once where said_dispatched and said_target <> target
+union all
+select log_id, hour, sequence, 'MISMATCH', 'offset' from once
+where said_dispatched and said_target = target and said_offset <> target_offset
+union all
+select log_id, hour, sequence, 'MISMATCH', 'claim' from once
+where said_dispatched and said_target = target and said_claim_ms <> claimed_at_ms
+union all
+select log_id, hour, sequence, 'MISMATCH', 'append' from once
+where said_dispatched and said_target = target and said_append_ms <> stored_ms
+union all
+select log_id, hour, sequence, 'MISMATCH', 'due, by the dispatch log' from judged where said_due_ms <> deliver_at_ms
+union all
+select log_id, hour, sequence, 'MISMATCH', 'due, by the target' from judged where stored_due_ms <> deliver_at_ms
+union all
+select log_id, hour, sequence, 'LATE', 'late' from judged, terms where late_ms > terms.late_ms_limit;
+
+create temp table hours as
+with figures as (
+    select
+        log_id, hour,
+        count(*) as scheduled,
+        count_if(proved) as dispatched,
+        count_if(outcome = 'DEAD') as dead,
+        count_if(outcome = 'CANCELLED') as cancelled,
+        count_if(outcome = 'EXPIRED') as expired,
+        count_if(outcome = 'IN_DOUBT') as in_doubt,
+        count_if(pending) as pending,
+        count_if(outcomes = 0 and not pending and not waiting and not overdue) as undecided,
+        count_if(waiting) as waiting,
+        count_if(not_there or overdue) as missing,
+        count_if(unproven) as unproven,
+        count_if(past_due) as past_due,
+        list_sort(list(greatest(lateness_ms, 0)) filter (where proved and not past_due)) as lateness
+    from judged
+    group by all
+),
+-- A message counts once for each kind of finding.
+faults as (
+    select
+        log_id, hour,
+        count(distinct sequence) filter (where finding = 'LOST') as lost,
+        count(distinct sequence) filter (where finding = 'DUPLICATE') as duplicate,
+        count(distinct sequence) filter (where finding = 'EARLY') as early,
+        count(distinct sequence) filter (where finding = 'ORPHAN') as orphan,
+        count(distinct sequence) filter (where finding = 'MISMATCH') as mismatch,
+        count(distinct sequence) filter (where finding = 'LATE') as late
+    from findings
+    group by all
+)
+select
+    log_id, hour,
+    coalesce(columns(figures.* exclude (log_id, hour, lateness)), 0),
+    coalesce(columns(faults.* exclude (log_id, hour)), 0),
+    lateness[greatest(1, ceil(0.5 * len(lateness))::bigint)] as late_p50_ms,
+    lateness[greatest(1, ceil(0.99 * len(lateness))::bigint)] as late_p99_ms,
+    lateness[greatest(1, ceil(0.999 * len(lateness))::bigint)] as late_p999_ms,
+    coalesce(lateness[-1], 0) as late_ms_max
+from figures full join faults using (log_id, hour);
+
+create view totals as
+select
+    sum(scheduled) as scheduled, sum(dispatched) as dispatched, sum(dead) as dead, sum(cancelled) as cancelled,
+    sum(expired) as expired, sum(in_doubt) as in_doubt, sum(pending) as pending, sum(undecided) as undecided,
+    sum(waiting) as waiting, sum(missing) as missing, sum(unproven) as unproven, sum(past_due) as past_due,
+    sum(lost) as lost, sum(duplicate) as duplicate, sum(early) as early, sum(orphan) as orphan,
+    sum(mismatch) as mismatch, sum(late) as late, max(late_ms_max) as late_ms_max
+from hours;

@@ -1,0 +1,116 @@
+"""An export holds each row of each log once, in either format, and nothing is left of one that failed."""
+
+import csv
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from delayd.errors import BadArgument, BadSetting, DamagedData
+from delayd.log.dispatch import Outcome
+from delayd.reading import export
+from delayd.reading.export import export_directory
+from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
+
+NOW_MS = START_MS + 2 * HOUR_MS
+TABLES = {"schedule": 5, "dispatch": 4, "message": 3, "span": 1, "target": 1, "terms": 1}
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    """Two hours: two subjects, filed and not filed, one dead, one that waits."""
+    books = Books(str(tmp_path / "data"))
+    rows = books.send([START_MS, START_MS + 1, START_MS + 2], subjects=("orders", "bills"))
+    books.checkpoint()
+    books.hand_over(rows[:2])
+    books.decide(rows[2:], Outcome.DEAD)
+    books.send([START_MS + HOUR_MS, START_MS + HOUR_MS + 1], at_ms=START_MS + 5)
+    books.hand_over([4], delay_ms=9)
+    books.see_all(NOW_MS)
+    yield books
+    books.close()
+
+
+def read(folder: Path, table: str) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = pq.read_table(folder / f"{table}.parquet").to_pylist()
+    return rows
+
+
+def test_each_log_is_a_table_with_what_it_says(books: Books, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert export_directory(books.root, str(out), now_ms=NOW_MS) == TABLES
+    assert {path.name: len(read(out, path.stem)) for path in out.iterdir()} == {
+        f"{name}.parquet": rows for name, rows in TABLES.items()
+    }
+    first = read(out, "schedule")[0]
+    assert first["log_id"] == f"{DELAY_ID:016x}" and first["hour"] == "2026112016"
+    assert (first["sequence"], first["subject"], first["deliver_at_ms"]) == (1, "orders", START_MS)
+    dead = read(out, "dispatch")[2]
+    assert (dead["sequence"], dead["outcome"], dead["target"], dead["claimed_at_ms"]) == (3, "DEAD", None, None)
+    last = read(out, "message")[2]
+    assert (last["log_id"], last["origin"], last["sequence"]) == (f"{REALTIME_ID:016x}", f"{DELAY_ID:016x}", 4)
+    assert last["appended_at_ms"] == START_MS + HOUR_MS + 9 and (last["decided"], last["newer"]) == (False, False)
+
+
+def test_csv_says_what_parquet_says(books: Books, tmp_path: Path) -> None:
+    export_directory(books.root, str(tmp_path / "parquet"), now_ms=NOW_MS)
+    export_directory(books.root, str(tmp_path / "csv"), now_ms=NOW_MS, form="csv")
+    for name in TABLES:
+        with (tmp_path / "csv" / f"{name}.csv").open() as file:
+            found = list(csv.DictReader(file))
+        expected = read(tmp_path / "parquet", name)
+        assert found == [{column: _csv(value) for column, value in row.items()} for row in expected], name
+
+
+def test_hours_and_a_subject_can_be_chosen(books: Books, tmp_path: Path) -> None:
+    counts = export_directory(books.root, str(tmp_path / "hour"), now_ms=NOW_MS, hours=range(HOUR + 1, HOUR + 2))
+    assert counts == {**TABLES, "schedule": 2, "dispatch": 1, "message": 1}
+    counts = export_directory(books.root, str(tmp_path / "subject"), now_ms=NOW_MS, subject="bills")
+    assert counts == {**TABLES, "schedule": 1, "dispatch": 1, "message": 1}
+    assert [row["subject"] for row in read(tmp_path / "subject", "message")] == ["bills"]
+
+
+def test_rows_are_written_in_groups_however_they_lie_in_hours(
+    books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "GROUP_ROWS", 2)
+    export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS)
+    assert pq.ParquetFile(tmp_path / "out" / "schedule.parquet").num_row_groups == 3
+    assert [row["sequence"] for row in read(tmp_path / "out", "schedule")] == [1, 2, 3, 4, 5]
+
+
+def test_a_folder_that_is_not_empty_is_refused(books: Books, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "schedule.parquet").touch()
+    with pytest.raises(BadArgument, match="is not empty"):
+        export_directory(books.root, str(tmp_path / "old"), now_ms=NOW_MS)
+
+
+def test_nothing_is_left_of_an_export_that_failed(books: Books, tmp_path: Path) -> None:
+    path = books.path_of("schedule")
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedData):
+        export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_without_pyarrow_csv_is_written_and_parquet_says_what_to_install(
+    books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "pyarrow" else find_spec(name))
+    with pytest.raises(BadSetting, match=r"needs pyarrow: install 'delayd\[spark\]', or export with --format csv"):
+        export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS)
+    assert export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS, form="csv") == TABLES
+
+
+def _csv(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)

@@ -1,0 +1,182 @@
+"""The audit as SQL over an export says what delayd's audit says, row by row."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delayd.log.dispatch import NewPart, Outcome
+from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.export import export_directory
+from tests.books import HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
+from tests.sql_audit import audit_by_sql, differences
+
+NOW_MS = START_MS + HOUR_MS + 120_000
+NEVER_SENT = range(8_888, 10_000)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    books = Books(str(tmp_path / "data"))
+    yield books
+    books.close()
+
+
+def compare(books: Books, folder: Path, now_ms: int = NOW_MS) -> AuditReport:
+    report = audit_directory(books.root, now_ms=now_ms, findings_limit=None)
+    export_directory(books.root, str(folder), now_ms=now_ms)
+    assert differences(report, audit_by_sql(folder)) == []
+    return report
+
+
+def sound(books: Books) -> list[int]:
+    """Two hours of sound books, filed and not, past due, of two subjects."""
+    rows = books.send([START_MS + 10 * row for row in range(40)], subjects=("orders", "bills"))
+    books.hand_over(rows, delay_ms=7)
+    books.checkpoint()
+    late = books.send([START_MS - 50_000, START_MS + HOUR_MS], at_ms=START_MS + 30_000)
+    books.hand_over(late, delay_ms=400)
+    books.send([START_MS + 5 * HOUR_MS])
+    return rows
+
+
+def test_sound_books(books: Books, tmp_path: Path) -> None:
+    sound(books)
+    books.see_all(NOW_MS)
+    report = compare(books, tmp_path / "out")
+    assert report.balanced and report.total.past_due == 1 and len(report.hours) == 3
+
+
+def told_otherwise(lie: Callable[[NewPart], NewPart]) -> Callable[[Books], None]:
+    def plant(books: Books) -> None:
+        ((hour, part),) = books.hand_over(books.send([START_MS + 7_000]), record=False)
+        books.record([(hour, lie(part))])
+
+    return plant
+
+
+def forgotten(books: Books) -> None:
+    books.send([START_MS + 7_000])
+
+
+def due_otherwise(books: Books) -> None:
+    ((hour, part),) = books.hand_over(books.send([START_MS + 7_000]), due_ms=START_MS, record=False)
+    books.record([(hour, part._replace(deliver_at_ms=np.array([START_MS + 7_000])))])
+
+
+def twice_told(books: Books) -> None:
+    books.record(books.hand_over(books.send([START_MS + 7_000])))
+
+
+def twice_stored(books: Books) -> None:
+    books.hand_over(rows := books.send([START_MS + 7_000, START_MS + 7_001]))
+    books.hand_over(rows[:1], record=False)
+
+
+def early(books: Books) -> None:
+    books.hand_over(books.send([START_MS + 7_000]), claimed_ms=START_MS + 6_999)
+
+
+def unscheduled(books: Books) -> None:
+    books.store([Row(9_999, START_MS, 0, "ghosts")], "ghosts", HOUR, NOW_MS, NOW_MS)
+    part = NewPart(np.array([8_888], np.uint64), np.array([START_MS]), Outcome.DEAD)
+    books.record([(HOUR, part)])
+
+
+def decided_without_outcome(books: Books) -> None:
+    books.hand_over(books.send([START_MS + 7_000]), record=False)
+    books.hand_over(books.send([START_MS + 7_000]))
+
+
+def in_flight(books: Books) -> None:
+    books.hand_over(books.send([START_MS + 7_000]), record=False, watermark=0)
+
+
+def each_outcome(books: Books) -> None:
+    for outcome in (Outcome.DEAD, Outcome.CANCELLED, Outcome.EXPIRED, Outcome.IN_DOUBT):
+        books.decide(books.send([START_MS + 7_000]), outcome)
+
+
+def late(books: Books) -> None:
+    books.hand_over(books.send([START_MS + 7_000]), delay_ms=1_001)
+    books.hand_over(books.send([START_MS + 7_000]), claimed_ms=START_MS + 9_000, delay_ms=-1_500)
+
+
+PLANTED: dict[str, tuple[Callable[[Books], None], dict[str, int]]] = {
+    "forgotten": (forgotten, {"LOST": 1}),
+    "not there": (lambda books: books.record([(HOUR, books.part(books.send([START_MS]), START_MS, 64))]), {"LOST": 1}),
+    "no such target": (
+        lambda books: books.record(
+            [(HOUR, books.part(books.send([START_MS]), START_MS, 64)._replace(target_log_id=0xBAD))]
+        ),
+        {"LOST": 1},
+    ),
+    "twice told": (twice_told, {"DUPLICATE": 1}),
+    "twice stored": (twice_stored, {"DUPLICATE": 1}),
+    "early": (early, {"EARLY": 1}),
+    "unscheduled": (unscheduled, {"ORPHAN": 2}),
+    "decided": (decided_without_outcome, {"ORPHAN": 1}),
+    "each outcome": (each_outcome, {}),
+    "late": (late, {"LATE": 2}),
+    "other offset": (told_otherwise(lambda part: part._replace(target_offset=8)), {"MISMATCH": 1}),
+    "other target": (told_otherwise(lambda part: part._replace(target_log_id=0xBAD)), {"MISMATCH": 1}),
+    "other claim": (told_otherwise(lambda part: part._replace(claimed_at_ms=START_MS + 7_001)), {"MISMATCH": 1}),
+    "other append": (
+        told_otherwise(lambda part: part._replace(target_appended_at_ms=START_MS + 7_009)),
+        {"MISMATCH": 1},
+    ),
+    "cancelled": (told_otherwise(lambda part: part._replace(outcome=Outcome.CANCELLED)), {"MISMATCH": 1}),
+    "other due": (told_otherwise(lambda part: part._replace(deliver_at_ms=np.array([START_MS]))), {"MISMATCH": 1}),
+    "other due there": (due_otherwise, {"MISMATCH": 1}),
+    # The last one, for the watermark of a later batch would cover it.
+    "in flight": (in_flight, {}),
+}
+
+
+def test_each_planted_fault_is_found_by_both_ways_and_nothing_else(books: Books, tmp_path: Path) -> None:
+    sound(books)
+    rows_of: dict[str, range] = {}
+    for name, (plant, _) in PLANTED.items():
+        first = len(books.rows) + 1
+        plant(books)
+        rows_of[name] = range(first, len(books.rows) + 1)
+    books.see_all(NOW_MS)
+    report = compare(books, tmp_path / "out")
+    for name, (_, expected) in PLANTED.items():
+        rows = rows_of[name] or NEVER_SENT
+        found = Counter(finding.kind.name for finding in report.findings if finding.sequence in rows)
+        assert found == Counter(expected), name
+    assert report.findings_count == sum(sum(expected.values()) for _, expected in PLANTED.values())
+
+
+def test_what_waits(books: Books, tmp_path: Path) -> None:
+    sound(books)
+    books.send([NOW_MS - 5_000, NOW_MS - 15_000, NOW_MS - 30_000])
+    books.send([NOW_MS - 30_000], subjects=("new",))
+    books.see_all(NOW_MS - 25_000)
+    total = compare(books, tmp_path / "out").total
+    assert (total.waiting, total.undecided, total.lost) == (3, 1, 0)
+
+
+def test_what_retention_removed_at_the_target(tmp_path: Path) -> None:
+    books = Books(str(tmp_path / "data"), segment_bytes=2_000)
+    for sequence in books.send([START_MS + row for row in range(40)]):
+        books.hand_over([sequence])
+    books.target.delete_below(6_000)
+    books.see_all(NOW_MS)
+    assert 0 < compare(books, tmp_path / "out").total.unproven < 40
+    books.close()
+
+
+def test_the_comparison_notices_a_difference(books: Books, tmp_path: Path) -> None:
+    rows = sound(books)
+    books.see_all(NOW_MS)
+    report = audit_directory(books.root, now_ms=NOW_MS, findings_limit=None)
+    books.record(books.hand_over(rows[:1]))
+    export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS)
+    told = differences(report, audit_by_sql(tmp_path / "out"))
+    assert any("duplicate is 0 by delayd, 1 by SQL" in line for line in told)
+    assert any("only the SQL finds" in line and f"{rows[0]}, 'DUPLICATE'" in line for line in told)
+    assert f"{REALTIME_ID:016x}" not in "".join(told)
