@@ -12,19 +12,28 @@ from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, DamagedData, DataError
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.schedule import schedule_path
+from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, open_any
-from delayd.reading.groups import TornTail
+from delayd.reading.groups import LogMoved, TornTail, file_size
 from delayd.reading.schedule import take_snapshot
 from delayd.reading.verify_file import HOURLY, FileReport, Place, State, damage_report, verify_file
 
 LOGS = {
-    Role.DELAY: {"message": FileKind.MESSAGE, "schedule": FileKind.SCHEDULE, "dispatch": FileKind.DISPATCH},
+    Role.DELAY: {
+        "message": FileKind.MESSAGE,
+        "schedule": FileKind.SCHEDULE,
+        "dispatch": FileKind.DISPATCH,
+        "seal": FileKind.SEAL,
+    },
     Role.REALTIME: {"message": FileKind.REALTIME, "consume": FileKind.CONSUME, "pull": FileKind.PULL},
 }
-ONE_LOG = ("message", "pull")  # The files of these folders follow one another; others hold a folder a day or subject.
+ONE_LOG = ("message", "pull", "seal")  # Their files follow one another; others hold a folder a day or subject.
 INNER_LOGS = ("schedule", "dispatch", "consume")
+PUBLISHED_OFFSETS = {
+    Role.DELAY: {"message": "replay_offset"},
+    Role.REALTIME: {"message": "indexed_offset", "pull": "pull_offset"},
+}
 
 Progress = Callable[[int, int], None]  # Files read, files in all.
 
@@ -52,12 +61,15 @@ class VerifyReport:
 
 
 class _Home(NamedTuple):
-    """A server's directory; ``log_id`` is None when nothing in it tells, ``lengths`` are published, by path."""
+    """A server's directory; ``log_id`` is None when nothing in it tells.
+
+    ``durable`` holds, by path, the offsets up to which the checkpoint file says that a log was fsynced (rule L5).
+    """
 
     path: str
     role: Role
     log_id: int | None
-    lengths: dict[str, int]
+    durable: dict[str, int]
 
     @property
     def logs(self) -> dict[str, FileKind]:
@@ -131,8 +143,7 @@ def _read_home(disk: Disk, path: str) -> _Home:
     directory = _identify(disk, path)
     if directory is None:
         return _Home(path, _role_by_folders(disk, path), None, {})
-    lengths = _published_lengths(disk, directory) if directory.role == Role.DELAY else {}
-    return _Home(path, directory.role, directory.log_id, lengths)
+    return _Home(path, directory.role, directory.log_id, _published_ends(disk, directory))
 
 
 def _identify(disk: Disk, path: str) -> Directory | None:
@@ -158,13 +169,32 @@ def _role_by_folders(disk: Disk, path: str) -> Role:
     return Role.REALTIME if "consume" in names or "pull" in names else Role.DELAY
 
 
-def _published_lengths(disk: Disk, directory: Directory) -> dict[str, int]:
-    """How much of each schedule log the checkpoint calls durable; nothing when it can't be read, which is reported."""
+def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
+    """What the checkpoint calls durable, by path; nothing when it can't be read, which is reported."""
     try:
-        hours = take_snapshot(disk, directory).hours
+        published = read_checkpoint(disk, directory.path, directory.log_id) or {}
+        filed = take_snapshot(disk, directory).hours if directory.role == Role.DELAY else {}
     except DataError:
         return {}
-    return {schedule_path(directory.path, hour): filed.length for hour, filed in hours.items()}
+    ends = {schedule_path(directory.path, hour): each.length for hour, each in filed.items()}
+    # An hour seals when all of its outcomes are durable, and gets none after that.
+    sealed = [dispatch_path(directory.path, hour) for hour, each in filed.items() if each.sealed]
+    ends |= {path: _size(disk, path) for path in sealed}
+    for log, name in PUBLISHED_OFFSETS[directory.role].items():
+        offset = published.get(name, 0)
+        names = _log_names(disk, f"{directory.path}/{log}")
+        # Segments before the last one are whole in any case.
+        if names and isinstance(offset, int) and offset > int(names[-1].removesuffix(".log")):
+            ends[f"{directory.path}/{log}/{names[-1]}"] = offset
+    return ends
+
+
+def _size(disk: Disk, path: str) -> int:
+    """Bytes of groups in a file; 0 when retention removed it."""
+    try:
+        return file_size(disk, path)
+    except LogMoved:
+        return 0
 
 
 def _places(disk: Disk, home: _Home) -> Iterator[Place]:
@@ -178,7 +208,7 @@ def _places(disk: Disk, home: _Home) -> Iterator[Place]:
             for name in names:
                 path = f"{inner}/{name}"
                 last = kind in HOURLY or name == names[-1]
-                yield Place(path, kind, home.log_id, True, last, home.lengths.get(path, 0))
+                yield Place(path, kind, home.log_id, True, last, home.durable.get(path, 0))
 
 
 def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
@@ -200,7 +230,7 @@ def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
         return Place(path)
     kind = home.logs[log]
     last = kind in HOURLY or not any(other > name for other in _log_names(disk, folder))
-    return Place(path, kind, home.log_id, True, last, home.lengths.get(full, 0))
+    return Place(path, kind, home.log_id, True, last, home.durable.get(full, 0))
 
 
 def _log_names(disk: Disk, folder: str) -> list[str]:

@@ -86,6 +86,38 @@ def test_rule_L5_bytes_behind_the_last_group_that_checks_are_a_torn_tail(books: 
     assert report_on(report, path).groups == 1
 
 
+@pytest.mark.parametrize("log", ["delay/message", "realtime/message", "dispatch of a sealed hour"])
+@pytest.mark.parametrize("published", [True, False])
+def test_rule_L5_what_does_not_check_in_the_last_group_is_damage_when_a_checkpoint_counts_it(
+    books: Books, log: str, published: bool
+) -> None:
+    if published:
+        books.sealed.add(HOUR)
+        books.publish()
+        books.see_realtime(START_MS)
+    else:
+        Path(f"{books.delay}/checkpoint").unlink()
+    path = books.path_of("dispatch") if log.startswith("dispatch") else next(Path(f"{books.root}/{log}").iterdir())
+    size = path.stat().st_size
+    flip(path, size - 3)
+    for report in (verify_directory(books.root), verify_files([str(path)])):
+        found = report_on(report, path)
+        if published:
+            assert found.state is State.DAMAGED and FILE_HEADER_BYTES < found.position < size
+            assert found.damage == "the checksum of the batches differs" and not report.sound
+        else:
+            assert found.state is State.TORN and report.sound
+
+
+def test_a_log_that_ends_before_what_a_checkpoint_counts_is_damage(books: Books) -> None:
+    books.see_realtime(START_MS)
+    path = next(Path(f"{books.realtime}/message").iterdir())
+    Path(f"{books.realtime}/pull").mkdir()
+    path.write_bytes(path.read_bytes()[: FILE_HEADER_BYTES - 1])
+    (damaged,) = verify_directory(books.root).damaged
+    assert damaged.path == str(path) and "a checkpoint counts what is in it" in damaged.damage
+
+
 def test_a_schedule_log_that_is_shorter_than_its_checkpoint_is_damage(books: Books) -> None:
     path = books.path_of("schedule")
     path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
