@@ -46,6 +46,7 @@ PLACES = {
     "dispatch": Place("dispatch", "dispatch", "Look at what became of messages, from files."),
     "log": Place("log", "log", "Verify or dump log files."),
     "audit": Place("audit", "audit", "Check that each message left once, on time, from files."),
+    "export": Place("export", "export", "Write the logs as Parquet or CSV, from files."),
     "spark-audit": Place("audit", "spark_audit", "The same check with Spark."),
 }
 
