@@ -43,7 +43,7 @@ class Supervisor:
         self._say = say
         self._children: dict[str, Child] = {}
         self._tasks: dict[str, asyncio.Task[int]] = {}
-        self._all_ready = False
+        self._told_ready = False
         self._down: dict[str, int] = {}
         self._stop = asyncio.Event()
         self._at_once = False
@@ -86,10 +86,16 @@ class Supervisor:
             for role in ROLES:
                 if role != FIRST:
                     self._start(role)
-        ready = [child for child in self._children.values() if child.ready is not None]
-        if len(ready) == len(ROLES) and not self._all_ready:
-            self._all_ready = True
-            self._echo("ready")
+        self._tell_ready()
+
+    def _tell_ready(self) -> None:
+        """Say once that each server either serves or is down for good, and which those are."""
+        serving = [role for role, child in self._children.items() if child.ready is not None and role not in self._down]
+        if self._told_ready or not serving or len(serving) + len(self._down) < len(ROLES):
+            return
+        self._told_ready = True
+        down = [role for role in ROLES if role in self._down]
+        self._echo(f"ready without {' and '.join(down)}" if down else "ready")
 
     def _on_down(self, child: Child, code: int) -> None:
         self._down[child.role] = code
@@ -98,11 +104,13 @@ class Supervisor:
             self._say(f"the {child.role} server can't start, its reason is above; all servers stop")
             self._stop.set()
         elif others:
+            what = "stopped itself" if child.ready is not None else "does not start"
             self._say(
-                f"the {child.role} server stopped itself on damaged data or a failed fsync and is not started again; "
-                f"the {' and '.join(others)} server{'s' * (len(others) > 1)} go{'es' * (len(others) == 1)} on; "
-                "look at the disk and the file that its log names, then stop and start `delayd up`"
+                f"the {child.role} server {what}, for its data is damaged or an fsync failed, and stays down until "
+                f"`delayd up` is started anew; the {' and '.join(others)} server{'s' * (len(others) > 1)} "
+                f"go{'es' * (len(others) == 1)} on; look at the disk and the file that its log above names"
             )
+            self._tell_ready()
         else:
             self._say(
                 f"the {child.role} server stopped itself on damaged data or a failed fsync, and no other runs; "

@@ -69,7 +69,9 @@ def recover(
     pull_place = LogPlace(f"{config.folder}/pull", FileKind.PULL, identity.log_id, config.segment_bytes)
     pull_log = open_log(disk, pull_place, now_ms, marks.pull_offset, marks.pull_crc32c)
     for found in (*message_log.recovered, *pull_log.recovered):
-        log.warning(
+        # After a SIGKILL bytes are written back that no header proves durable, and nothing is lost: no cause for alarm.
+        log.log(
+            logging.WARNING if found.cut_bytes else logging.INFO,
             "tail_recovered path=%s cut_bytes=%d reason=%r rewritten_bytes=%d",
             *(found.path, found.cut_bytes, found.cut_reason, found.rewritten_bytes),
         )

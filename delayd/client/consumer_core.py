@@ -67,7 +67,7 @@ class ConsumerSettings:
         check_subject(self.subject)
         check_group(self.group)
         if not isinstance(self.lease, timedelta):
-            raise BadSetting(f"lease must be a timedelta, not a {type(self.lease).__name__}")
+            raise BadSetting(f"lease must be a timedelta, not {type(self.lease).__name__}")
         if self.lease < timedelta(seconds=0.1):
             raise BadSetting(f"lease is {self.lease} and must be at least 0.1 s")
         if self.max_messages < 1:
@@ -111,7 +111,7 @@ class ConsumerCore:
         """The next messages, or None when none came in time; see AsyncConsumer."""
         self.check()
         if not isinstance(wait, timedelta):
-            raise BadArgument(f"wait must be a timedelta, not a {type(wait).__name__}")
+            raise BadArgument(f"wait must be a timedelta, not {type(wait).__name__}")
         until = self._loop.time() + max(wait / _SECOND, 0)
         while True:
             pulled = self._take(most)

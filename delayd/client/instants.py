@@ -157,12 +157,12 @@ def _integer(value: int) -> int:
         return operator.index(value)
     except TypeError:
         kind = type(value).__name__
-        raise BadArgument(f"deliver_at_ms must be whole milliseconds since the epoch, not a {kind}") from None
+        raise BadArgument(f"deliver_at_ms must be whole milliseconds since the epoch, not {kind}") from None
 
 
 def _instant_ms(value: datetime) -> int:
     if not isinstance(value, datetime):
-        raise BadArgument(f"deliver_at must be a datetime, not a {type(value).__name__}")
+        raise BadArgument(f"deliver_at must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:
         raise NaiveDatetime(f"deliver_at {value.isoformat()} has no time zone; give it one, such as tzinfo=UTC")
     # Rounded up, or a message could be delivered up to a millisecond early.
@@ -171,7 +171,7 @@ def _instant_ms(value: datetime) -> int:
 
 def _delay_us(value: timedelta, horizon_ms: int) -> int:
     if not isinstance(value, timedelta):
-        raise BadArgument(f"delay must be a timedelta, not a {type(value).__name__}")
+        raise BadArgument(f"delay must be a timedelta, not {type(value).__name__}")
     delay_us = value // _US
     if delay_us < 0:
         raise BadArgument(f"a delay of {value.total_seconds():g} s is negative; give one of 0 or more")

@@ -29,7 +29,7 @@ _SUBJECT = re.compile(r"[A-Za-z0-9._%/-]{1,255}")
 def check_subject(subject: str) -> bytes:
     """The subject as bytes; BadSubject when a server would not take it."""
     if not isinstance(subject, str):
-        raise BadSubject(f"a subject is text, not a {type(subject).__name__}")
+        raise BadSubject(f"a subject is text, not {type(subject).__name__}")
     if _SUBJECT.fullmatch(subject) is None:
         raise BadSubject(f"subject {subject[:300]!r} is not 1 to {SUBJECT_BYTES_MAX} characters of [A-Za-z0-9._%/-]")
     return subject.encode("ascii")
@@ -38,7 +38,7 @@ def check_subject(subject: str) -> bytes:
 def check_group(group: str) -> None:
     """BadArgument for a name that no group may have."""
     if not isinstance(group, str):
-        raise BadArgument(f"a group is text, not a {type(group).__name__}")
+        raise BadArgument(f"a group is text, not {type(group).__name__}")
     if not 0 < len(group.encode("utf-8", "replace")) <= GROUP_BYTES_MAX:
         raise BadArgument(f"group {group[:300]!r} is not a name of 1 to {GROUP_BYTES_MAX} bytes")
 
@@ -46,7 +46,7 @@ def check_group(group: str) -> None:
 def check_body(body: bytes, headers_bytes: int = 0) -> None:
     """BadArgument or MessageTooLarge for a body that can't be sent."""
     if not isinstance(body, bytes):
-        raise BadArgument(f"a body is bytes, not a {type(body).__name__}; encode it first")
+        raise BadArgument(f"a body is bytes, not {type(body).__name__}; encode it first")
     if len(body) + headers_bytes > MESSAGE_BYTES_MAX:
         raise MessageTooLarge(
             f"a message of {len(body) + headers_bytes} bytes, headers and body, is over the limit of"
@@ -58,7 +58,7 @@ def check_bodies(bodies: Sequence[bytes]) -> Int64s:
     """Their lengths; the first one at fault is named by its row."""
     if set(map(type, bodies)) - {bytes}:
         row, body = next((row, body) for row, body in enumerate(bodies) if type(body) is not bytes)
-        raise BadArgument(f"the body of row {row} is a {type(body).__name__}, not bytes; encode it first")
+        raise BadArgument(f"the body of row {row} is of type {type(body).__name__}, not bytes; encode it first")
     return np.fromiter(map(len, bodies), np.int64, len(bodies))
 
 
@@ -67,7 +67,7 @@ def pack_headers(headers: Headers | None) -> bytes:
     if headers is None:
         return NO_HEADERS
     if not isinstance(headers, Mapping):
-        raise BadArgument(f"headers are a mapping, not a {type(headers).__name__}")
+        raise BadArgument(f"headers are a mapping, not {type(headers).__name__}")
     for name, value in headers.items():
         if not _is_header(name, value):
             kinds = f"{type(name).__name__} to {type(value).__name__}"
@@ -84,7 +84,7 @@ def pack_headers(headers: Headers | None) -> bytes:
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of ``host:port``, or of ``[host]:port`` for IPv6."""
     if not isinstance(address, str):
-        raise BadArgument(f"an address is text such as 127.0.0.1:7400, not a {type(address).__name__}")
+        raise BadArgument(f"an address is text such as 127.0.0.1:7400, not {type(address).__name__}")
     host, colon, port = address.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:

@@ -19,6 +19,17 @@ TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never re
 
 T = TypeVar("T")
 
+_KINDS: dict[type, str] = {
+    type(None): "nothing",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a fraction",
+    str: "a text",
+    bytes: "bytes",
+    list: "a list",
+    dict: "a map",
+}
+
 
 class RequestType(IntEnum):
     """The type of a frame; an answer repeats it."""
@@ -150,17 +161,22 @@ def _need(head: Head, name: str) -> HeadValue:
 
 def _typed(value: HeadValue, name: str, kind: type[T]) -> T:
     if not isinstance(value, kind):
-        raise BadRequest(f"{name} is a {type(value).__name__} instead of a {kind.__name__}", field=name)
+        raise _wrong_kind(value, name, kind)
     return value
 
 
 def _bounded(value: HeadValue, name: str, least: int, most: int) -> int:
     # A bool is an int in Python and never one on the wire.
     if type(value) is not int:
-        raise BadRequest(f"{name} is a {type(value).__name__} instead of an int", field=name)
+        raise _wrong_kind(value, name, int)
     if not least <= value <= most:
         raise BadRequest(f"{name} is {value} and must lie within {least} and {most}", field=name)
     return value
+
+
+def _wrong_kind(value: HeadValue, name: str, kind: type) -> BadRequest:
+    found = _KINDS.get(type(value), type(value).__name__)
+    return BadRequest(f"{name} is {found} instead of {_KINDS[kind]}", field=name)
 
 
 def _short(text: str, name: str, bytes_max: int) -> str:

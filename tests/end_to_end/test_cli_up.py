@@ -95,7 +95,8 @@ def test_a_server_that_dies_again_and_again_waits_longer_each_time(running: Up) 
 def test_a_server_that_stopped_itself_is_not_started_again_and_the_others_go_on(running: Up) -> None:
     others = [running.ready(role)[0].pid for role in ("meta", "realtime")]
     _tell(running, "delay", "end", 3)
-    running.until(lambda: "is not started again" in running.errors, "it says so")
+    running.until(lambda: "stays down until `delayd up` is started anew" in running.errors, "it says so")
+    assert "the delay server stopped itself, for its data is damaged or an fsync failed" in running.errors
     assert "the meta and realtime servers go on; look at the disk" in running.errors
     # A restart would come within a fifth of a second; another server's restart shows that one has passed.
     os.kill(others[1], signal.SIGKILL)
@@ -103,6 +104,22 @@ def test_a_server_that_stopped_itself_is_not_started_again_and_the_others_go_on(
     assert len(_starts(running, "delay")) == 1
     assert is_running(others[0])
     assert running.end() == 3
+
+
+@pytest.mark.parametrize("role", ["delay", "realtime"])
+def test_a_server_that_does_not_start_on_damage_is_named_and_the_others_are_ready_without_it(
+    tmp_path: Path, role: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / f"{role}.start").write_text("3")
+    other = "realtime" if role == "delay" else "delay"
+    with up(tmp_path, "--port", "0", fakes=True) as running:
+        running.until(lambda: f"ready without {role}" in running.lines, "the others are ready")
+        assert len(running.ready("meta")) == len(running.ready(other)) == 1
+        assert f"delayd: the {role} server does not start, for its data is damaged" in running.errors
+        assert f"the meta and {other} servers go on" in running.errors
+        assert running.end() == 3
+        assert "ready" not in running.lines
 
 
 def test_when_all_have_stopped_themselves_it_ends_with_3(running: Up) -> None:

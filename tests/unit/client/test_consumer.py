@@ -369,7 +369,7 @@ def test_faulty_settings_are_named() -> None:
             AsyncConsumer(world.address, "a", "ä" * 128)
         with pytest.raises(BadSetting):
             AsyncConsumer(world.address, "a", "g", lease=timedelta(0))
-        with pytest.raises(BadSetting, match="lease must be a timedelta, not a int"):
+        with pytest.raises(BadSetting, match="lease must be a timedelta, not int"):
             AsyncConsumer(world.address, "a", "g", lease=cast(timedelta, 5))
         with pytest.raises(BadSetting):
             AsyncConsumer(world.address, "a", "g", max_messages=0)
