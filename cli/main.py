@@ -47,6 +47,7 @@ PLACES = {
     "log": Place("log", "log", "Verify or dump log files."),
     "audit": Place("audit", "audit", "Check that each message left once, on time, from files."),
     "export": Place("export", "export", "Write the logs as Parquet or CSV, from files."),
+    "seals": Place("seals", "seals", "Verify what sealed hours are held against, from files."),
     "spark-audit": Place("audit", "spark_audit", "The same check with Spark."),
 }
 

@@ -6,6 +6,7 @@ running server moves its files on meanwhile, the hour is read again below its ne
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +15,25 @@ from delayd.batch import Int64s
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_of_ms
-from delayd.log.dispatch import OutcomeRows
+from delayd.log.dispatch import OutcomeRows, decode_outcomes
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
 from delayd.reading.groups import LogMoved
-from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_body, read_hour, read_tail, take_snapshot
+from delayd.reading.schedule import (
+    MessageTail,
+    ScheduleSnapshot,
+    read_body,
+    read_hour,
+    read_tail,
+    take_snapshot,
+    was_removed,
+)
+from delayd.reading.seals import NO_TAIL
 
 TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
 NONE = -1  # In place of an index: there is none.
+_NO_ROWS = np.empty(0, np.int64)
 
 Mask = NDArray[np.bool_]
 
@@ -58,6 +69,14 @@ class Window:
         return wanted
 
 
+class HourState(StrEnum):
+    """How far an hour is."""
+
+    OPEN = "open"  # Messages may still be filed in it.
+    CLOSED = "closed"  # No more are, and not each of them has an outcome yet, or no sweep has looked since.
+    SEALED = "sealed"
+
+
 @dataclass(frozen=True, slots=True)
 class Hour:
     """An hour of one delay server: its rows by rising sequence, and for each the index of its last outcome or NONE."""
@@ -66,7 +85,7 @@ class Hour:
     rows: ScheduleRows
     outcomes: OutcomeRows
     outcome_of: Int64s
-    sealed: bool
+    state: HourState
 
     def row_of(self) -> Int64s:
         """For each outcome the index of its row or NONE."""
@@ -85,7 +104,7 @@ class Schedule:
     def hours(self, window: Window) -> list[int]:
         """The hours that may have wanted messages, rising."""
         known = set(self._sizes) | set(self._snapshot.hours) | set(self._tail.counts())
-        return sorted(filter(window.holds_hour, known))
+        return sorted(hour for hour in known if window.holds_hour(hour) and not self._was_removed(hour))
 
     def read(self, hour: int) -> Hour:
         """Read an hour.
@@ -100,6 +119,8 @@ class Schedule:
             except LogMoved as error:
                 moved = error
                 self._snapshot, self._tail = self._look()
+                if self._was_removed(hour):
+                    return Hour(hour, NO_TAIL.rows, decode_outcomes([]), _NO_ROWS, HourState.SEALED)
         raise DamagedData(self.directory.path, 0, f"{moved}, and no newer checkpoint says why")
 
     def body(self, hour: Hour, row: int) -> bytes:
@@ -118,7 +139,13 @@ class Schedule:
         rows = read_hour(self._disk, self._snapshot, self._tail, hour)
         filed = self._snapshot.hours.get(hour)
         found = _find(outcomes.sequences, rows.sequence)
-        return Hour(hour, rows, outcomes, found, filed is not None and filed.sealed)
+        state = HourState.CLOSED if self._snapshot.is_closed(hour) else HourState.OPEN
+        return Hour(hour, rows, outcomes, found, HourState.SEALED if filed is not None and filed.sealed else state)
+
+    def _was_removed(self, hour: int) -> bool:
+        # Also when its number is not in the newest table any more: then none of its files is there.
+        gone = hour not in self._snapshot.hours and hour not in self._tail.counts()
+        return was_removed(self._disk, self._snapshot, hour) or (gone and hour not in self._sizes)
 
     def _look(self) -> tuple[ScheduleSnapshot, MessageTail]:
         for tries_left in reversed(range(TRIES_MAX)):

@@ -21,7 +21,7 @@ HOUR_COLUMNS = (
     Column("dispatched", Kind.NUMBER),
     Column("other_outcomes", Kind.NUMBER),
     Column("body_bytes", Kind.SIZE),
-    Column("sealed"),
+    Column("state"),
     Column("delay_log_id", detail=True),
 )
 MESSAGE_COLUMNS = (
@@ -99,14 +99,14 @@ def _hour_rows(found: list[Schedule], window: Window) -> Iterator[tuple[Cell, ..
                 yield (hour_name(hour), *counts, f"{each.directory.log_id:016x}")
 
 
-def _count(hour: Hour, window: Window) -> tuple[int, int, int, int, int, bool]:
+def _count(hour: Hour, window: Window) -> tuple[int, int, int, int, int, str]:
     wanted = window.holds(hour.rows)
     found = hour.outcome_of[wanted]
     done = found[found != NONE]
     kinds = hour.outcomes.parts["outcome"][hour.outcomes.part_of[done]]
     dispatched = int((kinds == Outcome.DISPATCHED).sum())
     size = int(hour.rows.body_bytes[wanted].sum(dtype=np.int64))
-    return len(found), len(found) - len(done), dispatched, len(done) - dispatched, size, hour.sealed
+    return len(found), len(found) - len(done), dispatched, len(done) - dispatched, size, hour.state.value
 
 
 def _message_rows(

@@ -20,15 +20,18 @@ from delayd.batch import (
     encode_subject_table,
     lay_out,
 )
+from delayd.delay.recovery import read_outcomes
+from delayd.delay.sealing import compare
 from delayd.disk import Disk, RealDisk
 from delayd.gather import Pick, compose, gather
 from delayd.hours import hour_name, hour_of_ms
-from delayd.log.checkpoint import CheckpointFile, Value
+from delayd.log.checkpoint import CheckpointFile, Payload, Value
 from delayd.log.control import Record, encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup, content_position
 from delayd.log.log import Log, LogPlace, open_log
-from delayd.log.schedule import HOUR_ROW, SEALED, dispatch_path, schedule_path
+from delayd.log.schedule import HOUR_ROW, REMOVED, SEALED, dispatch_path, schedule_path
+from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 
 DELAY_ID = 0xDE1A
@@ -72,6 +75,9 @@ class Books:
         self.batch_id = 0
         self.hours: dict[int, tuple[int, int, int]] = {}  # Hour to checksum, length and rows.
         self.sealed: set[int] = set()
+        self.removed: set[int] = set()
+        self.closed_ms = 0
+        self.seals: list[Seal] = []
         self.files: dict[str, Segment] = {}
 
     def send(
@@ -138,12 +144,38 @@ class Books:
 
     def publish(self, wall_ms: int = 0) -> None:
         """Publish the checkpoint as it stands."""
-        rows = [(hour, *facts, SEALED * (hour in self.sealed)) for hour, facts in sorted(self.hours.items())]
+        flags = {hour: SEALED * (hour in self.sealed) | REMOVED * (hour in self.removed) for hour in self.hours}
+        rows = [(hour, *facts, flags[hour]) for hour, facts in sorted(self.hours.items())]
         table = np.array(rows, HOUR_ROW)
         file = CheckpointFile(self.disk, self.delay, DELAY_ID)
         clock: list[Value] = ["boot", 0, wall_ms]
-        file.publish({"replay_offset": self.replay_offset, "hours": table.tobytes(), "clock": clock}, START_MS)
+        payload: Payload = {"replay_offset": self.replay_offset, "hours": table.tobytes(), "clock": clock}
+        file.publish(payload | {"appended_at_ms": self.closed_ms}, START_MS)
         file.close()
+
+    def seal(self, hour: int = HOUR) -> Seal:
+        """Seal an hour whose rows all have an outcome, and publish it as sealed."""
+        schedule, dispatch = (self.files[path(self.delay, hour)] for path in (schedule_path, dispatch_path))
+        batches = [batch for group in schedule.scan(0, 0) for _, batch in group.batches()]
+        facts = compare(hour, batches, read_outcomes(dispatch))
+        assert facts is not None, "each row has exactly one outcome"
+        previous = self.seals[-1].sha256 if self.seals else NO_SEAL
+        self.seals.append(Seal(DELAY_ID, len(self.seals), facts, previous))
+        self.write_seals(self.seals)
+        self.sealed.add(hour)
+        self.publish()
+        return self.seals[-1]
+
+    def write_seals(self, seals: Sequence[Seal]) -> None:
+        """Write the seal log anew, with these seals, whether they are true or not."""
+        place = seal_place(self.delay, DELAY_ID)
+        for name in self.disk.list_folder(place.folder):
+            self.disk.remove(f"{place.folder}/{name}")
+        log = open_log(self.disk, place, START_MS)
+        for seal in seals:
+            log.append([NewGroup(GroupKind.DATA, [encode_seal(seal)], 1, START_MS, 0, 1)], START_MS)
+            log.flush()
+        log.close()
 
     def hand_over(
         self,

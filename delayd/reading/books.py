@@ -5,15 +5,21 @@ Invariant: the figures are sums over hours, so it does not matter who audits whi
 
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from delayd.disk import Disk, RealDisk
+from delayd.log.dispatch import OutcomeRows
+from delayd.log.schedule import dispatch_path
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
+from delayd.reading.columns import ScheduleRows
+from delayd.reading.dispatch import read_outcomes
 from delayd.reading.findings import Finding, FindingKind, Findings
-from delayd.reading.groups import TornTail
+from delayd.reading.groups import TornTail, file_size
 from delayd.reading.lives import Life
-from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
+from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
+from delayd.reading.seals import SealBook, SealReport, SealState
 from delayd.reading.summary import HourSummary, sum_up
 
 FINDINGS_LIMIT = 1_000
@@ -34,11 +40,17 @@ class AuditReport:
     torn: tuple[TornTail, ...]
     deleted_rows: int
     missed: tuple[Life, ...]
+    seals: tuple[SealReport, ...] = ()
+
+    @property
+    def broken_seals(self) -> tuple[SealReport, ...]:
+        """Seals that the hours' rows, or other seals, contradict."""
+        return tuple(report for report in self.seals if report.state is SealState.BROKEN)
 
     @property
     def balanced(self) -> bool:
-        """Whether each hour's books balance."""
-        return self.total.balanced
+        """Whether each hour's books balance, and no seal is broken."""
+        return self.total.balanced and not self.broken_seals
 
 
 class Collected:
@@ -103,22 +115,48 @@ def audit_directory(
     def audit() -> AuditReport:
         plan, tails = plan_audit(disk, data, now_ms, hours, late_ms_limit, lost_grace_ms)
         collected = Collected(findings_limit)
-        for found, summary in audit_plan(disk, plan, tails):
+        books = {origin.snapshot.directory.log_id: SealBook(disk, origin.snapshot) for origin in plan.origins}
+        for found, summary in audit_plan(disk, plan, tails, partial(_check_seal, disk, books)):
             collected.add(summary, found.first(findings_limit), len(found))
             if progress is not None:
                 progress(len(collected.summaries), plan.hour_count)
-        return collected.report(data, now_ms, plan)
+        seals = tuple(report for book in books.values() for report in book.reports())
+        return replace(collected.report(data, now_ms, plan), seals=seals)
 
     return until_still(data, audit)
 
 
 def audit_plan(
-    disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None
+    disk: Disk,
+    plan: AuditPlan,
+    tails: Sequence[MessageTail] | None = None,
+    also: Callable[[HourBooks, ScheduleRows, OutcomeRows], None] | None = None,
 ) -> Iterator[tuple[Findings, HourSummary]]:
-    """Audit the hours of a plan, or of a part of one; without ``tails`` the message logs are read for them.
+    """Audit the hours of a plan, or of a part of one.
+
+    Args:
+        disk: where the directories are.
+        plan: the hours.
+        tails: those of the message logs; without them they are read.
+        also: called with what was read of the schedule side and the dispatch log of each hour.
 
     Raises:
         LogMoved: files went away meanwhile.
     """
     for hour in plan_hours(disk, plan, tails):
-        yield audit_hour(hour.log_id, hour.hour, hour.schedule(), hour.outcomes(), hour.realtime(), hour.terms)
+        schedule, outcomes = hour.schedule(), hour.outcomes()
+        if also is not None:
+            also(hour, schedule, outcomes)
+        yield audit_hour(hour.log_id, hour.hour, schedule, outcomes, hour.realtime(), hour.terms)
+
+
+def _check_seal(
+    disk: Disk, books: dict[int, SealBook], hour: HourBooks, schedule: ScheduleRows, outcomes: OutcomeRows
+) -> None:
+    book = books[hour.log_id]
+    if book.has_standing(hour.hour):
+        directory = hour.origin.snapshot.directory
+        # The plan's size of the dispatch log is older than the seals: the hour may have had its last outcomes since.
+        if file_size(disk, dispatch_path(directory.path, hour.hour)) != hour.origin.dispatch_sizes.get(hour.hour, 0):
+            outcomes = read_outcomes(disk, directory, hour.hour)
+        book.check(hour.hour, schedule, outcomes)

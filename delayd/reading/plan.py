@@ -15,7 +15,6 @@ from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData
 from delayd.hours import hour_of_ms
 from delayd.log.dispatch import OutcomeRows
-from delayd.log.schedule import schedule_path
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.directory import Directory, Role, find_directories
@@ -23,7 +22,7 @@ from delayd.reading.dispatch import dispatch_sizes, read_outcomes
 from delayd.reading.groups import LogMoved, TornTail
 from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, who_is_missed
 from delayd.reading.realtime import Batches, TargetIndex, TargetIndexer, TargetRows, read_target_rows
-from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, read_tail, take_snapshot
+from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, read_tail, take_snapshot, was_removed
 
 ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always does.
 
@@ -147,7 +146,7 @@ def plan_audit(
         own = index.batches[index.batches["origin_log_id"] == directory.log_id]
         life = read_life(disk, directory, max(tail.last_appended_at_ms, _last_claimed_ms(directory, index)), now_ms)
         lives.append(life)
-        removed = {hour for hour in snapshot.hours if _was_removed(disk, snapshot, hour)}
+        removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
         known = (set(snapshot.hours) | set(dispatched) | set(tail.counts())) - removed
         found = set(own["hour"].tolist())
         # An hour that its delay server knows nothing of, and that is over, is one that its retention has removed: what
@@ -201,12 +200,6 @@ class _Tail:
         if self._tail is None:
             self._tail = read_tail(self._disk, self._snapshot)
         return self._tail
-
-
-def _was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
-    """Whether retention removed an hour that the published checkpoint still names; only sealed ones ever go."""
-    filed = snapshot.hours[hour]
-    return filed.sealed and filed.length > 0 and not disk.exists(schedule_path(snapshot.directory.path, hour))
 
 
 def _last_claimed_ms(directory: Directory, index: TargetIndex) -> int:

@@ -11,10 +11,11 @@ import numpy as np
 from delayd.batch import BatchKind, ColumnId, Int64s, parse
 from delayd.disk import Disk
 from delayd.errors import DamagedData
+from delayd.hours import hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.schedule import decode_hours, schedule_path
+from delayd.log.schedule import REMOVED, SEALED, decode_hours, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.columns import RowCollector, ScheduleRows, locate
 from delayd.reading.directory import Directory
@@ -29,6 +30,7 @@ class FiledHour:
     length: int
     rows: int
     sealed: bool
+    removed: bool = False  # Retention takes its files, or has.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ class ScheduleSnapshot:
     replay_offset: int
     message_stop: int
     hours: dict[int, FiledHour]
+    appended_at_ms: int = 0  # Of the last group below the replay offset: hours that ended by then are closed (rule P5).
+
+    def is_closed(self, hour: int) -> bool:
+        """Whether no message can be filed in an hour any more, so that its schedule log is all there (rule P5)."""
+        filed = self.hours.get(hour)
+        return (filed is not None and filed.sealed) or hour_start_ms(hour + 1) <= self.appended_at_ms
 
     @property
     def place(self) -> LogPlace:
@@ -76,11 +84,22 @@ def take_snapshot(disk: Disk, directory: Directory) -> ScheduleSnapshot:
     if not isinstance(replay_offset, int) or not isinstance(table, bytes):
         raise DamagedData(f"{directory.path}/checkpoint", 0, "replay_offset or hours has another type")
     hours = {
-        int(row["hour"]): FiledHour(int(row["length"]), int(row["rows"]), bool(row["flags"] & 1))
+        int(row["hour"]): FiledHour(
+            int(row["length"]), int(row["rows"]), bool(row["flags"] & SEALED), bool(row["flags"] & REMOVED)
+        )
         for row in decode_hours(table)
     }
     place = LogPlace(directory.message_folder, FileKind.MESSAGE, directory.log_id)
-    return ScheduleSnapshot(directory, replay_offset, log_size(disk, place), hours)
+    appended_at_ms = published.get("appended_at_ms", 0)
+    if not isinstance(appended_at_ms, int):
+        raise DamagedData(f"{directory.path}/checkpoint", 0, "appended_at_ms has another type")
+    return ScheduleSnapshot(directory, replay_offset, log_size(disk, place), hours, appended_at_ms)
+
+
+def was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
+    """Whether retention removed an hour that the published checkpoint still names; it is told there before."""
+    filed = snapshot.hours.get(hour)
+    return filed is not None and filed.removed and not disk.exists(schedule_path(snapshot.directory.path, hour))
 
 
 def read_tail(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail] | None = None) -> MessageTail:

@@ -15,6 +15,7 @@ from delayd.reading.columns import NO_INT64S, NO_UINT64S, ScheduleRows
 from delayd.reading.findings import Finding, FindingKind
 from delayd.reading.lives import Span, Spans
 from delayd.reading.realtime import BATCH, TargetRows
+from delayd.reading.seals import SealState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
 
 LATER_MS = START_MS + 60_000
@@ -319,7 +320,8 @@ def test_hours_that_the_delay_servers_retention_removed_are_not_orphans(
     books.hand_over(books.send(due(10, 1)))
     books.checkpoint()
     books.hand_over(books.send([START_MS + HOUR_MS]))
-    books.sealed.add(HOUR)
+    books.removed.add(HOUR)
+    books.seal()
     books.checkpoint()
     for log in ("schedule", "dispatch"):
         books.path_of(log).unlink()
@@ -328,12 +330,16 @@ def test_hours_that_the_delay_servers_retention_removed_are_not_orphans(
         books.publish()
     report = audit(books, START_MS + HOUR_MS + 60_000)
     assert report.balanced and report.deleted_rows == 10
+    assert [seal.state for seal in report.seals] == [SealState.DELETED]
     assert [hour.hour for hour in report.hours] == [HOUR - 1, HOUR + 1][not older :]
 
 
-def test_an_hour_that_is_gone_without_a_seal_is_damage(books: Books) -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+def test_an_hour_that_is_gone_and_was_not_removed_by_retention_is_damage(books: Books, sealed: bool) -> None:
     books.hand_over(books.send(due(10, 1)))
     books.checkpoint()
+    if sealed:
+        books.seal()
     books.path_of("schedule").unlink()
     with pytest.raises(DamagedData, match="is gone, and no newer checkpoint says why"):
         audit(books)

@@ -1,0 +1,274 @@
+"""Seals, as another process verifies them: from the files alone, by code of its own (docs/formats/seal.md, rule S4).
+
+Invariant (rule P3): the published table is read first, then the seal log, then the hours' files. So each hour that the
+table calls sealed has its seal, and only hours whose rows are all there by the table are held against theirs.
+"""
+
+import hashlib
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import BatchKind
+from delayd.disk import Disk, RealDisk
+from delayd.errors import BadArgument, DamagedData
+from delayd.log.dispatch import Outcome, OutcomeRows
+from delayd.log.log import segment_name
+from delayd.log.schedule import schedule_path
+from delayd.log.seal import NO_SEAL, OUTCOME_ROW, SCHEDULE_ROW, Seal, SealFacts, decode_seals, seal_place
+from delayd.reading.columns import NO_UINT64S, RowCollector, ScheduleRows
+from delayd.reading.directory import Role, find_directories
+from delayd.reading.dispatch import read_outcomes
+from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
+from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, take_snapshot
+
+PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
+FIGURES = ("rows", "body_bytes", "dispatched", "cancelled", "dead", "expired", "in_doubt", "due_min_ms", "due_max_ms")
+NO_TAIL = MessageTail(RowCollector().rows(), NO_UINT64S.astype(np.int64), 0)  # A sealed hour gets no more messages.
+
+Progress = Callable[[int, int], None]  # Hours verified, hours in all.
+
+
+class SealState(StrEnum):
+    """What became of a seal's verification."""
+
+    VERIFIED = "verified"
+    DELETED = "deleted"  # Retention has removed the hour: the seal is what is left of it, and its place in the chain.
+    UNREAD = "unread"  # The hour was not asked for, or sealed after the table was published that was read.
+    BROKEN = "BROKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class SealReport:
+    """One seal, or an hour that should have one: ``seal`` is None then. ``differs`` says what breaks it."""
+
+    log_id: int
+    hour: int
+    seal: Seal | None
+    state: SealState
+    differs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SealsReport:
+    """The seals of all delay servers of a directory, in the order of their logs."""
+
+    seals: tuple[SealReport, ...]
+    torn: tuple[TornTail, ...]
+
+    @property
+    def broken(self) -> tuple[SealReport, ...]:
+        """Those that something contradicts."""
+        return tuple(report for report in self.seals if report.state is SealState.BROKEN)
+
+
+class SealBook:
+    """The seals of one delay server, and what contradicts them as far as was looked."""
+
+    def __init__(self, disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail] | None = None) -> None:
+        """Read the seal log; ``snapshot`` was taken before.
+
+        Raises:
+            DamagedData: a group of it does not check.
+        """
+        self._disk = disk
+        self._snapshot = snapshot
+        self._faults: dict[int, list[str]] = {}  # By number of the seal.
+        self._verified: set[int] = set()  # Hours.
+        self._seals = list(_read_seals(disk, snapshot, [] if torn is None else torn))
+        self._of_hour: dict[int, int] = {}
+        self._check_chain()
+
+    def standing(self) -> list[int]:
+        """Hours that have a seal, and rows that it can be held against."""
+        return [hour for hour in self._of_hour if self.has_standing(hour)]
+
+    def has_standing(self, hour: int) -> bool:
+        """Whether an hour is one of them."""
+        return hour in self._of_hour and self._snapshot.is_closed(hour) and not self._is_deleted(hour)
+
+    def check(self, hour: int, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
+        """Hold the rows of a standing hour against its seal."""
+        number = self._of_hour[hour]
+        self._verified.add(hour)
+        self._faults[number] += _differences(self._seals[number].facts, schedule, outcomes)
+
+    def fail(self, hour: int, what: str) -> None:
+        """Note that the rows of a standing hour can't be read."""
+        self._faults[self._of_hour[hour]].append(what)
+
+    def reports(self) -> Iterator[SealReport]:
+        """What was found, seal by seal, and then hours whose seal is missing."""
+        log_id = self._snapshot.directory.log_id
+        for number, seal in enumerate(self._seals):
+            hour = seal.facts.hour
+            if self._faults[number]:
+                yield SealReport(log_id, hour, seal, SealState.BROKEN, "; ".join(self._faults[number]))
+            elif hour in self._verified:
+                yield SealReport(log_id, hour, seal, SealState.VERIFIED)
+            else:
+                deleted = self._is_deleted(hour)
+                yield SealReport(log_id, hour, seal, SealState.DELETED if deleted else SealState.UNREAD)
+        for hour, filed in sorted(self._snapshot.hours.items()):
+            if filed.sealed and hour not in self._of_hour:
+                what = "the checkpoint calls the hour sealed, and the seal log has no seal of it"
+                yield SealReport(log_id, hour, None, SealState.BROKEN, what)
+
+    def _check_chain(self) -> None:
+        before = NO_SEAL
+        for number, seal in enumerate(self._seals):
+            faults = self._faults[number] = []
+            if seal.log_id != self._snapshot.directory.log_id:
+                faults.append(f"it is of the log {seal.log_id:016x}")
+            if seal.number != number:
+                faults.append(f"it is number {seal.number}, and {number} seals are before it")
+            if seal.previous_sha256 != before:
+                faults.append("the seal before it is not the one that it follows")
+            if seal.facts.hour in self._of_hour:
+                faults.append(f"the hour has seal {self._of_hour[seal.facts.hour]} already")
+            self._of_hour.setdefault(seal.facts.hour, number)
+            before = seal.sha256
+
+    def _is_deleted(self, hour: int) -> bool:
+        filed = self._snapshot.hours.get(hour)
+        if filed is not None and not filed.removed:
+            return False
+        return not self._disk.exists(schedule_path(self._snapshot.directory.path, hour))
+
+
+def verify_seals(
+    data: str, *, hours: Container[int] | None = None, progress: Progress | None = None, disk: Disk | None = None
+) -> SealsReport:
+    """Verify the seals of a data directory, live, stopped or copied; nothing in it is changed.
+
+    Args:
+        data: the directory that `delayd up --data` was given, or one server's.
+        hours: whose rows to read, as hours since the epoch; None for all. The chain is followed in any case.
+        progress: called with the hours done and all hours.
+        disk: where ``data`` is.
+
+    Raises:
+        BadArgument: it holds no delay server's directory.
+        DamagedData, NewerFormat: a seal log or a checkpoint can't be read.
+    """
+    disk = disk or RealDisk()
+    delays = [directory for directory in find_directories(disk, data) if directory.role == Role.DELAY]
+    if not delays:
+        raise BadArgument(f"{data} holds no delay server's directory; give the one that `delayd up --data` was given")
+    torn: list[TornTail] = []
+    snapshots = [take_snapshot(disk, directory) for directory in delays]
+    books = [SealBook(disk, snapshot, torn) for snapshot in snapshots]
+    wanted = [
+        (snapshot, book, hour)
+        for snapshot, book in zip(snapshots, books, strict=True)
+        for hour in book.standing()
+        if hours is None or hour in hours
+    ]
+    for done, (snapshot, book, hour) in enumerate(wanted, 1):
+        _verify_hour(disk, snapshot, book, hour)
+        if progress is not None:
+            progress(done, len(wanted))
+    return SealsReport(tuple(report for book in books for report in book.reports()), tuple(torn))
+
+
+def _verify_hour(disk: Disk, snapshot: ScheduleSnapshot, book: SealBook, hour: int) -> None:
+    torn: list[TornTail] = []
+    try:
+        outcomes = read_outcomes(disk, snapshot.directory, hour, None, torn)
+        schedule = read_hour(disk, snapshot, NO_TAIL, hour)
+    except DamagedData as error:
+        book.fail(hour, error.message)
+        return
+    except LogMoved as moved:
+        # The table may have said in the meantime that the hour is removed; its files go after that only.
+        filed = take_snapshot(disk, snapshot.directory).hours.get(hour)
+        if filed is not None and not filed.removed:
+            book.fail(hour, f"{moved}, and retention did not remove it")
+        return
+    book.check(hour, schedule, outcomes)
+    for tail in torn:
+        book.fail(hour, tail.sentence)
+
+
+def _read_seals(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail]) -> Iterator[Seal]:
+    place = seal_place(snapshot.directory.path, snapshot.directory.log_id)
+    if not disk.list_folder(place.folder):
+        return
+    try:
+        for group in read_log(disk, place, 0, log_size(disk, place), torn):
+            for _, batch in group.batches():
+                if batch.kind == BatchKind.SEAL:
+                    yield from decode_seals(batch)
+    except LogMoved as moved:
+        # Seals are never removed.
+        raise DamagedData(f"{place.folder}/{segment_name(0)}", 0, str(moved)) from moved
+
+
+def _differences(sealed: SealFacts, schedule: ScheduleRows, outcomes: OutcomeRows) -> list[str]:
+    """What the rows of an hour say otherwise than its seal, for people; the figures first, for they say how."""
+    order = np.argsort(outcomes.sequences, kind="stable")
+    counted = np.bincount(outcomes.parts["outcome"][outcomes.part_of], minlength=max(Outcome) + 1)
+    if not len(schedule):
+        return [f"{sealed.rows} rows are sealed, and none is in the schedule log"]
+    due = schedule.deliver_at_ms
+    found: tuple[int, ...] = (
+        *(len(schedule), int(schedule.body_bytes.sum(dtype=np.uint64))),
+        *(int(counted[outcome]) for outcome in Outcome),
+        *(int(due.min()), int(due.max())),
+    )
+    differs = [
+        f"{name} {number} instead of {getattr(sealed, name)}"
+        for name, number in zip(FIGURES, found, strict=True)
+        if number != getattr(sealed, name)
+    ]
+    if not np.array_equal(schedule.sequence, outcomes.sequences[order]):
+        differs.append("not each row has exactly one outcome")
+    if _schedule_sha256(schedule) != sealed.schedule_sha256:
+        differs.append("the schedule side has other rows")
+    if _outcomes_sha256(outcomes, order) != sealed.outcomes_sha256:
+        differs.append("the outcome side has other rows")
+    return differs
+
+
+def _schedule_sha256(schedule: ScheduleRows) -> bytes:
+    digest = hashlib.sha256()
+    subjects, first = np.unique(schedule.subject, return_index=True)
+    seen = subjects[np.argsort(first)]
+    number_of = np.zeros(len(schedule.subjects), np.uint32)
+    number_of[seen] = np.arange(len(seen))
+    for start in range(0, len(schedule), PIECE_ROWS):
+        piece = slice(start, start + PIECE_ROWS)
+        packed = np.zeros(len(schedule.sequence[piece]), SCHEDULE_ROW)
+        packed["sequence"] = schedule.sequence[piece]
+        packed["deliver_at_ms"] = schedule.deliver_at_ms[piece]
+        packed["subject"] = number_of[schedule.subject[piece]]
+        packed["body_bytes"] = schedule.body_bytes[piece]
+        digest.update(packed.tobytes())
+    for subject in seen.tolist():
+        name = schedule.subjects[subject].encode("ascii")
+        digest.update(len(name).to_bytes(4, "little"))
+        digest.update(name)
+    return digest.digest()
+
+
+def _outcomes_sha256(outcomes: OutcomeRows, order: NDArray[np.intp]) -> bytes:
+    digest = hashlib.sha256()
+    for start in range(0, len(order), PIECE_ROWS):
+        rows = order[start : start + PIECE_ROWS]
+        part_of = outcomes.part_of[rows]
+        packed = np.zeros(len(rows), OUTCOME_ROW)
+        packed["sequence"] = outcomes.sequences[rows]
+        packed["deliver_at_ms"] = outcomes.deliver_at_ms[rows]
+        packed["claimed_at_ms"] = outcomes.parts["claimed_at_ms"][part_of]
+        packed["target_log_id"] = outcomes.parts["target_log_id"][part_of]
+        packed["epoch"] = outcomes.parts["epoch"][part_of]
+        packed["batch_id"] = outcomes.parts["batch_id"][part_of]
+        packed["target_appended_at_ms"] = outcomes.parts["target_appended_at_ms"][part_of]
+        packed["target_offset"] = outcomes.parts["target_offset"][part_of]
+        packed["outcome"] = outcomes.parts["outcome"][part_of]
+        packed["attempt"] = outcomes.parts["attempt"][part_of]
+        digest.update(packed.tobytes())
+    return digest.digest()

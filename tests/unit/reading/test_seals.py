@@ -1,0 +1,273 @@
+"""Seals, verified from the files: what was changed since, with every checksum made to fit, is named (rule S4)."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from delayd.batch import Batch, BatchKind, ColumnId, Columns, encode
+from delayd.delay.quarantine import missing_parts
+from delayd.errors import BadArgument, DamagedData
+from delayd.log.dispatch import NewPart, Outcome, decode_outcomes, encode_outcomes
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.seal import Seal
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
+from delayd.reading.books import audit_directory
+from delayd.reading.directory import find_directories
+from delayd.reading.dispatch import read_outcomes
+from delayd.reading.seals import SealReport, SealState, verify_seals
+from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books
+from tests.unit.cli.runner import run
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    """Three sealed hours; the first two have rows of two subjects, in several batches."""
+    books = Books(str(tmp_path))
+    for hour in range(3):
+        for part in range(2):
+            begin = START_MS + hour * HOUR_MS
+            sent = books.send([begin + 1_000 * (2 * row + part) for row in range(5)], subjects=("orders", "bills"))
+            books.hand_over(sent[0::2], delay_ms=5)
+            books.hand_over(sent[1::2], delay_ms=5)
+            books.checkpoint()
+        books.seal(HOUR + hour)
+    books.see_realtime(START_MS + 4 * HOUR_MS)
+    yield books
+    books.close()
+
+
+def states(books: Books) -> list[SealState]:
+    return [report.state for report in verify_seals(books.root).seals]
+
+
+def broken(books: Books) -> list[SealReport]:
+    """What is broken, which the audit must name too."""
+    found = list(verify_seals(books.root).broken)
+    report = audit_directory(books.root, now_ms=START_MS + 4 * HOUR_MS)
+    assert list(report.broken_seals) == found
+    assert report.balanced == (report.total.balanced and not found)
+    return found
+
+
+def rewrite_schedule(books: Books, change: Callable[[Batch], bytes | None], hour: int = HOUR) -> None:
+    """Write an hour's schedule log anew, batch by batch, with checksums that fit, and publish its new length."""
+    path = str(books.path_of("schedule", hour))
+    segment = open_segment(books.disk, path, FileKind.SCHEDULE, DELAY_ID, write=True)
+    groups = [[change(batch) for _, batch in group.batches()] for group in segment.scan(0, 0)]
+    segment.file.truncate(FILE_HEADER_BYTES)
+    for group in groups:
+        segment.append([NewGroup(GroupKind.DATA, [batch for batch in group if batch], 1, START_MS)])
+    segment.flush()
+    segment.close()
+    books.hours[hour] = (segment.crc32c, segment.end, 0)
+    books.publish()
+
+
+def same_columns(batch: Batch) -> list[tuple[ColumnId, Columns]]:
+    return [(ColumnId(column), batch.column(column).copy()) for column in batch.offsets]
+
+
+def made_of(batch: Batch, columns: list[tuple[ColumnId, Columns]]) -> bytes:
+    return encode(BatchKind.SCHEDULE, batch.schedule, batch.count, columns, [bytes(batch.heap)], batch.subject_count)
+
+
+def rewrite_outcomes(books: Books, change: Callable[[NewPart], NewPart | None], hour: int = HOUR) -> None:
+    """Write an hour's dispatch log anew, part by part, with checksums that fit."""
+    (directory,) = [each for each in find_directories(books.disk, books.root) if each.log_id == DELAY_ID]
+    found = read_outcomes(books.disk, directory, hour)
+    parts = [changed for part in missing_parts(found, decode_outcomes([])) if (changed := change(part)) is not None]
+    path = str(books.path_of("dispatch", hour))
+    segment = open_segment(books.disk, path, FileKind.DISPATCH, DELAY_ID, write=True)
+    segment.file.truncate(FILE_HEADER_BYTES)
+    segment.append([NewGroup(GroupKind.DATA, [encode_outcomes(hour, parts)], 1, START_MS)])
+    segment.flush()
+    segment.close()
+
+
+def test_seals_that_nothing_contradicts_are_verified(books: Books) -> None:
+    assert states(books) == [SealState.VERIFIED] * 3
+    assert not broken(books)
+
+
+def test_rule_S4_an_hour_that_is_rewritten_in_other_batches_is_verified(books: Books) -> None:
+    rewrite_outcomes(books, lambda part: part)
+    rewrite_schedule(books, lambda batch: bytes(batch.buffer))
+    assert states(books) == [SealState.VERIFIED] * 3
+
+
+@pytest.mark.parametrize(
+    ("column", "change"), [(ColumnId.DELIVER_AT_MS, 1), (ColumnId.SEQUENCE, 100), (ColumnId.SUBJECT, None)]
+)
+def test_rule_S4_a_row_of_the_schedule_log_that_was_changed_names_the_hour(
+    books: Books, column: ColumnId, change: int | None
+) -> None:
+    def edit(batch: Batch) -> bytes:
+        columns = same_columns(batch)
+        for number, values in columns:
+            if number == column:
+                values[-1] = values[-1] + change if change is not None else 1 - values[-1]
+        return made_of(batch, columns)
+
+    rewrite_schedule(books, edit)
+    (report,) = broken(books)
+    assert report.hour == HOUR and "the schedule side has other rows" in report.differs
+
+
+def test_rule_S4_a_body_of_another_length_names_the_hour(books: Books) -> None:
+    def edit(batch: Batch) -> bytes:
+        columns = same_columns(batch)
+        for number, values in columns:
+            if number == ColumnId.BODY_END:
+                values[-1] -= 1
+        return made_of(batch, columns)
+
+    rewrite_schedule(books, edit)
+    (report,) = broken(books)
+    assert report.differs.startswith("body_bytes 58 instead of 60") or "body_bytes" in report.differs
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: part._replace(claimed_at_ms=part.claimed_at_ms + 1),
+        lambda part: part._replace(target_appended_at_ms=part.target_appended_at_ms - 1),
+        lambda part: part._replace(target_log_id=5),
+        lambda part: part._replace(target_offset=part.target_offset + 8),
+        lambda part: part._replace(batch_id=part.batch_id + 1),
+        lambda part: part._replace(epoch=2),
+        lambda part: part._replace(attempt=2),
+        lambda part: part._replace(deliver_at_ms=part.deliver_at_ms - 1),
+    ],
+)
+def test_rule_S4_an_outcome_that_was_changed_names_the_hour(books: Books, change: Callable[[NewPart], NewPart]) -> None:
+    rewrite_outcomes(books, change, HOUR + 1)
+    (report,) = broken(books)
+    assert report.hour == HOUR + 1 and report.differs == "the outcome side has other rows"
+
+
+def test_rule_S4_another_outcome_is_told_in_figures(books: Books) -> None:
+    rewrite_outcomes(books, lambda part: part._replace(outcome=Outcome.CANCELLED))
+    (report,) = broken(books)
+    assert report.differs.startswith("dispatched 0 instead of 10; cancelled 10 instead of 0")
+
+
+def test_rule_S4_rows_that_were_dropped_or_doubled_name_the_hour(books: Books) -> None:
+    rewrite_schedule(books, lambda batch: bytes(batch.buffer) if batch.schedule.source_start else None)
+    (report,) = broken(books)
+    assert report.differs.startswith("rows 5 instead of 10")
+    books.record([(HOUR + 2, books.part([21], claimed_at_ms=START_MS + 3 * HOUR_MS))])
+    assert [report.hour for report in verify_seals(books.root).broken] == [HOUR, HOUR + 2]
+    assert "dispatched 11 instead of 10; not each row has exactly one outcome" in broken(books)[1].differs
+
+
+def test_rule_S4_a_seal_that_was_edited_is_broken_and_so_is_the_chain_behind_it(books: Books) -> None:
+    first, second, third = books.seals
+    books.write_seals([first, second._replace(facts=second.facts._replace(rows=9, dispatched=9)), third])
+    reports = broken(books)
+    assert [report.hour for report in reports] == [HOUR + 1, HOUR + 2]
+    assert "rows 10 instead of 9" in reports[0].differs
+    assert reports[1].differs == "the seal before it is not the one that it follows"
+
+
+def test_rule_S4_a_seal_that_was_taken_out_breaks_the_chain_and_leaves_its_hour_without_one(books: Books) -> None:
+    first, _, third = books.seals
+    books.write_seals([first, third])
+    reports = broken(books)
+    assert [(report.hour, report.seal is None) for report in reports] == [(HOUR + 2, False), (HOUR + 1, True)]
+    assert "it is number 2, and 1 seals are before it" in reports[0].differs
+    assert "the seal log has no seal of it" in reports[1].differs
+    books.write_seals([first, books.seals[1]])
+    assert [report.hour for report in broken(books)] == [HOUR + 2], "the last one is missed by the table only"
+    for name in books.disk.list_folder(f"{books.delay}/seal"):
+        books.disk.remove(f"{books.delay}/seal/{name}")
+    assert len(broken(books)) == 3
+
+
+def test_a_seal_of_another_log_or_a_second_one_of_an_hour_is_broken(books: Books) -> None:
+    first, second, third = books.seals
+    foreign = third._replace(log_id=7)
+    again = Seal(DELAY_ID, 3, first.facts, foreign.sha256)
+    books.write_seals([first, second, foreign, again])
+    found = [report.differs for report in broken(books)]
+    assert found == ["it is of the log 0000000000000007", "the hour has seal 0 already"]
+
+
+def test_a_deleted_hour_is_told_from_one_whose_files_are_gone(books: Books) -> None:
+    for log in ("schedule", "dispatch"):
+        books.path_of(log).unlink()
+    (report,) = verify_seals(books.root).broken
+    assert report.hour == HOUR and "retention did not remove it" in report.differs
+    books.removed.add(HOUR)
+    books.publish()
+    assert states(books) == [SealState.DELETED, SealState.VERIFIED, SealState.VERIFIED]
+    del books.hours[HOUR]
+    books.publish()
+    assert states(books) == [SealState.DELETED, SealState.VERIFIED, SealState.VERIFIED]
+    assert not broken(books)
+
+
+def test_an_hour_that_is_marked_and_still_there_is_verified(books: Books) -> None:
+    books.removed.add(HOUR)
+    books.publish()
+    assert states(books) == [SealState.VERIFIED] * 3
+
+
+def test_damage_of_an_hours_file_breaks_its_seal_and_names_the_place(books: Books) -> None:
+    path = books.path_of("dispatch")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0xFF
+    path.write_bytes(data)
+    (report,) = verify_seals(books.root).broken
+    assert report.hour == HOUR and str(path) in report.differs
+
+
+def test_a_damaged_seal_log_is_named_with_path_and_position(books: Books) -> None:
+    path = next(Path(f"{books.delay}/seal").iterdir())
+    data = bytearray(path.read_bytes())
+    data[200] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(DamagedData, match=str(path)):
+        verify_seals(books.root)
+
+
+def test_rule_P3_a_seal_that_is_newer_than_the_table_is_not_judged_before_the_hour_is_closed(books: Books) -> None:
+    books.sealed.remove(HOUR + 2)
+    books.publish()
+    assert states(books) == [SealState.VERIFIED, SealState.VERIFIED, SealState.UNREAD]
+    books.closed_ms = START_MS + 3 * HOUR_MS
+    books.publish()
+    assert states(books) == [SealState.VERIFIED] * 3
+
+
+def test_a_directory_without_a_delay_server_has_no_seals(books: Books) -> None:
+    with pytest.raises(BadArgument):
+        verify_seals(books.realtime)
+
+
+# On the command line.
+
+
+def test_the_command_lists_seals_and_exits_with_0_or_3(books: Books) -> None:
+    ran = run("seals", "--data", books.root)
+    assert ran.code == 0 and "seals: 3 verified" in ran.out and books.seals[-1].sha256.hex() in ran.out
+    rows = json.loads(run("seals", "--data", books.root, "--format", "json", "--from", "2026-11-20T17:00Z").out)
+    assert [(row["number"], row["state"], row["rows"]) for row in rows] == [(1, "verified", 10), (2, "verified", 10)]
+    rewrite_outcomes(books, lambda part: part._replace(attempt=2))
+    ran = run("seals", "--data", books.root)
+    assert ran.code == 3 and "the outcome side has other rows" in ran.out and "1 BROKEN" in ran.out
+    ran = run("seals", "--data", books.root, "--format", "csv", "--from", "2026-11-20T17:00Z")
+    assert ran.code == 0 and ran.out.count("verified") == 2
+
+
+def test_the_audit_names_broken_seals_and_exits_with_3(books: Books) -> None:
+    ran = run("audit", "--data", books.root)
+    assert ran.code == 0 and "seals: 3 verified" in ran.out
+    first, second, third = books.seals
+    books.write_seals([first, third, second])
+    ran = run("audit", "--data", books.root)
+    assert ran.code == 3 and "BROKEN: it is number 2, and 1 seals are before it" in ran.out
+    assert "the books balance" in ran.out
+    report = json.loads(run("audit", "--data", books.root, "--format", "json").out)
+    assert not report["balanced"] and report["seals"]["BROKEN"] == 2 and len(report["broken_seals"]) == 2
