@@ -136,7 +136,10 @@ def _home_paths(disk: Disk, data: str) -> list[str]:
     names = disk.list_folder(data)
     if any(log in names for log in (*ONE_LOG, *INNER_LOGS)):
         return [data]
-    return [f"{data}/{name}" for name in names if name.startswith(tuple(Role))]
+    paths = [f"{data}/{name}" for name in names if name.startswith(tuple(Role))]
+    # A file of such a name, as an operator's own log may have, is nobody's directory.
+    kept = (*ONE_LOG, *INNER_LOGS, CHECKPOINT)
+    return [path for path in paths if any(disk.exists(f"{path}/{name}") for name in kept)]
 
 
 def _read_home(disk: Disk, path: str) -> _Home:

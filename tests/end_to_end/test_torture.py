@@ -37,6 +37,7 @@ def test_five_rounds_of_torture_break_no_promise(tmp_path: Path) -> None:
     result = torture(tmp_path, rounds=5, seed=17, say=lines.append)
     assert result.good, "\n".join([*lines, *result.ledger.violations])
     assert result.rounds == 5
+    assert any(line.strip().startswith("audit numpy=") and line.endswith(" agree") for line in lines)
     assert result.report is not None and result.report.total.dispatched > 0
     assert result.ledger.count(Fate.KEPT) == result.report.total.scheduled
 

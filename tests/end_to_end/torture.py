@@ -1,7 +1,8 @@
 """Torture of real processes: ``python -m tests.end_to_end.torture --rounds N [--seed S]``.
 
 Each round kills or stops servers at some moment while producers and consumers go on; now and then everything drains and
-the books are checked. One line a round and a summary; the exit code is 1 if any promise was broken.
+the books are checked; sometimes, and at the end, by SQL and with ``--audit three`` by Spark as well. One line a round
+and a summary; the exit code is 1 if any promise was broken, or if the audits differ.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from delayd.reading.books import AuditReport
+from tests.three_audits import audit_three_ways
 
 from .torture_books import check_books
 from .torture_cluster import ROLES, Cluster, Failed
@@ -25,6 +27,7 @@ from .torture_ledger import Fate, Ledger
 from .torture_load import CONSUMERS, LEASE, Load
 
 DRAIN_EVERY = 8
+COMPARE_EVERY = 24  # Rounds; a multiple of the former, for the books are compared when everything has drained.
 DRAIN_S = 30.0  # After the last start: a lease, the clients' waits between tries, and what had gathered.
 BEFORE_S = (0.05, 2.5)  # A round strikes after so long: often while the last one is not yet forgotten.
 BURST_SHARE = 0.25  # Of the rounds strike while much is being sent: kept, and nobody was told yet.
@@ -52,8 +55,9 @@ class Result:
 class Torture:
     """One torture in one directory."""
 
-    def __init__(self, data: Path, rounds: int, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, data: Path, rounds: int, seed: int, say: Callable[[str], None], spark: bool) -> None:
         self._data = data
+        self._spark = spark
         self._rounds = rounds
         self._seed = seed
         self._say = say
@@ -72,6 +76,7 @@ class Torture:
                 await self._strike(load)
             await self._cluster.terminate()
             report = check_books(self._data, self._ledger, _now_ms(), stopped=True)
+            await self._compare()
         except (Failed, TimeoutError) as error:
             self._ledger.broken(f"{type(error).__name__}: {error}")
         finally:
@@ -90,6 +95,8 @@ class Torture:
             self._say(f"{number:4} {before}: {told}; sent {len(ledger.sent)}, got {ledger.deliveries}")
             if number % DRAIN_EVERY == 0 or number == self._rounds:
                 await self._drain(load)
+                if number % COMPARE_EVERY == 0:
+                    await self._compare()
             if ledger.violations:
                 return
             if number < self._rounds:
@@ -132,10 +139,19 @@ class Torture:
         report = await asyncio.to_thread(check_books, self._data, ledger, _now_ms(), stopped=False)
         self._say(f"     drained in {drain_s:.1f} s: {_figures(report)}")
 
+    async def _compare(self) -> None:
+        """Audit by all ways; they must agree to the last row, also while the servers run."""
+        folder = self._data.with_name(f"{self._data.name}-export")
+        audits = await asyncio.to_thread(audit_three_ways, self._data, _now_ms(), folder, spark=self._spark)
+        self._say(f"     {audits.line}")
+        for difference in audits.differences:
+            self._ledger.broken(f"the audits differ: {difference}")
+        shutil.rmtree(folder)
 
-def torture(data: Path, rounds: int, seed: int, say: Callable[[str], None]) -> Result:
-    """Run a torture in an empty directory."""
-    return asyncio.run(Torture(data, rounds, seed, say).run())
+
+def torture(data: Path, rounds: int, seed: int, say: Callable[[str], None], *, spark: bool = False) -> Result:
+    """Run a torture in an empty directory; with ``spark`` its books are audited in Spark, too."""
+    return asyncio.run(Torture(data, rounds, seed, say, spark).run())
 
 
 def main() -> int:
@@ -143,12 +159,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.end_to_end.torture", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--audit", choices=("two", "three"), default="two", help="three: in Spark, too")
     options = parser.parse_args()
     data = Path(tempfile.mkdtemp(prefix="delayd-torture-"))
     logging.basicConfig(filename=data / "clients.log", level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     print(f"seed {options.seed}, data in {data}", flush=True)
     began = time.monotonic()
-    result = torture(data, options.rounds, options.seed, lambda line: print(line, flush=True))
+    spark = options.audit == "three"
+    result = torture(data, options.rounds, options.seed, lambda line: print(line, flush=True), spark=spark)
     show(result, time.monotonic() - began)
     if result.good:
         shutil.rmtree(data)
@@ -175,7 +193,7 @@ def _figures(report: AuditReport) -> str:
     total = report.total
     books = f"scheduled {total.scheduled} = dispatched {total.dispatched} + pending {total.pending}"
     faults = f"lost {total.lost}, early {total.early}, duplicate {total.duplicate}, orphan {total.orphan}"
-    return f"{books} + undecided {total.undecided}; {faults}, mismatch {total.mismatch}"
+    return f"{books} + undecided {total.undecided} + waiting {total.waiting}; {faults}, mismatch {total.mismatch}"
 
 
 def _now_ms() -> int:

@@ -13,6 +13,7 @@ from delayd.log.segment import FileKind
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.directory import Role, find_directories
 from delayd.reading.groups import TornTail, log_size, read_log, segment_bases
+from delayd.reading.verify import verify_directory
 
 from .torture_ledger import Delivered, Fate, Ledger, Name
 
@@ -32,6 +33,8 @@ def check_books(data: Path, ledger: Ledger, now_ms: int, *, stopped: bool) -> Au
         ledger.broken(f"the audit does not balance: {total}")
         for finding in report.findings:
             ledger.broken(f"audit: {finding}")
+    for file in verify_directory(str(data)).damaged:
+        ledger.broken(f"damaged: {file.sentence}")
     found = check_realtime(data, ledger)
     for group, number in delivered:
         if number not in found:

@@ -109,6 +109,11 @@ def test_rule_L5_what_does_not_check_in_the_last_group_is_damage_when_a_checkpoi
             assert found.state is State.TORN and report.sound
 
 
+def test_a_file_beside_the_servers_directories_is_nobody_s(books: Books) -> None:
+    Path(f"{books.root}/delay.log").write_text("what a server said")
+    assert len(verify_directory(books.root).files) == 7
+
+
 def test_a_log_that_ends_before_what_a_checkpoint_counts_is_damage(books: Books) -> None:
     books.see_realtime(START_MS)
     path = next(Path(f"{books.realtime}/message").iterdir())
