@@ -225,6 +225,7 @@ class ConsumerCore:
             connection: Connection | None = None
             try:
                 connection = await self._connection()
+                asked_us = monotonic_us()
                 answer = await connection.request(RequestType.PULL, head, timeout_ms=wait_ms + ANSWER_MS_MAX)
                 break
             except (RequestFailed, RetryLater) as error:
@@ -236,14 +237,17 @@ class ConsumerCore:
                 if self._loop.time() + wait_s >= deadline:
                     raise
             await asyncio.sleep(wait_s)
-        self._receive(answer)
+        self._receive(answer, asked_us)
 
-    def _receive(self, answer: Frame) -> None:
+    def _receive(self, answer: Frame, asked_us: int) -> None:
         assert self._link is not None, "an answer came without a connection"
         # The likely reading is off by up to half a round trip; the answer was not received before it was given.
         answered_at_ms = need_int(answer.head, "now_ms")
-        received_at_ms = max(answered_at_ms, self._link.clock.likely_ms(monotonic_us()))
-        on_the_way_ms = received_at_ms - answered_at_ms
+        now_us = monotonic_us()
+        on_the_way_ms = max(0, self._link.clock.likely_ms(now_us) - answered_at_ms)
+        # Nor was it on the way for longer than it was waited for: then the server's clock was set back meanwhile.
+        on_the_way_ms = min(on_the_way_ms, (now_us - asked_us) // 1000)
+        received_at_ms = answered_at_ms + on_the_way_ms
         lease_ends = time.monotonic() + self._settings.lease / _SECOND - on_the_way_ms / 1000
         parts: list[Part] = []
         position = 0

@@ -284,6 +284,22 @@ def test_a_message_whose_lease_ended_before_it_was_handed_out_is_left_to_others(
     on_loop(scenario)
 
 
+@pytest.mark.parametrize("step_ms", [-86_400_000, -1_000, 1_000, 86_400_000])
+def test_rule_T3_a_lease_lasts_whatever_is_done_to_the_servers_clock(step_ms: int) -> None:
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            world.realtime.add(b"before")
+            assert (await consumer.pull()).bodies == [b"before"]
+            world.realtime.ahead_ms += step_ms
+            world.realtime.add(b"after")
+            batch = await consumer.pull()
+            assert batch.bodies == [b"after"] and batch[0].attempt == 1
+            assert batch[0].late_ms < 10_000
+            await batch.ack()
+
+    on_loop(scenario)
+
+
 def test_a_consumer_goes_on_after_its_connection_broke() -> None:
     async def scenario(world: World) -> None:
         async with consumer_of(world) as consumer:
