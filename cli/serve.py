@@ -29,6 +29,7 @@ _TEXTS = {
     "host": "address to listen on",
     "port": "port to listen on; 0 takes a free one, which the ready line names",
     "meta": "address of the meta server",
+    "advertise_host": "name or address under which clients and other servers reach it",
     "exit_with_stdin": "stop when stdin closes, as a child of a supervisor does",
     # Of meta.
     "heartbeat_ms": "how often servers tell that they live",
@@ -63,7 +64,8 @@ _TEXTS = {
     "retention_hours": "how long an hour is kept when all of it is sealed",
     "retention_ms": "how long messages are kept when every group has acknowledged them",
 }
-_METAVARS = {"data": "DIR", "host": "HOST", "port": "PORT", "meta": "HOST:PORT"}
+_METAVARS = {"data": "DIR", "host": "HOST", "advertise_host": "HOST", "port": "PORT", "meta": "HOST:PORT"}
+_DEFAULTS = {"advertise_host": "that of --host"}
 # Settings that servers have in common and that mean another thing to each.
 _TEXTS_OF = {
     ("meta", "lease_ms"): "a server that was not heard of for so long gets no new subjects",
@@ -121,7 +123,8 @@ def _option(role: str, setting: Field[Value]) -> click.Option:
         bounds = f"{setting.metadata['least']} to {setting.metadata['most']}, "
     kind = int if isinstance(setting.default, int) else str
     metavar = _METAVARS.get(setting.name, "N" if kind is int else "TEXT")
-    shown = f"{text} [{bounds}default {setting.default}]"
+    default = _DEFAULTS.get(setting.name, setting.default)
+    shown = f"{text} [{bounds}default {default}]"
     return click.Option([name], type=kind, default=None, metavar=metavar, help=shown)
 
 

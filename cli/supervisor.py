@@ -31,6 +31,7 @@ class Plan:
 
     command: Sequence[str]
     options: Sequence[str]
+    registering: Sequence[str]  # Options of those that tell meta where they are.
     ports: dict[str, int]
 
 
@@ -78,6 +79,7 @@ class Supervisor:
             command += ["--port", str(wanted)]
         meta = self._children[FIRST].ready
         if role != FIRST and meta is not None:
+            command += self._plan.registering
             command += ["--meta", address_from_here(meta.host, meta.port)]
         return command
 

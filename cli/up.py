@@ -21,9 +21,21 @@ from .supervisor import ROLES, Plan, Supervisor
     help="Port of meta; delay takes the next, realtime the one after; 0 takes free ones.  [default: 7400]",
 )
 @click.option("--host", metavar="HOST", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option(
+    "--advertise-host",
+    metavar="HOST",
+    help="Name or address under which others reach this machine.  [default: that of --host]",
+)
 @click.option("--config", metavar="FILE", help="TOML file with settings below [meta], [delay] and [realtime].")
 @click.pass_obj
-def up(programs: Programs, data: str | None, port: int | None, host: str | None, config: str | None) -> int:
+def up(
+    programs: Programs,
+    data: str | None,
+    port: int | None,
+    host: str | None,
+    advertise_host: str | None,
+    config: str | None,
+) -> int:
     """Run all servers on this machine.
 
     Each server prints its ready line, then `ready` says that all serve. A server that dies is started again; one that
@@ -38,7 +50,8 @@ def up(programs: Programs, data: str | None, port: int | None, host: str | None,
     given = (("--data", data), ("--host", host), ("--config", config))
     options = [word for name, value in given if value is not None for word in (name, value)]
     ports = {} if port is None else {role: port + index if port else 0 for index, role in enumerate(ROLES)}
-    return asyncio.run(_run(Plan(programs.command, options, ports)))
+    registering = [] if advertise_host is None else ["--advertise-host", advertise_host]
+    return asyncio.run(_run(Plan(programs.command, options, registering, ports)))
 
 
 async def _run(plan: Plan) -> int:

@@ -6,6 +6,7 @@ else BadSetting names the setting and what to do. The unit of a value is the end
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -57,12 +58,16 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for each in fields(self):
             _check(self.role, each, getattr(self, each.name))
+        self._check_address()
         self._check_relations()
 
     @property
     def folder(self) -> str:
         """This server's own directory."""
         return os.path.join(self.data, self.role)
+
+    def _check_address(self) -> None:
+        """Refuse an address that nobody could use."""
 
     def _check_relations(self) -> None:
         """Refuse values that contradict each other."""
@@ -92,13 +97,37 @@ class MetaConfig(ServerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayConfig(ServerConfig):
+class RegisteringConfig(ServerConfig):
+    """A server that tells meta where it is."""
+
+    meta: str = META_LOCAL
+    advertise_host: str = ""  # Under which clients and servers reach it; empty: it is `host`.
+
+    @property
+    def advertised_host(self) -> str:
+        """What meta is told."""
+        return self.advertise_host or self.host
+
+    def _check_address(self) -> None:
+        if not self.advertise_host and listens_everywhere(self.host):
+            raise _bad(
+                self.role,
+                "host",
+                f"{self.host} is every address of this machine and none that others can connect to; say with "
+                "advertise_host under which name or address they reach it",
+            )
+        if listens_everywhere(self.advertise_host):
+            what = f"{self.advertise_host} is none that others can connect to; give this machine's name or address"
+            raise _bad(self.role, "advertise_host", what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayConfig(RegisteringConfig):
     """The delay server."""
 
     role: ClassVar[str] = "delay"
 
     port: int = _number(DELAY_PORT, 0, PORT_MAX)
-    meta: str = META_LOCAL
 
     # What is accepted.
     horizon_days: int = _number(HORIZON_DAYS_MAX, 1, HORIZON_DAYS_MAX)
@@ -159,13 +188,12 @@ class DelayConfig(ServerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RealtimeConfig(ServerConfig):
+class RealtimeConfig(RegisteringConfig):
     """The realtime server."""
 
     role: ClassVar[str] = "realtime"
 
     port: int = _number(REALTIME_PORT, 0, PORT_MAX)
-    meta: str = META_LOCAL
 
     checkpoint_every_ms: int = _number(MINUTE_MS, 10, HOUR_MS)  # Bounds what a restart indexes when little comes in.
     checkpoint_bytes: int = _number(256 * MIB, 1, 64 * GIB)  # The same when much does: a restart indexes 1 GB a second.
@@ -228,6 +256,14 @@ def parse_address(text: str, setting: str = "meta") -> tuple[str, int]:
     return bare, int(port)
 
 
+def listens_everywhere(host: str) -> bool:
+    """Whether a host is the wildcard, which is no address to connect to."""
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_unspecified
+    except ValueError:
+        return False
+
+
 def _read(role: str, path: str) -> dict[str, Value]:
     try:
         with open(path, "rb") as file:
@@ -256,7 +292,7 @@ def _check(role: str, setting: Field[Value], value: object) -> None:
     if type(value) is not kind:
         names = {int: "a whole number", str: "a text", bool: "true or false"}
         raise _bad(role, setting.name, f"{value!r} is not {names[kind]}; write it so")
-    if isinstance(value, str) and not value:
+    if isinstance(value, str) and not value and setting.default:
         raise _bad(role, setting.name, "is empty; leave it out for its default")
     if setting.name == "meta" and isinstance(value, str):
         parse_address(value)

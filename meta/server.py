@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 
 from delayd.clock import SystemClock
-from delayd.config import MetaConfig, describe
+from delayd.config import MetaConfig, describe, listens_everywhere
 from delayd.disk import Lock, RealDisk
-from delayd.errors import DelaydError, RetryLater, Stopping, UnknownRequest
+from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping, UnknownRequest
 from delayd.executor import ThreadExecutor
 from delayd.identity import open_identity
 from delayd.net.connection import Connection
@@ -142,7 +142,10 @@ class MetaService:
                 connection.answer(frame.request_id, self._timed(head))
             self._idle.set()
 
-        self._core.register(read_registered(frame.head), on_stored)
+        server = read_registered(frame.head)
+        if listens_everywhere(server.host):
+            raise BadRequest(f"host is {server.host}, where nobody could reach this server", field="host")
+        self._core.register(server, on_stored)
 
     def _routes(self, connection: Connection, frame: Frame) -> None:
         def on_routes(answer: Routes | RetryLater) -> None:

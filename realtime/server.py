@@ -55,7 +55,7 @@ class RealtimeServer:
         self._server = Server(self)
         port = await self._server.listen(config.host, config.port)
         self._rearm()
-        registered = Registered(config.role, core.log_id, config.host, port, core.epoch, os.getpid())
+        registered = Registered(config.role, core.log_id, config.advertised_host, port, core.epoch, os.getpid())
         self._registration = Registration(config.meta, lambda: registered, on_now_ms=home.clock.reference)
         self._registration.start()
         home.every(RETAIN_EVERY_S, core.retain)

@@ -218,7 +218,8 @@ class DelayServer:
     def _registered(self) -> Registered:
         assert self._core is not None
         identity = self._core.identity
-        return Registered("delay", identity.log_id, self._config.host, self._port, identity.epoch, os.getpid())
+        host = self._config.advertised_host
+        return Registered("delay", identity.log_id, host, self._port, identity.epoch, os.getpid())
 
     def _status(self) -> Head:
         assert self._core is not None and self._home is not None

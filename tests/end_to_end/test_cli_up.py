@@ -66,6 +66,14 @@ def test_the_others_are_told_where_meta_is(running: Up) -> None:
         assert _option(_starts(running, role)[0], "--meta") == f"127.0.0.1:{meta.port}"
 
 
+def test_those_that_register_are_told_under_which_host_they_are_reached(tmp_path: Path) -> None:
+    with up(tmp_path, "--port", "0", "--advertise-host", "node-1", fakes=True) as running:
+        running.until_ready()
+        for role in ("delay", "realtime"):
+            assert _option(_starts(running, role)[0], "--advertise-host") == "node-1"
+        assert "--advertise-host" not in _starts(running, "meta")[0]
+
+
 def test_ports_follow_that_of_meta(tmp_path: Path, three_ports: int) -> None:
     with up(tmp_path, "--port", str(three_ports), fakes=True) as running:
         running.until_ready()

@@ -156,6 +156,26 @@ def test_subjects_go_to_live_servers_only_the_emptiest_and_lowest_first(tmp_path
     run(scenario)
 
 
+def test_a_server_is_registered_under_the_host_that_it_advertises_and_never_under_a_wildcard(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings: dict[str, Value] = {"host": "0.0.0.0", "advertise_host": "localhost"}
+        with ServerProcess("meta", tmp_path, LONG) as meta:
+            settings["meta"] = meta.address
+            with (
+                ServerProcess("realtime", tmp_path, settings) as realtime_process,
+                ServerProcess("delay", tmp_path, settings),
+            ):
+                async with client_of(meta) as client:
+                    await until_count(client, 2)
+                    found = {info.server.role: info.server for info in await client.servers()}
+                    assert (found["delay"].host, found["realtime"].host) == ("localhost", "localhost")
+                    assert found["realtime"].port == realtime_process.port
+                    everywhere = Registered("realtime", 77, "0.0.0.0", 1, 1, 1)
+                    assert isinstance(await error_of(client.register(everywhere)), BadRequest)
+
+    run(scenario)
+
+
 def test_an_older_epoch_is_refused_by_name_and_the_connection_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         with ServerProcess("meta", tmp_path, LONG) as meta:

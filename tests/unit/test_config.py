@@ -100,6 +100,25 @@ def test_values_that_contradict_each_other_are_refused_by_name(
     assert refused.value.details["setting"] == named
 
 
+@pytest.mark.parametrize("role", ["delay", "realtime"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+def test_a_wildcard_is_listened_on_and_never_advertised(role: str, host: str) -> None:
+    with pytest.raises(BadSetting, match="say with advertise_host") as refused:
+        load_config(role, None, {"host": host})
+    assert refused.value.details["setting"] == "host"
+    config = load_config(role, None, {"host": host, "advertise_host": "delay-1.internal"})
+    assert isinstance(config, DelayConfig | RealtimeConfig) and config.advertised_host == "delay-1.internal"
+    with pytest.raises(BadSetting, match="advertise_host") as refused:
+        load_config(role, None, {"host": "10.0.0.1", "advertise_host": host})
+    assert refused.value.details["setting"] == "advertise_host"
+    assert load_config("meta", None, {"host": host}).host == host
+
+
+def test_what_is_advertised_is_the_host_unless_it_is_said() -> None:
+    assert DelayConfig(host="10.0.0.1").advertised_host == "10.0.0.1"
+    assert RealtimeConfig(host="10.0.0.1", advertise_host="r1").advertised_host == "r1"
+
+
 @pytest.mark.parametrize("role", sorted(CONFIGS))
 def test_each_setting_is_printed_at_start(role: str) -> None:
     config = load_config(role)
