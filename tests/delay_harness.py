@@ -11,22 +11,20 @@ from functools import partial
 from itertools import pairwise
 from random import Random
 
-import numpy as np
-
-from delayd.batch import ColumnId, ProducerPart, parse
+from delayd.batch import ProducerPart, parse
 from delayd.config import DelayConfig
 from delayd.delay.core import DelayCore, Threads
 from delayd.delay.hour_table import PREFIX, HourTable, load_hours
-from delayd.delay.loader import read_schedule_log
 from delayd.delay.producers import Accepted
-from delayd.delay.recovery import list_dispatch_logs, read_outcomes
+from delayd.delay.recovery import list_dispatch_logs
 from delayd.delay.sender import Wire
 from delayd.errors import DelaydError
 from delayd.hours import hour_of_ms, hour_start_ms
-from delayd.log.dispatch import Outcome
-from delayd.log.segment import FileKind, open_segment
+from delayd.reading.seals import verify_seals
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
+from tests import delay_files
+from tests.delay_files import deleted_rows, filed_rows, told_outcomes
 from tests.delay_outside import (
     TARGET_IDS,
     Outside,
@@ -43,8 +41,7 @@ from tests.delay_target import Cable
 
 __all__ = ["TARGET_IDS", "Outside", "Remains", "Wanted", "World", "encode_wanted", "new_world", "small_slots", "wanted"]
 
-DATA = "/data"
-FOLDER = "/data/delay"
+DATA, FOLDER = delay_files.DATA, delay_files.FOLDER
 PRODUCER_ID = 0xABCDEF
 STEPS_MAX = 20_000  # A run that is not quiet by then never will be.
 
@@ -337,7 +334,10 @@ class World:
                 for sequence, body in zip(kept.sequences, kept.bodies, strict=True):
                     assert sequence_of[body] == sequence, f"{body!r} has sequence {sequence}, not {sequence_of[body]}"
                     held[sequence] = (kept.part.hour, log_id, kept.offset, kept.part.batch_id)
-        told = self.outcomes()
+        deleted = self.deleted()
+        for hour, rows in deleted.items():
+            assert sum(row[0] == hour for row in held.values()) == rows, f"the seal of hour {hour} counts {rows} rows"
+        told, held = ({s: row for s, row in rows.items() if row[0] not in deleted} for rows in (self.outcomes(), held))
         assert told == held, f"dispatch logs and targets differ: {_difference(told, held)}"
         assert not self.disk.closed_unsynced, f"closed with unsynced writes: {self.disk.closed_unsynced}"
 
@@ -350,50 +350,32 @@ class World:
             self.clock.advance(over_ms)
         self.pass_ms(3_000)
         self.checkpoint()
-        told = self.outcomes()
+        deleted = self.deleted()
+        told = {sequence: row for sequence, row in self.outcomes().items() if row[0] not in deleted}
         scheduled = self.scheduled()
         assert scheduled == {sequence: row[0] for sequence, row in told.items()}, "scheduled and decided rows differ"
         self.core.sweep()
         self.settle()
         unsealed = self.hours().unsealed(hour_of_ms(self.clock.now_ms()) - 1)
         assert not unsealed, f"hours {unsealed} do not seal"
+        broken = verify_seals(DATA, disk=self.disk).broken
+        assert not broken, f"seals that the files contradict: {broken}"
 
     def hours(self) -> HourTable:
         """The hour table of the state."""
         return load_hours(self.state.scan(PREFIX))
 
+    def deleted(self) -> dict[int, int]:
+        """See `delay_files.deleted_rows`."""
+        return deleted_rows(self.disk, self.hours())
+
     def outcomes(self) -> dict[int, tuple[int, int, int, int]]:
-        """By sequence: hour, target, offset there and batch id, as the dispatch logs have it; each once."""
-        found: dict[int, tuple[int, int, int, int]] = {}
-        log_id = self.core.identity.log_id
-        for hour, path in list_dispatch_logs(self.disk, FOLDER):
-            segment = open_segment(self.disk, path, FileKind.DISPATCH, log_id, write=False)
-            rows = read_outcomes(segment)
-            for sequence, part_of in zip(rows.sequences.tolist(), rows.part_of.tolist(), strict=True):
-                part = rows.parts[part_of]
-                assert sequence not in found, f"sequence {sequence} has two outcomes"
-                assert part["outcome"] == Outcome.DISPATCHED, f"sequence {sequence} is {Outcome(part['outcome']).name}"
-                found[sequence] = (
-                    hour,
-                    int(part["target_log_id"]),
-                    int(part["target_offset"]),
-                    int(part["batch_id"]),
-                )
-        return found
+        """See `delay_files.told_outcomes`."""
+        return told_outcomes(self.disk, self.core.identity.log_id)
 
     def scheduled(self) -> dict[int, int]:
-        """By sequence: the hour whose schedule log has it, as far as the checkpoint counts; each once."""
-        found: dict[int, int] = {}
-        for hour, file in self.hours().files.items():
-            stored, damage = read_schedule_log(self.disk, FOLDER, self.core.identity.log_id, hour, file)
-            assert damage is None, str(damage)
-            for entry in stored:
-                sequences = entry.batch.uint64s(ColumnId.SEQUENCE)
-                assert bool((np.diff(sequences.astype(np.int64)) > 0).all()), "a schedule log rises in sequence"
-                for sequence in sequences.tolist():
-                    assert sequence not in found, f"sequence {sequence} is filed twice"
-                    found[sequence] = hour
-        return found
+        """See `delay_files.filed_rows`."""
+        return filed_rows(self.disk, self.core.identity.log_id, self.hours(), self.deleted())
 
 
 def _rest() -> None:

@@ -1,25 +1,36 @@
 """The delay server dies at each of its disk operations, in each way, and again while it recovers; nobody notices.
 
-Sends near and far, checkpoints, dispatch, acknowledgements, an hour that ends and seals: after each death the next life
-must deliver what was accepted exactly once, to the same target, and both sides' books must agree.
+Sends near and far, checkpoints, dispatch, acknowledgements, hours that end, seal and are deleted: after each death the
+next life must deliver what was accepted exactly once, to the same target, and both sides' books must agree. Before it
+starts, another process that reads what the death left finds each hour whole or removed, and no seal broken.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from cli.rows import NONE, HourState, Window, schedules
+from delayd.errors import BadArgument
+from delayd.reading.seals import verify_seals
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from tests.crash.harness import Report, Way, look_of, ways
-from tests.delay_harness import Remains, World, new_world, small_slots, wanted
+from tests.delay_harness import DATA, Remains, World, new_world, small_slots, wanted
 
 HOUR_MS = 3_600_000
 BEFORE_HOUR_MS = 3_000  # The workload passes the end of an hour, so that one seals.
 SEEDS = 2
 PARTS = 4  # Operations are shared out among so many tests, which may run beside each other.
 RECOVERIES_EVERY = 5  # Recovery is died in after every so many operations of the workload.
-SETTINGS = {"segment_bytes": 4_096, "frame_rows_max": 2, "tail_bytes": 0, "load_ahead_ms": 1_000}
+SETTINGS = {
+    "segment_bytes": 4_096,
+    "frame_rows_max": 2,
+    "tail_bytes": 0,
+    "load_ahead_ms": 1_000,
+    "retention_hours": 1,
+    "checkpoint_every_ms": HOUR_MS,
+}
 
 
 def new_life(remains: Remains) -> World:
@@ -27,7 +38,7 @@ def new_life(remains: Remains) -> World:
 
 
 def work(world: World) -> None:
-    """The workload; 49 messages in all."""
+    """The workload; 50 messages in all."""
     begin = HOUR_MS - BEFORE_HOUR_MS
     world.send([*wanted(3, begin + 500, "near"), *wanted(2, begin + 2 * HOUR_MS, "far"), *wanted(1, 0, "late")])
     world.settle()
@@ -45,6 +56,15 @@ def work(world: World) -> None:
     world.settle()
     world.send(wanted(6, begin + 4_500, "last"))
     world.pass_ms(600)
+    world.clock.advance(HOUR_MS)
+    world.pass_ms(1_500)
+    world.checkpoint()
+    world.sweep()
+    world.send(wanted(1, begin + HOUR_MS, "after an hour"))
+    world.pass_ms(200)
+    world.checkpoint()
+    # The first hour goes, the second one seals.
+    world.sweep()
 
 
 class Death:
@@ -77,6 +97,21 @@ def finish(world: World, *, sealing: bool) -> None:
         world.check_sealing()
 
 
+def look_at(remains: Remains) -> None:
+    """What another process sees before the next life: no error, no seal that is broken, no hour that is half gone."""
+    disk = remains.disk.after_kill()
+    try:
+        found = schedules(disk, DATA)
+    except BadArgument:
+        return  # It died before its message log was there.
+    for each in found:
+        for hour in each.hours(Window()):
+            read = each.read(hour)
+            assert (read.outcome_of != NONE).all() or read.state is not HourState.SEALED, f"hour {hour} is half gone"
+    broken = verify_seals(DATA, disk=disk).broken
+    assert not broken, f"seals that the files contradict: {broken}"
+
+
 def explore(report: Report, first: int) -> None:
     """Die at the operations of one part; AssertionError names the place."""
     for at in range(first, len(Death(None).operations) + 1, PARTS):
@@ -92,6 +127,7 @@ def explore(report: Report, first: int) -> None:
             seen.add(look)
             where = f"died {way} at operation {at} ({death.operations[-1]})"
             try:
+                look_at(remains)
                 report.recoveries += 1
                 finish(new_life(remains), sealing=at % 3 == 0)
                 if at % RECOVERIES_EVERY == 0 and number in (0, 1 + at % 5):

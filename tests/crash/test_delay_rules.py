@@ -1,0 +1,96 @@
+"""The crash tests of the delay server go red when a rule of sealing or deleting is taken out: so they can fail."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from delayd.delay import retention
+from delayd.delay.hour_table import HourFile, hour_key, hour_put
+from delayd.delay.loader import scan_schedule_log
+from delayd.delay.retention import Retention, Verdict
+from delayd.delay.seal_log import SealLog, SealMark
+from delayd.delay.sealing import compare
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.log import Log
+from delayd.log.schedule import dispatch_path, schedule_path
+from delayd.log.seal import Seal, SealFacts, encode_seal
+from tests.crash import test_delay
+from tests.crash.harness import Report
+from tests.delay_harness import small_slots
+
+FIRST = 95  # The operation of the workload from which on hours are sealed and deleted.
+
+Deleted = tuple[list[int], dict[int, HourFile]]
+
+_add = SealLog.add
+_delete = Retention._delete
+
+
+def _seal_without_a_sync(self: SealLog, facts: SealFacts, now_ms: int) -> None:
+    with patch.object(Log, "flush", _nothing):
+        _add(self, facts, now_ms)
+
+
+def _nothing(self: Log) -> None:
+    """A sync that is left out."""
+
+
+def _seal_again(self: SealLog, facts: SealFacts, now_ms: int) -> None:
+    self._uncounted.clear()
+    _add(self, facts, now_ms)
+
+
+def _chain_to_nothing(self: SealLog, facts: SealFacts, now_ms: int) -> None:
+    seal = Seal(self._log.place.log_id, self._end.seals, facts, bytes(32))
+    self._log.append([NewGroup(GroupKind.DATA, [encode_seal(seal)], self._epoch, now_ms, 0, 1)], now_ms)
+    self._log.flush()
+    self._end = SealMark(self._log.end, self._log.crc32c, self._end.seals + 1, seal.sha256)
+
+
+def _count_before_the_seal(self: Retention, hour: int, file: HourFile, seals: SealLog, now_ms: int) -> Verdict:
+    stored = scan_schedule_log(self._disk, self._folder, self._log_id, hour, file)
+    facts = compare(hour, (entry.batch for entry in stored), self._outcomes_of(hour))
+    if facts is not None:
+        self._state.commit([hour_put(hour, retention._sealed(file, facts))])
+        seals.add(facts, now_ms)
+        self._state.commit([seals.put(hour)])
+        seals.counted(hour)
+    return Verdict(facts)
+
+
+def _remove_at_once(self: Retention, files: dict[int, HourFile]) -> Deleted:
+    for hour in files:
+        for path in (schedule_path(self._folder, hour), dispatch_path(self._folder, hour)):
+            self._disk.remove(path)
+            self._disk.sync_folder(path.rpartition("/")[0])
+    self._state.commit([], [hour_key(hour) for hour in files])
+    return list(files), {}
+
+
+def _remove_the_dispatch_log_first(self: Retention, files: dict[int, HourFile]) -> Deleted:
+    with (
+        patch.object(retention, "schedule_path", dispatch_path),
+        patch.object(retention, "dispatch_path", schedule_path),
+    ):
+        return _delete(self, files)
+
+
+PLANTED: dict[str, tuple[object, str, object]] = {
+    "S4: the state counts a seal that is not synced": (SealLog, "add", _seal_without_a_sync),
+    "S4: an hour that a crash left sealed is sealed again": (SealLog, "add", _seal_again),
+    "S4: a seal does not name the one before": (SealLog, "add", _chain_to_nothing),
+    "S4: the state calls an hour sealed before the seal is durable": (Retention, "_verdict", _count_before_the_seal),
+    "P3: files go before the published table says so": (Retention, "_delete", _remove_at_once),
+    "P3: the dispatch log goes before the schedule log": (Retention, "_delete", _remove_the_dispatch_log_first),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_rule_that_is_taken_out_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*PLANTED[name])
+    monkeypatch.setattr(test_delay, "PARTS", 1)
+    monkeypatch.setattr(test_delay, "RECOVERIES_EVERY", 1_000)
+    with small_slots(), pytest.raises(AssertionError, match="died "):
+        test_delay.explore(Report(), FIRST)

@@ -1,0 +1,67 @@
+"""What a delay server's files say, read as they are, apart from its memory; AssertionError where they can't be true."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import numpy as np
+
+from delayd.batch import ColumnId
+from delayd.delay.hour_table import HourTable
+from delayd.delay.loader import read_schedule_log
+from delayd.delay.recovery import list_dispatch_logs, read_outcomes
+from delayd.disk import Disk
+from delayd.log.dispatch import Outcome
+from delayd.log.schedule import schedule_path
+from delayd.log.segment import FileKind, open_segment
+from delayd.reading.seals import verify_seals
+
+DATA = "/data"
+FOLDER = "/data/delay"
+
+
+def deleted_rows(disk: Disk, hours: HourTable) -> dict[int, int]:
+    """Rows by hour, as its seal has it, of hours whose files retention has begun to remove, or has removed."""
+    return {
+        each.hour: each.seal.facts.rows
+        for each in verify_seals(DATA, disk=disk).seals
+        if each.seal is not None
+        and (each.hour not in hours.files or hours.files[each.hour].removed)
+        and not disk.exists(schedule_path(FOLDER, each.hour))
+    }
+
+
+def told_outcomes(disk: Disk, log_id: int) -> dict[int, tuple[int, int, int, int]]:
+    """By sequence: hour, target, offset there and batch id, as the dispatch logs have it; each once."""
+    found: dict[int, tuple[int, int, int, int]] = {}
+    for hour, path in list_dispatch_logs(disk, FOLDER):
+        segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=False)
+        rows = read_outcomes(segment)
+        for sequence, part_of in zip(rows.sequences.tolist(), rows.part_of.tolist(), strict=True):
+            part = rows.parts[part_of]
+            assert sequence not in found, f"sequence {sequence} has two outcomes"
+            assert part["outcome"] == Outcome.DISPATCHED, f"sequence {sequence} is {Outcome(part['outcome']).name}"
+            found[sequence] = (
+                hour,
+                int(part["target_log_id"]),
+                int(part["target_offset"]),
+                int(part["batch_id"]),
+            )
+    return found
+
+
+def filed_rows(disk: Disk, log_id: int, hours: HourTable, deleted: Container[int]) -> dict[int, int]:
+    """By sequence: the hour whose schedule log has it, as far as the checkpoint counts; each once."""
+    found: dict[int, int] = {}
+    for hour, file in hours.files.items():
+        if hour in deleted:
+            continue
+        stored, damage = read_schedule_log(disk, FOLDER, log_id, hour, file)
+        assert damage is None, str(damage)
+        for entry in stored:
+            sequences = entry.batch.uint64s(ColumnId.SEQUENCE)
+            assert bool((np.diff(sequences.astype(np.int64)) > 0).all()), "a schedule log rises in sequence"
+            for sequence in sequences.tolist():
+                assert sequence not in found, f"sequence {sequence} is filed twice"
+                found[sequence] = hour
+    return found
