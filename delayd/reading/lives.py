@@ -70,6 +70,8 @@ class Spans:
 
     def bounds(self, subjects: Sequence[str], index: NDArray[np.uint32]) -> tuple[NDArray[np.int64], ...]:
         """``since_ms`` and ``until_ms`` for each row; ``index`` is its place in ``subjects``."""
+        if not self.of_subject:
+            return np.full(len(index), self.common.since_ms), np.full(len(index), self.common.until_ms)
         spans = [self.of_subject.get(subject, self.common) for subject in subjects]
         since = np.array([span.since_ms for span in spans], np.int64)
         until = np.array([span.until_ms for span in spans], np.int64)
@@ -143,9 +145,10 @@ def _span(origin: Life, target: Life, hello_ms: int, meta: Life | None) -> Span:
 def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:
     """For each subject that came from a delay server the target that had it last; both as numbers."""
     own = index.batches[index.batches["origin_log_id"] == log_id]
-    own = own[np.argsort(own["appended_at_ms"], kind="stable")]
-    last = dict(zip(own["subject"].tolist(), own["target"].tolist(), strict=True))
-    return list(last.items())
+    # The youngest comes first, and of equal numbers the first is taken.
+    own = own[np.argsort(own["appended_at_ms"], kind="stable")[::-1]]
+    subjects, first = np.unique(own["subject"], return_index=True)
+    return list(zip(subjects.tolist(), own["target"][first].tolist(), strict=True))
 
 
 def _checkpoint_ms(disk: Disk, directory: Directory) -> int:

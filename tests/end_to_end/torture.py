@@ -163,6 +163,8 @@ def main() -> int:
     options = parser.parse_args()
     data = Path(tempfile.mkdtemp(prefix="delayd-torture-"))
     logging.basicConfig(filename=data / "clients.log", level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    # Py4J tells of its end when the log's folder is gone.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     print(f"seed {options.seed}, data in {data}", flush=True)
     began = time.monotonic()
     spark = options.audit == "three"

@@ -7,11 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from delayd.disk import Disk
 from delayd.log.dispatch import NewPart, Outcome
+from delayd.reading import plan
 from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.directory import Directory
 from delayd.reading.export import export_directory
+from delayd.reading.schedule import ScheduleSnapshot, take_snapshot
 from tests.books import HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
 from tests.sql_audit import audit_by_sql, differences
+from tests.three_audits import audit_three_ways
 
 NOW_MS = START_MS + HOUR_MS + 120_000
 NEVER_SENT = range(8_888, 10_000)
@@ -168,6 +173,29 @@ def test_what_retention_removed_at_the_target(tmp_path: Path) -> None:
     books.see_all(NOW_MS)
     assert 0 < compare(books, tmp_path / "out").total.unproven < 40
     books.close()
+
+
+def test_what_comes_while_the_logs_are_read(books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both take a row that came last for the proof of its outcome and for nothing else."""
+    sound(books)
+    waits, told = books.send([NOW_MS - 1, START_MS + 7_000])
+    ((hour, part),) = books.hand_over([told], record=False)
+    books.see_all(NOW_MS)
+
+    def take_late(disk: Disk, directory: Directory) -> ScheduleSnapshot:
+        if not came:
+            came.append(books.store([books.rows[waits]], "orders", HOUR + 1, NOW_MS, NOW_MS))
+            came.append(books.store([Row(9_999, START_MS, 0, "ghosts")], "ghosts", HOUR, NOW_MS, NOW_MS))
+        return take_snapshot(disk, directory)
+
+    came: list[object] = []
+    monkeypatch.setattr(plan, "take_snapshot", take_late)
+    audits = audit_three_ways(Path(books.root), NOW_MS, tmp_path / "out", spark=False)
+    assert len(came) == 2 and audits.differences == [] and audits.report.balanced
+    # By now they are not the newest, and the last one has a watermark that covers the others.
+    books.record([(hour, part)])
+    audits = audit_three_ways(Path(books.root), NOW_MS, tmp_path / "out", spark=False)
+    assert audits.differences == [] and audits.report.total.orphan == 2
 
 
 def test_the_comparison_notices_a_difference(books: Books, tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""The books balance while a realtime server is away, and when it is back: what waits is called waiting."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from delayd.client.sync_producer import Producer
+from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.lives import State
+
+from .processes import ServerProcess
+
+DEADLINE_S = 30.0
+GRACE_MS = 700  # Far less than the servers are away.
+
+
+def audit_until(data: Path, met: Callable[[AuditReport], bool]) -> AuditReport:
+    """Audit again and again until something holds; at no moment anything is wrong."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        report = audit_directory(str(data), now_ms=time.time_ns() // 1_000_000, lost_grace_ms=GRACE_MS)
+        assert report.balanced, report.findings
+        if met(report):
+            return report
+        assert time.monotonic() < deadline, report
+
+
+def test_what_is_due_waits_for_a_realtime_server_that_is_away_and_just_back(tmp_path: Path) -> None:
+    # The checkpoint file says when each was seen last.
+    often = {"checkpoint_every_ms": 100}
+    with (
+        ServerProcess("meta", tmp_path) as meta,
+        ServerProcess("realtime", tmp_path, {"meta": meta.address, **often}) as realtime,
+        ServerProcess("delay", tmp_path, {"meta": meta.address, **often}),
+        Producer(meta.address) as producer,
+    ):
+        producer.send("orders", b"first", delay=timedelta(0))
+        audit_until(tmp_path, lambda report: report.total.dispatched == 1)
+        realtime.kill()
+        producer.send("orders", b"second", delay=timedelta(0))
+        report = audit_until(tmp_path, lambda report: report.total.waiting == 1)
+        assert [(life.role, life.state) for life in report.missed] == [("realtime", State.AWAY)]
+        realtime.start()
+        report = audit_until(tmp_path, lambda report: report.total.dispatched == 2)
+        assert report.total.waiting == 0 and not report.missed
