@@ -17,10 +17,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from delayd.disk import RealDisk
 from delayd.errors import DelaydError, error_by_code
 from delayd.hours import hour_from_name, hour_name
-from delayd.reading.books import AuditReport, Collected, audit_plan
+from delayd.log.dispatch import OutcomeRows
+from delayd.reading.books import AuditReport, Collected, audit_plan, seal_books, seal_differences
+from delayd.reading.columns import ScheduleRows
 from delayd.reading.findings import Finding, FindingKind, Findings
 from delayd.reading.groups import LogMoved
-from delayd.reading.plan import AuditPlan, plan_audit, until_still
+from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, until_still
 from delayd.reading.summary import COUNTS, HourSummary
 
 TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
@@ -43,6 +45,7 @@ HOUR = pa.schema(
         ("past_due_lateness", pa.list_(pa.int64())),
         ("findings_count", pa.int64()),
         ("findings", pa.list_(FINDING)),
+        ("seal_differs", pa.list_(pa.string())),  # Null: there is no seal that the hour can be held against.
         ("error_code", pa.string()),
         ("error", pa.string()),
     ]
@@ -78,11 +81,17 @@ def collect_frame(
 ) -> AuditReport:
     """Audit what a plan reads; LogMoved when files went away meanwhile."""
     collected = Collected(findings_limit)
+    books = seal_books(RealDisk(), plan)
     if plan.hour_count:
         for row in audit_frame(session, plan, findings_limit, tasks).toArrow().to_pylist():
             _raise_error(row["error_code"], row["error"])
-            collected.add(*_decode(row))
-    return collected.report(data, now_ms, plan)
+            summary, findings, count = _decode(row)
+            collected.add(summary, findings, count)
+            book = books[summary.log_id]
+            # What sealed after the driver has read the seals is not held against them.
+            if row["seal_differs"] is not None and book.has_standing(summary.hour):
+                book.note(summary.hour, row["seal_differs"])
+    return collected.report(data, now_ms, plan, books)
 
 
 def audit_frame(
@@ -104,18 +113,29 @@ def audit_frame(
 
 def audit_part(plan: AuditPlan, findings_limit: int | None) -> Iterator[pa.RecordBatch]:
     """What one task does; an error that the driver must act on is a row."""
+    disk = RealDisk()
+    differs: list[str] | None = None
+
+    def check(hour: HourBooks, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
+        nonlocal differs
+        differs = seal_differences(disk, books[hour.log_id], hour, schedule, outcomes)
+
     try:
-        for found, summary in audit_plan(RealDisk(), plan):
-            yield _encode(found, summary, findings_limit)
+        books = seal_books(disk, plan)
+        for found, summary in audit_plan(disk, plan, also=check):
+            yield _encode(found, summary, findings_limit, differs)
     except LogMoved as moved:
         yield pa.RecordBatch.from_pylist([{"error_code": MOVED, "error": str(moved)}], HOUR)
     except DelaydError as error:
         yield pa.RecordBatch.from_pylist([{"error_code": error.code, "error": error.message}], HOUR)
 
 
-def _encode(found: Findings, summary: HourSummary, findings_limit: int | None) -> pa.RecordBatch:
+def _encode(
+    found: Findings, summary: HourSummary, findings_limit: int | None, seal_differs: list[str] | None
+) -> pa.RecordBatch:
     row: dict[str, object] = {name: getattr(summary, name) for name in COUNTS}
     row |= {"log_id": f"{summary.log_id:016x}", "hour": hour_name(summary.hour), "findings_count": len(found)}
+    row["seal_differs"] = seal_differs
     row |= {"lateness": summary.lateness, "past_due_lateness": summary.past_due_lateness}
     row["findings"] = [
         {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from delayd.disk import RealDisk
-from delayd.reading.books import AuditReport, Collected, audit_plan
+from delayd.reading.books import AuditReport, report_plan
 from delayd.reading.export import export_plan
 from delayd.reading.plan import AuditPlan, plan_audit, until_still
 
@@ -42,10 +42,7 @@ def audit_three_ways(data: Path, now_ms: int, folder: Path, *, spark: bool) -> A
     def audit() -> Audits:
         shutil.rmtree(folder, ignore_errors=True)
         plan, tails = plan_audit(disk, str(data), now_ms)
-        collected = Collected(None)
-        for found, summary in audit_plan(disk, plan, tails):
-            collected.add(summary, found.first(None), len(found))
-        report = collected.report(str(data), now_ms, plan)
+        report = report_plan(disk, str(data), now_ms, plan, tails, None)
         export_plan(disk, plan, str(folder), tails=tails)
         sql = audit_by_sql(folder)
         told = differences(report, sql)
@@ -73,4 +70,9 @@ def _spark_differences(report: AuditReport, spark: AuditReport) -> list[str]:
     ]
     told += [f"only numpy finds {row}" for row in set(report.findings) - set(spark.findings)]
     told += [f"only Spark finds {row}" for row in set(spark.findings) - set(report.findings)]
+    told += [
+        f"{ours} with numpy, {theirs} in Spark"
+        for ours, theirs in zip(report.seals, spark.seals, strict=False)
+        if ours != theirs
+    ]
     return told or ["numpy and Spark give reports that differ in an hour"]

@@ -4,9 +4,8 @@ Invariant: the figures are sums over hours, so it does not matter who audits whi
 """
 
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from delayd.disk import Disk, RealDisk
 from delayd.log.dispatch import OutcomeRows
@@ -40,7 +39,7 @@ class AuditReport:
     torn: tuple[TornTail, ...]
     deleted_rows: int
     missed: tuple[Life, ...]
-    seals: tuple[SealReport, ...] = ()
+    seals: tuple[SealReport, ...]
 
     @property
     def broken_seals(self) -> tuple[SealReport, ...]:
@@ -73,13 +72,14 @@ class Collected:
             self._late = sorted(self._late + late)[: self._limit]
             self._faults = sorted(self._faults + faults)[: self._limit]
 
-    def report(self, data: str, now_ms: int, plan: AuditPlan) -> AuditReport:
-        """The report on all hours that were added."""
+    def report(self, data: str, now_ms: int, plan: AuditPlan, books: Mapping[int, SealBook]) -> AuditReport:
+        """The report on all hours that were added, and on the seals."""
         findings = sorted(self._faults + self._late[: self._limit - len(self._faults)])
         summaries = sorted(self.summaries, key=lambda summary: (summary.log_id, summary.hour))
         return AuditReport(
             *(data, now_ms, tuple(summaries), sum_up(summaries), tuple(findings), self._count),
             *(plan.torn, plan.deleted_rows, plan.missed if any(each.waiting for each in summaries) else ()),
+            tuple(report for book in books.values() for report in book.reports()),
         )
 
 
@@ -114,16 +114,34 @@ def audit_directory(
 
     def audit() -> AuditReport:
         plan, tails = plan_audit(disk, data, now_ms, hours, late_ms_limit, lost_grace_ms)
-        collected = Collected(findings_limit)
-        books = {origin.snapshot.directory.log_id: SealBook(disk, origin.snapshot) for origin in plan.origins}
-        for found, summary in audit_plan(disk, plan, tails, partial(_check_seal, disk, books)):
-            collected.add(summary, found.first(findings_limit), len(found))
-            if progress is not None:
-                progress(len(collected.summaries), plan.hour_count)
-        seals = tuple(report for book in books.values() for report in book.reports())
-        return replace(collected.report(data, now_ms, plan), seals=seals)
+        return report_plan(disk, data, now_ms, plan, tails, findings_limit, progress)
 
     return until_still(data, audit)
+
+
+def report_plan(
+    disk: Disk,
+    data: str,
+    now_ms: int,
+    plan: AuditPlan,
+    tails: Sequence[MessageTail],
+    findings_limit: int | None,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Audit all hours of a plan, and their seals; LogMoved when files went away meanwhile."""
+    collected = Collected(findings_limit)
+    books = seal_books(disk, plan)
+
+    def check(hour: HourBooks, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
+        differs = seal_differences(disk, books[hour.log_id], hour, schedule, outcomes)
+        if differs is not None:
+            books[hour.log_id].note(hour.hour, differs)
+
+    for found, summary in audit_plan(disk, plan, tails, check):
+        collected.add(summary, found.first(findings_limit), len(found))
+        if progress is not None:
+            progress(len(collected.summaries), plan.hour_count)
+    return collected.report(data, now_ms, plan, books)
 
 
 def audit_plan(
@@ -150,13 +168,19 @@ def audit_plan(
         yield audit_hour(hour.log_id, hour.hour, schedule, outcomes, hour.realtime(), hour.terms)
 
 
-def _check_seal(
-    disk: Disk, books: dict[int, SealBook], hour: HourBooks, schedule: ScheduleRows, outcomes: OutcomeRows
-) -> None:
-    book = books[hour.log_id]
-    if book.has_standing(hour.hour):
-        directory = hour.origin.snapshot.directory
-        # The plan's size of the dispatch log is older than the seals: the hour may have had its last outcomes since.
-        if file_size(disk, dispatch_path(directory.path, hour.hour)) != hour.origin.dispatch_sizes.get(hour.hour, 0):
-            outcomes = read_outcomes(disk, directory, hour.hour)
-        book.check(hour.hour, schedule, outcomes)
+def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:
+    """The seals of each delay server of a plan, by its log_id."""
+    return {origin.snapshot.directory.log_id: SealBook(disk, origin.snapshot) for origin in plan.origins}
+
+
+def seal_differences(
+    disk: Disk, book: SealBook, hour: HourBooks, schedule: ScheduleRows, outcomes: OutcomeRows
+) -> list[str] | None:
+    """What an hour's rows say otherwise than its seal; None when it has none that they can be held against."""
+    if not book.has_standing(hour.hour):
+        return None
+    directory = hour.origin.snapshot.directory
+    # The plan's size of the dispatch log is older than the seals: the hour may have had its last outcomes since.
+    if file_size(disk, dispatch_path(directory.path, hour.hour)) != hour.origin.dispatch_sizes.get(hour.hour, 0):
+        outcomes = read_outcomes(disk, directory, hour.hour)
+    return book.compare(hour.hour, schedule, outcomes)

@@ -5,7 +5,7 @@ table calls sealed has its seal, and only hours whose rows are all there by the 
 """
 
 import hashlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -92,9 +92,16 @@ class SealBook:
 
     def check(self, hour: int, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
         """Hold the rows of a standing hour against its seal."""
-        number = self._of_hour[hour]
+        self.note(hour, self.compare(hour, schedule, outcomes))
+
+    def compare(self, hour: int, schedule: ScheduleRows, outcomes: OutcomeRows) -> list[str]:
+        """What the rows of a standing hour say otherwise than its seal, for `note`, here or in another process."""
+        return _differences(self._seals[self._of_hour[hour]].facts, schedule, outcomes)
+
+    def note(self, hour: int, differs: Sequence[str]) -> None:
+        """Note what became of the comparison of a standing hour; nothing verifies it."""
         self._verified.add(hour)
-        self._faults[number] += _differences(self._seals[number].facts, schedule, outcomes)
+        self._faults[self._of_hour[hour]] += differs
 
     def fail(self, hour: int, what: str) -> None:
         """Note that the rows of a standing hour can't be read."""

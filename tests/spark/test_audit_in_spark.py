@@ -10,8 +10,9 @@ from freezegun import freeze_time
 from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.log.dispatch import Outcome
 from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.seals import SealState
 from spark.program import audit
-from tests.books import HOUR_MS, START_MS, Books, Row
+from tests.books import HOUR, HOUR_MS, START_MS, Books, Row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +61,22 @@ def test_the_figures_and_findings_equal_those_without_spark(faulty: Books) -> No
     assert (total.scheduled, total.dispatched, total.dead, total.pending) == (81, 78, 1, 1)
     assert not found.balanced and found.findings_count == len(found.findings) == 6
     assert [hour.lateness.sum() for hour in found.hours] == [40, 38, 0]
+
+
+def test_seals_are_held_against_the_hours_in_spark_as_without(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    for hour in range(3):
+        books.hand_over(books.send([START_MS + hour * HOUR_MS]))
+    books.checkpoint()
+    for hour in range(3):
+        books.seal(HOUR + hour)
+    false = books.seals[1]._replace(facts=books.seals[1].facts._replace(rows=2))
+    books.write_seals([books.seals[0], false, books.seals[2]])
+    books.close()
+    expected = audit_directory(books.root, now_ms=NOW_MS)
+    found = audit(books.root, now_ms=NOW_MS, tasks=2)
+    assert found == expected and not found.balanced
+    assert [seal.state for seal in found.seals] == [SealState.VERIFIED, SealState.BROKEN, SealState.BROKEN]
 
 
 def test_only_the_wanted_hours_are_audited_in_spark(faulty: Books) -> None:
