@@ -130,7 +130,7 @@ class Retention:
             rows = compared[0].rows
             decided = compared[1].rows if compared[1] else 0
             log.warning(
-                "hour_waits hour=%s rows=%d without_outcome=%d not_due_or_held=%d",
+                "hour_waits hour=%s rows=%d without_outcome=%d held=%d",
                 *(hour_name(hour), rows, rows - decided, waiting),
             )
         asked = unsealed.compared != compared if not unsealed.reason else unsealed.sweeps >= unsealed.not_before

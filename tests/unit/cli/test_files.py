@@ -184,3 +184,31 @@ def test_damage_ends_a_listing_with_path_and_position(books: Books) -> None:
     assert f"{path} is damaged at byte 64: " in ran.err
     assert "body 7" not in ran.out
     assert "bills" in ran.out, "what was read before it is shown"
+
+
+def test_an_hour_is_open_until_no_message_can_be_filed_in_it_and_closed_until_it_is_sealed(books: Books) -> None:
+    books.decide([4, 5, 6], Outcome.DISPATCHED)
+    books.checkpoint()
+    assert {row["state"] for row in _listed(books, "schedule", "hours")} == {"open"}
+    books.closed_ms = START_MS + HOUR_MS
+    books.publish()
+    states = [row["state"] for row in _listed(books, "schedule", "hours")]
+    assert states == ["closed", "closed", "open"]
+    books.seal()
+    states = [row["state"] for row in _listed(books, "schedule", "hours")]
+    assert states == ["closed", "sealed", "open"]
+
+
+def test_rule_P3_an_hour_that_retention_is_removing_is_listed_or_left_out_and_no_error(books: Books) -> None:
+    books.decide([4, 5, 6], Outcome.DISPATCHED)
+    books.checkpoint()
+    books.removed.add(HOUR)
+    books.seal()
+    assert len(_listed(books, "schedule", "hours")) == 3
+    (each,) = schedules(RealDisk(), books.root)
+    books.path_of("schedule").unlink()
+    assert not len(each.read(HOUR).rows), "its files went after the table was read"
+    assert len(_listed(books, "schedule", "hours")) == 2
+    books.path_of("dispatch").unlink()
+    assert len(_listed(books, "schedule", "hours")) == 2
+    assert not len(each.read(HOUR).rows)
