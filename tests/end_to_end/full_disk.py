@@ -1,0 +1,247 @@
+"""A full disk under running servers, told as a story: ``python -m tests.end_to_end.full_disk DISK DATA ROLE...``.
+
+DISK is a small file system of its own; the roles named keep their directories on it. It is filled to its last byte
+twice: the servers live through it once, and are killed and started on it the second time. Exits 1, with the reason, on
+anything lost, early, dead, refused without a name, or not recovered by itself.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from delayd.client.sync_consumer import Consumer
+from delayd.client.sync_producer import Producer
+from delayd.config import Value
+from delayd.errors import DelaydError, DiskReserve, RetryLater
+from delayd.reading.books import audit_directory
+
+from .processes import ServerProcess
+
+MIB = 1 << 20
+BODY_BYTES = 1_000
+FULL_S = 2.0  # Several checkpoints, retries and housekeeping rounds.
+DEADLINE_S = 20.0
+RECOVERED_S = 8.0  # Retries wait a second or two, a connection that was given up a little more.
+BAD_WORDS = ("CRITICAL", "Traceback", "AssertionError")
+FAR = timedelta(hours=3)
+
+
+class Ballast:
+    """Files that fill a disk."""
+
+    def __init__(self, disk: Path) -> None:
+        self._disk = disk
+        self._file = disk / "ballast"
+        self._filling = False
+
+    @property
+    def free_bytes(self) -> int:
+        found = os.statvfs(self._disk)
+        return found.f_bavail * found.f_frsize
+
+    def leave(self, free_bytes: int) -> None:
+        """Fill it but for so much."""
+        self._grow(self.free_bytes - free_bytes)
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """No byte is left, whatever is removed or cut back meanwhile."""
+        self._filling = True
+        thread = threading.Thread(target=self._fill)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._filling = False
+            thread.join()
+            self._file.unlink()
+
+    def remove(self) -> None:
+        self._file.unlink()
+
+    def _fill(self) -> None:
+        while self._filling:
+            self._grow(self.free_bytes)
+            time.sleep(0.005)
+
+    def _grow(self, size: int) -> None:
+        with self._file.open("ab", buffering=0) as file:
+            try:
+                while size > 0:
+                    size -= file.write(bytes(min(size, 64 << 10)))
+            except OSError:
+                # Full, which is what is wanted.
+                return
+
+
+class Story:
+    """The servers, a producer that gives up at once, and a consumer on a thread of its own."""
+
+    def __init__(self, disk: Path, data: Path, roles: list[str], stack: ExitStack) -> None:
+        self.data, self.roles, self.ballast = data, roles, Ballast(disk)
+        data.mkdir(parents=True, exist_ok=True)
+        for role in roles:
+            (disk / role).mkdir()
+            (data / role).symlink_to(disk / role)
+        self.servers = {"meta": ServerProcess("meta", data, {"heartbeat_ms": 200, "lease_ms": 2_000})}
+        stack.enter_context(self.servers["meta"])
+        common: dict[str, Value] = {
+            "meta": self.servers["meta"].address,
+            "checkpoint_every_ms": 300,
+            "segment_bytes": MIB // 4,
+        }
+        settings: dict[str, dict[str, Value]] = {
+            "realtime": {**common, "free_bytes_all": 2 * MIB},
+            # Refused for a second it would be dead, if a full disk were a reason.
+            "delay": {
+                **common,
+                "free_bytes_far": 12 * MIB,
+                "free_bytes_all": 6 * MIB,
+                "dispatch_give_up_after_ms": 1_000,
+                "target_silence_ms_max": 2_000,
+            },
+        }
+        for role, chosen in settings.items():
+            self.servers[role] = stack.enter_context(ServerProcess(role, data, chosen))
+        self.kept: set[bytes] = set()
+        self.came: dict[bytes, int] = {}
+        self.refused: list[DelaydError] = []
+        self._sent = 0
+        self._producer = stack.enter_context(Producer(self.servers["meta"].address, timeout_ms=400))
+        self._ended = False
+        thread = threading.Thread(target=self._consume)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(self.end)
+
+    def end(self) -> None:
+        self._ended = True
+
+    def send(self, count: int, delay: timedelta, subject: str = "orders") -> int:
+        """Try to send messages one by one; how many were refused by name."""
+        before = len(self.refused)
+        for _ in range(count):
+            body = b"%d " % self._sent + bytes(BODY_BYTES)
+            self._sent += 1
+            try:
+                self._producer.send(subject, body, delay=delay)
+            except RetryLater as error:
+                self.refused.append(error)
+            else:
+                if subject == "orders":
+                    self.kept.add(body)
+        return len(self.refused) - before
+
+    def missing(self) -> int:
+        """How many messages were promised and have not come."""
+        return len(self.kept - self.came.keys())
+
+    def until_all_came(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self.missing() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not self.missing(), f"{self.missing()} of {len(self.kept)} messages did not come within {seconds:g} s"
+
+    def check_alive(self) -> None:
+        for role, server in self.servers.items():
+            assert server.running, f"the {role} server ended: {server.log[-3_000:]}"
+
+    def check_refusals(self) -> None:
+        """Each says who must act, and when to come again."""
+        for error in self.refused:
+            assert isinstance(error, DiskReserve) and error.retry_after_ms > 0, repr(error)
+            assert "free space there" in error.message or "free some" in error.message, error.message
+
+    def check_books(self) -> None:
+        for role in ("delay", "realtime", "meta"):
+            assert self.servers[role].terminate() == 0, f"{role}: {self.servers[role].log[-3_000:]}"
+            for word in BAD_WORDS:
+                assert word not in self.servers[role].log, f"{role}: {self.servers[role].log[-3_000:]}"
+        command = [sys.executable, "-m", "delayd", "audit", "--data", str(self.data)]
+        told = subprocess.run(command, capture_output=True, text=True)
+        assert told.returncode == 0, told.stdout + told.stderr
+        total = audit_directory(str(self.data), now_ms=time.time_ns() // 1_000_000).total
+        assert total.dead == total.early == total.lost == total.duplicate == 0, str(total)
+
+    def _consume(self) -> None:
+        with Consumer(self.servers["meta"].address, "orders", "billing", lease=timedelta(seconds=2)) as consumer:
+            while not self._ended:
+                try:
+                    batch = consumer.pull(wait=timedelta(milliseconds=300))
+                    batch.ack()
+                except DelaydError:
+                    # The pull log has no space, the server was killed, or the lease ended meanwhile: it comes again.
+                    time.sleep(0.1)
+                    continue
+                for body in batch.bodies:
+                    self.came[body] = self.came.get(body, 0) + 1
+
+
+def tell(disk: Path, data: Path, roles: list[str]) -> None:
+    """The story; AssertionError when a promise is broken."""
+    with ExitStack() as stack:
+        story = Story(disk, data, roles, stack)
+        ballast, delay_fills = story.ballast, "delay" in roles
+        assert not story.send(20, timedelta(0))
+        story.until_all_came(DEADLINE_S)
+        if delay_fills:
+            _reserves(story)
+        # Full: what was accepted waits or comes, what is new is refused or kept, and no server ends.
+        story.send(50, timedelta(seconds=0.5))
+        story.send(50, timedelta(seconds=2))
+        with ballast.full():
+            time.sleep(1.2)
+            refused = story.send(3, timedelta(seconds=0.1))
+            assert refused == (3 if delay_fills else 0), f"{refused} of 3 sends were refused on a full disk"
+            time.sleep(FULL_S)
+            story.check_alive()
+        freed = time.monotonic()
+        story.until_all_came(RECOVERED_S)
+        while story.send(1, timedelta(0)):
+            assert time.monotonic() - freed < DEADLINE_S, "sends are still refused"
+        story.until_all_came(DEADLINE_S)
+        # Killed and started again while it is full.
+        story.send(50, timedelta(seconds=1))
+        with ballast.full():
+            time.sleep(0.5)
+            for role in roles:
+                story.servers[role].kill()
+            for role in roles:
+                story.servers[role].start()
+            time.sleep(1.0)
+            story.check_alive()
+        story.until_all_came(RECOVERED_S)
+        while story.send(1, timedelta(0)):
+            assert time.monotonic() - freed < 3 * DEADLINE_S, "sends are still refused"
+        story.until_all_came(DEADLINE_S)
+        story.check_refusals()
+        story.end()
+        story.check_books()
+
+
+def _reserves(story: Story) -> None:
+    """At the reserves: first far messages are refused, then all; what is pending is delivered."""
+    ballast = story.ballast
+    story.send(20, timedelta(seconds=3))
+    assert not story.send(1, FAR, "later")
+    ballast.leave(9 * MIB)
+    time.sleep(1.2)
+    assert story.send(1, FAR, "later") == 1, "far messages are refused first"
+    assert not story.send(5, timedelta(seconds=1))
+    ballast.leave(4 * MIB)
+    time.sleep(1.2)
+    assert story.send(2, timedelta(seconds=1)) == 2, "then all are"
+    story.until_all_came(DEADLINE_S)
+    ballast.remove()
+    time.sleep(1.2)
+    assert not story.send(1, FAR, "later")
+
+
+if __name__ == "__main__":
+    tell(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
