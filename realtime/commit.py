@@ -98,6 +98,7 @@ class GroupCommit:
         self.on_commit: Callable[[Commit], None] = lambda commit: None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.retry_at_ms: int | None = None
+        self._full = False
         self._log = message_log
         self._executor = executor
         self._clock = clock
@@ -173,7 +174,9 @@ class GroupCommit:
             written = done.result()
         except DiskFull as error:
             # Nothing of it is in the file, and it may yet be: the frames wait, neither taken nor refused (rule L8).
-            log.warning("message_log_full message=%r retry_ms=%d", error.message, RETRY_MS)
+            if not self._full:
+                self._full = True
+                log.warning("message_log_full message=%r retry_ms=%d", error.message, RETRY_MS)
             self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             return
         except ServerStopped as error:
@@ -182,7 +185,7 @@ class GroupCommit:
         except (OSError, DataError) as error:
             self.on_failure(ServerStopped(f"the message log can't be written ({error}); check the disk, then restart"))
             return
-        self._under_way = None
+        self._under_way, self._full = None, False
         commit.end, commit.crc32c = written.end, written.crc32c
         commit.landed = _landed(commit, written.offsets)
         self._done.append(commit)

@@ -14,7 +14,6 @@ from delayd.config import RealtimeConfig
 from delayd.disk import Disk
 from delayd.errors import (
     DelaydError,
-    DiskReserve,
     HandoffRefused,
     ServerStopped,
     StaleSession,
@@ -39,6 +38,7 @@ from .peer import Peer
 from .pull_commit import PullCommit
 from .pulls import Pulls
 from .recovery import Recovered
+from .reserve import Reserve
 from .retention import keep_from, remove_old
 from .unseen import Unseen
 
@@ -73,7 +73,6 @@ class Core:
         self.counters = dict.fromkeys(("frames", "batches", "messages", "refused", "fenced"), 0)
         self.started_at_ms = clock.now_ms()
         self._config = config
-        self._disk = disk
         self._clock = clock
         self._executors = executors
         self._state = recovered
@@ -120,6 +119,7 @@ class Core:
         self._checkpoints.on_failure = self.fail
         self._file = file
         self._retain_wanted = False
+        self._reserve = Reserve(disk, config.folder, config.free_bytes_all)
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
         self._failed = False
@@ -243,21 +243,13 @@ class Core:
             peer.close()
             return
         try:
-            self._check_reserve(len(frame.body))
+            self._reserve.check(self._commit.queued_bytes + len(frame.body))
             batches, parts = read_frame(frame.body, origin)
         except DelaydError:
             self.counters["refused"] += 1
             raise
         origin.expected.update((part.epoch, part.batch_id) for part in parts)
         self._commit.put(DispatchFrame(peer, frame.request_id, origin, batches, parts, len(frame.body)))
-
-    def _check_reserve(self, size_bytes: int) -> None:
-        reserve = self._config.free_bytes_all
-        if self._disk.free_bytes(self._config.folder) < reserve + self._commit.queued_bytes + size_bytes:
-            raise DiskReserve(
-                f"free space of {self._config.folder} is at its reserve of {reserve} bytes; "
-                "free some or move the directory to a larger disk"
-            )
 
     def _committed(self, commit: Commit) -> None:
         """Index what has become durable, answer for it, and wake who waits."""

@@ -98,6 +98,7 @@ class Checkpointer:
         self._owed: tuple[list[tuple[bytes, bytes]], list[bytes]] = ([], [])
         self._running = False
         self._abandon_at_ms: int | None = None
+        self._told = ""  # Why the last one was put off, as it was told.
         self._not_before_ms = 0
         self._due_ms = clock.monotonic_ms() + config.checkpoint_every_ms
 
@@ -220,7 +221,7 @@ class Checkpointer:
         if filed.unpublished is not None:
             self._put_off(filed.unpublished, ended)
             return
-        self._published = facts.stop.offset
+        self._published, self._told = facts.stop.offset, ""
         # One that moved nothing, on an idle server, is no change of state.
         level = logging.INFO if rows else logging.DEBUG
         log.log(level, "checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, rows, len(filed.hours))
@@ -232,10 +233,9 @@ class Checkpointer:
 
     def _put_off(self, error: Exception, ended: Callable[[bool], None]) -> None:
         self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-        # A damaged file waits for its copy: what was accepted meanwhile is safe in the message log.
-        log.log(
-            logging.CRITICAL if isinstance(error, DamagedData) else logging.WARNING,
-            "checkpoint_put_off reason=%r",
-            str(error),
-        )
+        if self._told != str(error):
+            self._told = str(error)
+            # A damaged file waits for its copy: what was accepted meanwhile is safe in the message log.
+            level = logging.CRITICAL if isinstance(error, DamagedData) else logging.WARNING
+            log.log(level, "checkpoint_put_off reason=%r", self._told)
         ended(False)

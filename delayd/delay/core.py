@@ -239,12 +239,8 @@ class DelayCore:
 
     def reserve(self, free_bytes: int) -> None:
         """Take a reading of free space (rule L8)."""
-        reserve = self.intake.reserve
-        reserve.closed = free_bytes < self._config.free_bytes_all
-        reserve.far_from_ms = None
-        if free_bytes < self._config.free_bytes_far:
-            reserve.far_from_ms = hour_start_ms(self._loaded_until + 1)
-        if not reserve.closed:
+        self.intake.reserve.take(free_bytes, self._config, hour_start_ms(self._loaded_until + 1))
+        if not self.intake.reserve.closed:
             self.intake.resume()
 
     def sweep(self) -> None:

@@ -4,6 +4,7 @@ Nothing is answered, indexed or dispatched before the fsync of its group has ret
 under way at a time; what arrives meanwhile is the next group. A failed fsync is raised out of the core, which stops.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,8 @@ from delayd.hours import INSTANT_MS_MIN, hours_of
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.validate import check_batch, rows_detail
+
+log = logging.getLogger(__name__)
 
 DAY_MS = 86_400_000
 
@@ -64,6 +67,20 @@ class Reserve:
     closed: bool = False
     full_hours: set[int] = field(default_factory=set)
     behind: bool = False  # Replay lag is past its bound.
+
+    def take(self, free_bytes: int, config: DelayConfig, far_from_ms: int) -> None:
+        """Take a reading of free space; ``far_from_ms`` is from when on a message is far."""
+        before = (self.closed, self.far_from_ms is not None)
+        self.closed = free_bytes < config.free_bytes_all
+        self.far_from_ms = far_from_ms if free_bytes < config.free_bytes_far else None
+        if before != (self.closed, self.far_from_ms is not None):
+            taken = "none" if self.closed else "all" if self.far_from_ms is None else "near"
+            log.log(
+                logging.INFO if taken == "all" else logging.WARNING,
+                "sends_taken which=%s free_bytes=%d",
+                taken,
+                free_bytes,
+            )
 
 
 class Intake:
@@ -207,7 +224,9 @@ class Intake:
         self._committing = False
         try:
             offsets, self.durable = done.result()
-        except DiskFull:
+        except DiskFull as error:
+            if not self.reserve.closed:
+                log.warning("message_log_full reason=%r", str(error))
             # Nothing was appended: its sequences stay unused. Control records are tried again, unless the server stops.
             self._controls = [] if self._closed else controls + self._controls
             self.reserve.closed = True

@@ -139,7 +139,10 @@ class OutcomeLog:
         full = done.result()
         flushed, self._flushing = self._flushing, []
         after, self._after_flushing = self._after_flushing, []
-        self.blocked = bool(full)
+        if self.blocked != bool(full):
+            self.blocked = bool(full)
+            # Without their outcomes nothing more may leave, so this is when deliveries stop and go on.
+            log.log(logging.WARNING if full else logging.INFO, "dispatch_logs_full hours=%d", len(full))
         if full:
             self._waiting = [recorded for recorded in flushed if recorded.hour in full] + self._waiting
             self._after_waiting, after = after + self._after_waiting, []

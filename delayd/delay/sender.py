@@ -98,6 +98,7 @@ class Sender:
         self._put_back = put_back
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
+        self._later = ""  # Why the target puts off what it is sent, as it was told.
 
     def pump(self, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
         """Send what waits, as far as the window has room; the rest stays where the next answer finds all of it."""
@@ -219,12 +220,18 @@ class Sender:
                 answer = error
             else:
                 self.frames_in_flight -= 1
+                if self._later:
+                    log.info("target_takes target=%016x", self._target)
+                    self._later = ""
                 for batch, offset in zip(sent, offsets, strict=True):
                     self.acknowledge(batch, offset, appended_at_ms)
                 self.pump(wire, session, current)
                 return
         if isinstance(answer, RetryLater):
             self.frames_in_flight -= 1
+            if self._later != str(answer):
+                self._later = str(answer)
+                log.warning("target_later target=%016x reason=%r", self._target, self._later)
             self._paused_until_ms = self._clock.monotonic_ms() + (answer.retry_after_ms or REFUSED_RETRY_MS)
             for batch in reversed(sent):
                 self.waiting.give_back(self.window.decide(batch.batch_id).rows)

@@ -30,6 +30,15 @@ DEADLINE_S = 20.0
 RECOVERED_S = 8.0  # Retries wait a second or two, a connection that was given up a little more.
 BAD_WORDS = ("CRITICAL", "Traceback", "AssertionError")
 FAR = timedelta(hours=3)
+TOLD: dict[
+    str, dict[str, tuple[str, ...]]
+] = {  # What an operator reads, by the disk that was full and the server that says it.
+    "delay": {
+        "delay": ("sends_taken which=near", "sends_taken which=none", "sends_taken which=all", "checkpoint_put_off"),
+    },
+    "realtime": {"realtime": ("dispatch_taken which=none", "dispatch_taken which=all"), "delay": ("target_later",)},
+    "meta": {},
+}
 
 
 class Ballast:
@@ -159,6 +168,12 @@ class Story:
             assert "free space there" in error.message or "free some" in error.message, error.message
 
     def check_books(self) -> None:
+        for full in self.roles:
+            for role, lines in TOLD[full].items():
+                for line in lines:
+                    assert line in self.servers[role].log, (
+                        f"{role} never said {line}: {self.servers[role].log[-3_000:]}"
+                    )
         for role in ("delay", "realtime", "meta"):
             assert self.servers[role].terminate() == 0, f"{role}: {self.servers[role].log[-3_000:]}"
             for word in BAD_WORDS:

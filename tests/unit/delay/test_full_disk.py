@@ -1,5 +1,6 @@
 """A full disk under each file of a delay server: refused by name, pending delivered, nothing lost, it recovers (L8)."""
 
+import logging
 from collections.abc import Sequence
 
 import pytest
@@ -99,6 +100,31 @@ def test_rule_L8_a_checkpoint_that_finds_no_space_in_an_hours_file_is_repeated_u
     again.drain(40 * HOUR_MS)
     again.check_books()
     again.check_sealing()
+
+
+def test_a_full_disk_is_told_when_it_begins_and_when_it_ends_and_not_meanwhile(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(checkpoint_every_ms=1_000, free_bytes_far=3_000, free_bytes_all=1_000)
+    world.send(wanted(20, 500, "a", every_ms=300))
+    world.settle()
+    for left in (2_000, 0):
+        fill(world, left)
+        world.pass_ms(4_000)
+    free(world)
+    world.pass_ms(4_000)
+    said = [record.getMessage().partition(" free_bytes")[0] for record in caplog.records]
+    told = [line for line in said if line.startswith(("sends_taken", "dispatch_logs", "checkpoint_put_off"))]
+    assert told.count("dispatch_logs_full hours=1") == told.count("dispatch_logs_full hours=0") == 1
+    assert [line for line in told if line.startswith("sends")] == [
+        "sends_taken which=near",
+        "sends_taken which=none",
+        "sends_taken which=all",
+    ]
+    assert sum(line.startswith("checkpoint_put_off") for line in told) <= 2, "once for each thing that found no space"
+    assert not world.missing()
+    world.check_books()
 
 
 def test_rule_L8_a_state_that_finds_no_space_holds_up_checkpoints_only() -> None:

@@ -1,0 +1,35 @@
+"""Reserve: the free space that a realtime server leaves untouched by what it is handed (rule L8).
+
+What is refused for it was never appended (rule H6), so the delay server waits and sends it again.
+"""
+
+import logging
+
+from delayd.disk import Disk
+from delayd.errors import DiskReserve
+
+log = logging.getLogger(__name__)
+
+
+class Reserve:
+    """Compares free space with the reserve at each frame; a change is told."""
+
+    def __init__(self, disk: Disk, folder: str, reserve_bytes: int) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._reserve_bytes = reserve_bytes
+        self._reached = False
+
+    def check(self, size_bytes: int) -> None:
+        """Raise DiskReserve when ``size_bytes`` more do not fit above it."""
+        free_bytes = self._disk.free_bytes(self._folder)
+        reached = free_bytes < self._reserve_bytes + size_bytes
+        if reached != self._reached:
+            self._reached = reached
+            level, taken = (logging.WARNING, "none") if reached else (logging.INFO, "all")
+            log.log(level, "dispatch_taken which=%s free_bytes=%d", taken, free_bytes)
+        if reached:
+            raise DiskReserve(
+                f"free space of {self._folder} is at its reserve of {self._reserve_bytes} bytes; "
+                "free some or move the directory to a larger disk"
+            )
