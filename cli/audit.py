@@ -247,7 +247,7 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     if report.deleted_rows:
         yield f"{report.deleted_rows:,} messages of hours that retention has removed were left out"
     if total.waiting:
-        missed = "; ".join(life.sentence for life in report.missed) or "its servers met less than the grace ago"
+        missed = "; ".join(life.sentence for life in report.missed) or "what had gathered is still leaving"
         yield f"{total.waiting:,} wait, and are not lost: {missed}"
     if total.dispatched > total.past_due:
         figures = [f"p{100 * quantile:g} {duration_text(total.late_ms(quantile) or 0)}" for quantile in QUANTILES]

@@ -69,11 +69,15 @@ with joined as (
         m.target, m.target_offset, m.claimed_at_ms, m.appended_at_ms as stored_ms, m.deliver_at_ms as stored_due_ms,
         m.decided,
         least(t.first_claim_ms, m.first_claim_ms) as first_claim_ms,
+        -- When the last row of the hour came that had waited for longer than the grace: others may still be behind it.
+        max(m.appended_at_ms) filter (where m.claimed_at_ms - s.due_from_ms > grace_ms)
+            over (partition by s.log_id, s.hour) as held_up_ms,
         coalesce(t.target_offset < place.start_offset, false) as removed_there
     from scheduled s
     left join told t on s.copy = 1 and (t.log_id, t.hour, t.sequence) = (s.log_id, s.hour, s.sequence)
     left join stored m on s.copy = 1 and (m.log_id, m.hour, m.sequence) = (s.log_id, s.hour, s.sequence)
     left join target place on place.log_id = t.target
+    cross join terms
 ),
 known as (
     select
@@ -86,7 +90,7 @@ known as (
 select
     known.*,
     said_dispatched and not not_there as proved,
-    without_word and greatest(due_from_ms, since_ms) + grace_ms < until_ms as overdue,
+    without_word and greatest(due_from_ms, since_ms, coalesce(held_up_ms, 0)) + grace_ms < until_ms as overdue,
     without_word and due_from_ms > now_ms as pending,
     without_word and due_from_ms + grace_ms < now_ms and not overdue as waiting,
     if(places > 0, stored_ms, said_append_ms) as came_ms,

@@ -34,6 +34,7 @@ class SqlReport:
 def audit_by_sql(folder: Path) -> SqlReport:
     """Audit an export in Parquet."""
     with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("set enable_progress_bar = false")
         connection.execute(f"set file_search_path = '{folder}'")
         connection.execute(SCRIPT.read_text())
         found = connection.execute("from hours")

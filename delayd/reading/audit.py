@@ -95,7 +95,7 @@ class _Books:
         self._unproven, self._lost = self._split_missing(target_ids)
         self._without_word: Mask = ~self._has_outcome & ~self._at_target
         since_ms, until_ms = terms.spans.bounds(schedule.subjects, schedule.subject)
-        counts_from_ms = np.maximum(self._due_from_ms, since_ms)
+        counts_from_ms = np.maximum(np.maximum(self._due_from_ms, since_ms), self._last_held_up_ms())
         self._overdue: Mask = self._without_word & (counts_from_ms + terms.lost_grace_ms < until_ms)
 
     def find(self) -> None:
@@ -157,6 +157,12 @@ class _Books:
         unproven: Mask = missing & (self._part["target_offset"] < starts)
         self._known_target: Mask = np.isin(self._part["target_log_id"], target_ids)
         return unproven, missing & ~unproven
+
+    def _last_held_up_ms(self) -> int:
+        """When the last row of the hour came that had waited for longer than the grace: more may be behind it."""
+        waited_ms = self._batch["claimed_at_ms"] - self._due_from_ms
+        came_ms = self._batch["appended_at_ms"][self._at_target & (waited_ms > self._terms.lost_grace_ms)]
+        return int(came_ms.max(initial=0))
 
     def _find_lost(self) -> None:
         self._note(

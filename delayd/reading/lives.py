@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.disk import Disk
+from delayd.hours import HOUR_MS
 from delayd.log.checkpoint import read_checkpoint
 from delayd.reading.directory import Directory, is_held
 from delayd.reading.realtime import TargetIndex
@@ -101,8 +102,10 @@ def read_meta_life(data: str, now_ms: int) -> Life | None:
     return Life(path, META, State.UP, lock_ms, now_ms) if held else Life(path, META, State.AWAY, 0, 0)
 
 
-def spans_of(origin: Life, log_id: int, targets: Sequence[Life], index: TargetIndex, meta: Life | None) -> Spans:
-    """For the rows of one delay server: when it and the target of each subject were up together.
+def spans_of(
+    origin: Life, log_id: int, targets: Sequence[Life], index: TargetIndex, meta: Life | None, grace_ms: int
+) -> Spans:
+    """For the rows of one delay server: when it and the target of each subject were up together, and not behind.
 
     Args:
         origin: of the delay server.
@@ -110,11 +113,14 @@ def spans_of(origin: Life, log_id: int, targets: Sequence[Life], index: TargetIn
         targets: lives in order of the index's targets.
         index: what the targets hold.
         meta: None when it is not here.
+        grace_ms: what came of an hour that had ended longer ago was held up, and more may be behind it.
     """
     if origin.state is not State.UP:
         meta = None  # Nobody asked it for anything, and a stopped one names no instants.
+    held_up_ms = _last_held_up_ms(index, log_id, grace_ms)
     spans = [
-        _span(origin, target, index.hellos.get((number, log_id), 0), meta) for number, target in enumerate(targets)
+        _span(origin, target, index.hellos.get((number, log_id), 0), held_up_ms.get(number, 0), meta)
+        for number, target in enumerate(targets)
     ]
     alone = Span(origin.since_ms, origin.until_ms)
     # Nobody knows yet where a subject goes that no target has had.
@@ -133,13 +139,25 @@ def who_is_missed(lives: Sequence[Life], now_ms: int, grace_ms: int) -> tuple[Li
     return tuple(life for life in lives if life.state is not State.UP or life.since_ms + grace_ms >= now_ms)
 
 
-def _span(origin: Life, target: Life, hello_ms: int, meta: Life | None) -> Span:
+def _span(origin: Life, target: Life, hello_ms: int, held_up_ms: int, meta: Life | None) -> Span:
     since_ms = max(origin.since_ms, target.since_ms)
     until_ms = min(origin.until_ms, target.until_ms)
     if meta is not None and meta.state is not State.UP and hello_ms < since_ms:
         # They find each other through meta, and have not met in these lives.
         until_ms = 0
-    return Span(max(since_ms, hello_ms), until_ms)
+    return Span(max(since_ms, hello_ms, held_up_ms), until_ms)
+
+
+def _last_held_up_ms(index: TargetIndex, log_id: int, grace_ms: int) -> dict[int, int]:
+    """When each target, by number, last got a batch of an hour that had ended longer than the grace ago."""
+    # A message that is accepted after its time is filed in the hour in which it is accepted (rule P5).
+    ended_ms = (index.batches["hour"].astype(np.int64) + 1) * HOUR_MS
+    held_up = (index.batches["origin_log_id"] == log_id) & (index.batches["claimed_at_ms"] - ended_ms > grace_ms)
+    batches = index.batches[held_up]
+    last_ms: dict[int, int] = {}
+    for target in np.unique(batches["target"]).tolist():
+        last_ms[target] = int(batches["appended_at_ms"][batches["target"] == target].max())
+    return last_ms
 
 
 def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:

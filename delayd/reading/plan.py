@@ -155,7 +155,7 @@ def plan_audit(
             removed |= {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}
         deleted_rows += int(own["count"][np.isin(own["hour"], list(removed))].sum())
         wanted = sorted((known | found) - removed)
-        spans = spans_of(life, directory.log_id, targets, index, meta)
+        spans = spans_of(life, directory.log_id, targets, index, meta, lost_grace_ms)
         terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms)
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
         origins.append(Origin(snapshot, dispatched, terms, chosen))

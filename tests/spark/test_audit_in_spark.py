@@ -45,7 +45,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Books:
     books.record([(hour, part._replace(target_offset=8))])
     books.decide([dead], Outcome.DEAD)
     books.hand_over(sound)
-    books.store([Row(9_999, START_MS + HOUR_MS, 0, "ghosts")], "ghosts", hour, NOW_MS, NOW_MS)
+    books.store([Row(9_999, START_MS + HOUR_MS, 0, "ghosts")], "ghosts", hour, START_MS + HOUR_MS, START_MS + HOUR_MS)
     books.send([START_MS + 50 * HOUR_MS])
     books.see_all(NOW_MS)
     books.close()

@@ -80,6 +80,29 @@ def test_one_forgotten_row_is_lost_while_everybody_is_up(books: Books) -> None:
     assert lost(report) == [3] and report.total.waiting == 0 and not report.missed
 
 
+@pytest.mark.parametrize(("quiet_s", "waits"), [(9, True), (11, False)])
+@pytest.mark.parametrize("hours", [0, 1])
+def test_while_what_has_gathered_leaves_the_rest_waits(books: Books, quiet_s: int, waits: bool, hours: int) -> None:
+    """A row of the same hour, or of one that is over, comes long after it was due; then nothing more."""
+    (gathered,) = books.send([START_MS + 500 - hours * 3_000], at_ms=START_MS - HOUR_MS)
+    now_ms = NOW_MS + hours * 7_000_000
+    came_ms = now_ms - quiet_s * 1_000
+    books.hand_over([gathered], claimed_ms=came_ms - 1, delay_ms=1)
+    forgotten = [2, 3, 4]
+    with running(books.delay, books.realtime):
+        report = audit_directory(books.root, now_ms=now_ms)
+    assert [finding.sequence for finding in report.findings if finding.kind.name == "LOST"] == (
+        [] if waits else forgotten
+    )
+    assert report.total.waiting == (3 if waits else 0)
+
+
+def test_a_row_that_was_past_due_when_it_was_accepted_was_not_held_up(books: Books) -> None:
+    books.hand_over(books.send([START_MS], at_ms=NOW_MS - 2_000))
+    with running(books.delay, books.realtime):
+        assert lost(audit(books)) == [2, 3, 4]
+
+
 def test_what_came_due_since_the_realtime_server_is_away_waits(books: Books) -> None:
     books.see_realtime(START_MS + 20_000)
     with running(books.delay):

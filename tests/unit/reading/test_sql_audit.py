@@ -85,7 +85,7 @@ def early(books: Books) -> None:
 
 
 def unscheduled(books: Books) -> None:
-    books.store([Row(9_999, START_MS, 0, "ghosts")], "ghosts", HOUR, NOW_MS, NOW_MS)
+    books.store([Row(9_999, START_MS, 0, "ghosts")], "ghosts", HOUR, START_MS, START_MS)
     part = NewPart(np.array([8_888], np.uint64), np.array([START_MS]), Outcome.DEAD)
     books.record([(HOUR, part)])
 
@@ -163,6 +163,16 @@ def test_what_waits(books: Books, tmp_path: Path) -> None:
     books.see_all(NOW_MS - 25_000)
     total = compare(books, tmp_path / "out").total
     assert (total.waiting, total.undecided, total.lost) == (3, 1, 0)
+
+
+@pytest.mark.parametrize("quiet_ms", [5_000, 15_000])
+def test_what_waits_behind_what_had_gathered(books: Books, tmp_path: Path, quiet_ms: int) -> None:
+    sound(books)
+    rows = books.send([START_MS + HOUR_MS, START_MS + HOUR_MS + 1])
+    books.hand_over(rows[:1], claimed_ms=NOW_MS - quiet_ms - 1, delay_ms=1)
+    books.see_all(NOW_MS)
+    total = compare(books, tmp_path / "out").total
+    assert (total.waiting, total.lost) == ((1, 0) if quiet_ms == 5_000 else (0, 1))
 
 
 def test_what_retention_removed_at_the_target(tmp_path: Path) -> None:
