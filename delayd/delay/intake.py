@@ -175,7 +175,9 @@ class Intake:
         if far is not None and latest >= far:
             raise DiskReserve("this server's disk nears its reserve and takes near messages only; free space there")
         if self.reserve.full_hours:
-            full = np.isin(hours_of(np.maximum(deliver_at_ms, now_ms)), list(self.reserve.full_hours))
+            # Filed as it will be appended, which is later than now after the clock was set back (rule P5).
+            filed_from_ms = max(now_ms, self.appended_at_ms)
+            full = np.isin(hours_of(np.maximum(deliver_at_ms, filed_from_ms)), list(self.reserve.full_hours))
             if full.any():
                 raise _at_rows(HourFull, "due in an hour that holds all the messages it can", full)
 

@@ -220,6 +220,15 @@ def test_an_hour_with_all_the_messages_it_can_hold_is_refused_with_the_rows_in_i
     assert not send(world, batch(2, due_ms=7_200_000))
 
 
+def test_an_hour_is_full_for_messages_that_are_filed_in_it_after_the_clock_was_set_back() -> None:
+    world = World(hour_rows_max=4)
+    send(world, batch(1, count=4))
+    world.settle()
+    world.core.sweep()
+    world.clock.step_wall(-7_200_000)
+    assert isinstance(refusal(world, batch(2, due_ms=-7_000_000)), HourFull)
+
+
 @pytest.mark.parametrize("due_ms", [-10_000_000, 0])
 def test_rule_P5_a_row_is_filed_in_the_later_hour_of_its_wish_and_its_append(due_ms: int) -> None:
     world = World()
