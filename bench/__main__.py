@@ -1,8 +1,8 @@
 """``python -m bench [CASE ...] [--runs N]``: run the cases, one JSON line a result, then the median of each.
 
 Cases: schedule (batches and singles), steady (5,000/s and 20,000/s), restart (after kill -9, with 1 M pending). Parts
-of delayd on their own: ``python -m bench.net``, ``bench.wheel``, ``bench.clients``. A figure is of this machine at this
-minute: steal and fsync stand beside it.
+of delayd on their own: ``python -m bench.net``, ``bench.wheel``, ``bench.clients``, ``bench.disk``. A figure is of
+this machine at this minute: steal and fsync stand beside it.
 """
 
 import argparse
