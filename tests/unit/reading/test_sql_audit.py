@@ -1,5 +1,6 @@
 """The audit as SQL over an export says what delayd's audit says, row by row."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -183,6 +184,47 @@ def test_what_retention_removed_at_the_target(tmp_path: Path) -> None:
     books.see_all(NOW_MS)
     assert 0 < compare(books, tmp_path / "out").total.unproven < 40
     books.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_mix_of_faults(books: Books, tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(60):
+        due_ms = START_MS + draw.choice((0, 7, 9_000, HOUR_MS, HOUR_MS + 100_000, 5 * HOUR_MS))
+        at_ms = draw.choice((START_MS - 1_000, START_MS + 60_000, due_ms))
+        (sequence,) = books.send([due_ms], at_ms=at_ms, subjects=(draw.choice(("orders", "bills")),))
+        for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
+            act(books, sequence, draw)
+    books.see_all(NOW_MS - draw.choice((0, 15_000, 100_000)))
+    compare(books, tmp_path / "out")
+
+
+def act(books: Books, sequence: int, draw: random.Random) -> None:
+    """Something that happens to a message, or should not."""
+    row = books.rows[sequence]
+    claimed_ms = max(row.deliver_at_ms, row.appended_at_ms) + draw.choice((-1, 0, 5, 1_000, 1_001, 30_000))
+    match draw.randrange(8):
+        case 0:
+            books.checkpoint()
+        case 1:
+            books.decide([sequence], draw.choice([each for each in Outcome if each != Outcome.DISPATCHED]))
+        case 2:
+            books.record([(row.hour, books.part([sequence], claimed_ms, 8))])
+        case 3:
+            books.hand_over([sequence], record=False, watermark=draw.choice((None, 0)))
+        case 4:
+            ((hour, part),) = books.hand_over([sequence], claimed_ms=claimed_ms, delay_ms=3, record=False)
+            lie = draw.choice(
+                (
+                    part._replace(target_offset=8),
+                    part._replace(target_log_id=0xBAD),
+                    part._replace(claimed_at_ms=claimed_ms - 1),
+                    part._replace(target_appended_at_ms=1),
+                )
+            )
+            books.record([(hour, lie)])
+        case _:
+            books.hand_over([sequence], claimed_ms=claimed_ms, delay_ms=draw.choice((0, 3, 998, 2_000)))
 
 
 def test_what_comes_while_the_logs_are_read(books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
