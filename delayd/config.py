@@ -201,7 +201,9 @@ class RealtimeConfig(RegisteringConfig):
     lease_ms: int = _number(MINUTE_MS, 100, LEASE_MS_MAX)  # Of a pull that names none.
     lease_ms_max: int = _number(LEASE_MS_MAX, 100, LEASE_MS_MAX)
     pull_bytes_max: int = _number(BATCH_BYTES_MAX, 4096, BATCH_BYTES_MAX)  # Of one answer; what one batch may have.
-    free_bytes_all: int = _number(512 * MIB, 0, BYTES_UNBOUNDED)  # Below it dispatch is refused and waits (rule L8).
+    # Below it dispatch is refused and waits (rule L8): far below the delay server's, which may share the disk and whose
+    # pending messages are still to be taken when it refuses sends.
+    free_bytes_all: int = _number(64 * MIB, 0, BYTES_UNBOUNDED)
     segment_bytes: int = _number(256 * MIB, 4096, 64 * GIB)
     retention_ms: int = _number(72 * HOUR_MS, 1_000, 100 * YEAR_MS)  # After every group has acknowledged (rule Q3).
 

@@ -37,6 +37,8 @@ HOURS_A_SWEEP = 24  # A server that was off for days seals what it missed over a
 SWEEPS_UNTOLD = 10  # An hour that is closed for 5 min and not sealed is told; before, rows may be on their way.
 SWEEPS_PUT_OFF_MAX = 120  # A damaged hour is read again within an hour; its copy may have been restored meanwhile.
 
+NOT_SEALED = "hour_not_sealed"  # For want of space.
+
 Compared = tuple[HourFile, OutcomeEnd | None]
 """What a comparison read; while it stays the same, so does what came of it."""
 
@@ -158,7 +160,7 @@ class Retention:
         except SealDiffers as error:
             return Verdict(None, "seal_differs", str(error))
         except DiskFull as error:
-            return Verdict(None, "hour_not_sealed", str(error))
+            return Verdict(None, NOT_SEALED, str(error))
         seals.counted(hour)
         return Verdict(facts)
 
@@ -181,7 +183,9 @@ class Retention:
             unsealed.put_off = min(max(1, 2 * unsealed.put_off), SWEEPS_PUT_OFF_MAX)
             unsealed.not_before = unsealed.sweeps + unsealed.put_off
             if unsealed.reason != verdict.reason:
-                log.critical("%s hour=%s reason=%r", verdict.event, hour_name(hour), verdict.reason)
+                # A full disk is told where sends are refused for it; the others ask for someone to look.
+                level = logging.WARNING if verdict.event == NOT_SEALED else logging.CRITICAL
+                log.log(level, "%s hour=%s reason=%r", verdict.event, hour_name(hour), verdict.reason)
         unsealed.reason = verdict.reason
         if verdict.seal is not None:
             del self._unsealed[hour]

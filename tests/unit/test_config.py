@@ -145,3 +145,8 @@ def test_an_address_is_a_host_and_a_port() -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(BadSetting, match="meta"):
         parse_address(text)
+
+
+def test_rule_L8_on_one_disk_sends_are_refused_long_before_what_is_pending() -> None:
+    delay, realtime = DelayConfig(), RealtimeConfig()
+    assert delay.free_bytes_far > delay.free_bytes_all >= 8 * realtime.free_bytes_all > 0
