@@ -19,6 +19,8 @@ from tests.delay_harness import TARGET_IDS, Wanted, World, new_world
 
 SUBJECTS = (b"orders.eu", b"orders.us", b"mail")
 HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+STEPS_MS = (-DAY_MS, -HOUR_MS, HOUR_MS, DAY_MS)
 BEFORE_HOUR_MS = 5_000  # A run begins so long before the end of an hour, so that most runs pass it.
 WAYS = (None, None, None, *PowerLoss)  # SIGKILL is the commonest death.
 
@@ -127,7 +129,7 @@ class Chaos:
         self.world.pass_ms(self._random.choice((30, 300, 1_200)))
 
     def _step_wall(self) -> None:
-        self.world.clock.step_wall(self._random.choice((-3_000, -400, 400, 3_000, 60_000)))
+        self.world.clock.step_wall(self._random.choice((-3_000, -400, 400, 3_000, 60_000, *STEPS_MS)))
 
     def _checkpoint(self) -> None:
         self.world.core.checkpoint(_nothing)
@@ -203,7 +205,7 @@ class Chaos:
         for target in self.world.outside.targets.values():
             target.refusals.clear()
         # A clock that was set ahead is believed after half a minute, one that was set back makes rows wait.
-        self.world.drain(240_000)
+        self.world.drain(240_000 + 2 * self._steps * DAY_MS)
         self.world.check_books()
         if self._random.random() < 0.3:
             self.world.check_sealing()
