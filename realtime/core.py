@@ -24,7 +24,7 @@ from delayd.executor import Executor
 from delayd.log.checkpoint import CheckpointFile
 from delayd.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.requests import RequestType, need_ints, need_u64
+from delayd.wire.requests import RequestType, need_int, need_ints, need_u64
 
 from .answers import status_head, window_frames
 from .checkpoint import Checkpointer, Snapshot, consume_parts
@@ -214,6 +214,12 @@ class Core:
         if meant != self.log_id:
             # Its session and W count for that server's batches: here they would fence off and forget others.
             raise HandoffRefused(f"this hello is for the realtime server {meant:016x}, and this is {self.log_id:016x}")
+        named = need_int(head, "named_offset") if "named_offset" in head else 0
+        if named and not self._stored.holds(named, need_u64(head, "log_id")):
+            # Of a log that was cut or replaced the end says little: it has grown again, by this server's hellos alone.
+            raise HandoffRefused(
+                f"this log holds no batch of yours at offset {named}, which it had acknowledged: it has lost data"
+            )
         w_epoch, w_id = need_ints(head, "w", 2)
         hello = Hello(
             need_u64(head, "log_id"),

@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 
 from crc32c import crc32c
 
-from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, PARTS, Batch, BatchKind, ColumnId, DispatchPart, parse
+from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, MAGIC, PARTS, Batch, BatchKind, ColumnId, DispatchPart, parse
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.log.log import Log
 
@@ -68,6 +68,22 @@ class StoredBatches:
         except OSError as error:
             raise DamagedData(*self._log.file_position(offset), f"it can't be read ({error.strerror})") from error
         return DispatchPart(*DISPATCH_PART.unpack_from(head, HEADER_BYTES)).claimed_at_ms
+
+    def holds(self, offset: int, origin_log_id: int) -> bool:
+        """Whether a batch of a delay server begins at ``offset``; what retention has removed was held."""
+        if offset < self._log.start:
+            return True
+        if offset >= self._log.durable:
+            return False
+        try:
+            head = self._log.read_some(offset, HEADER_BYTES + DISPATCH_PART.size)
+        except OSError:
+            return False
+        if len(head) < HEADER_BYTES + DISPATCH_PART.size:
+            return False
+        magic, _, kind = HEADER.unpack_from(head)[:3]
+        part = DispatchPart(*DISPATCH_PART.unpack_from(head, HEADER_BYTES))
+        return (magic, kind, part.origin_log_id) == (MAGIC, BatchKind.DISPATCH, origin_log_id)
 
     def sequences_of(self, offset: int) -> list[int]:
         """The sequences of a batch that `fetch` could not give; none when they can't be trusted either."""

@@ -156,6 +156,7 @@ class Link:
             "instance": self._origin.instance,
             "session": session,
             "w": list(self.sender.window.w),
+            "named_offset": self._ends.of(self.target),
         }
         watched.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
 

@@ -4,6 +4,7 @@ import pytest
 
 from delayd.errors import (
     BatchMalformed,
+    DelaydError,
     DiskReserve,
     FencedInstance,
     HandoffRefused,
@@ -12,9 +13,10 @@ from delayd.errors import (
     StaleSession,
 )
 from delayd.testing.executor import StepExecutor
+from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType
 
-from .batches import dispatch_batch
+from .batches import ORIGIN, dispatch_batch
 from .world import SimPeer, World
 
 
@@ -193,3 +195,46 @@ def test_a_large_window_is_answered_in_several_frames() -> None:
     frames = asker.answers[1]
     assert len(frames) > 1
     assert sum(len(body) for _, body in frames) == 10 * 60_000 * 16
+
+
+def named_hello(world: World, session: int, named_offset: int, origin: int = ORIGIN) -> DelaydError | None:
+    """Say hello with an offset that the dispatch logs name; why it was refused."""
+    peer = SimPeer()
+    head: Head = {
+        "log_id": origin,
+        "target": world.core.log_id,
+        "epoch": 1,
+        "instance": 7,
+        "session": session,
+        "w": [0, 0],
+        "named_offset": named_offset,
+    }
+    request_id = world.send(peer, RequestType.HELLO, head)
+    return peer.errors.get(request_id)
+
+
+def test_rule_H7_a_hello_that_names_a_batch_which_is_gone_is_refused_though_the_log_has_grown_again() -> None:
+    world, peer = World(), SimPeer()
+    world.hello(peer, 1)
+    _, ((_, first), (_, last)) = world.dispatch(peer, 1, dispatch_batch(1, [b"a"]), dispatch_batch(2, [b"b"]))
+    assert named_hello(world, 2, last) is None
+    assert named_hello(world, 3, first) is None
+    # Within a batch, behind the end, and one of another delay server.
+    for session, (offset, origin) in enumerate([(last + 8, ORIGIN), (1 << 40, ORIGIN), (last, 0xBAD)], 4):
+        error = named_hello(world, session, offset, origin)
+        assert isinstance(error, HandoffRefused) and "has lost data" in error.message
+    # What was refused was not heard.
+    assert named_hello(world, 4, last) is None
+
+
+def test_rule_H7_what_retention_has_removed_is_not_lost() -> None:
+    world, peer = World(settings={"segment_bytes": 4096, "retention_ms": 1_000}), SimPeer()
+    world.hello(peer, 1)
+    _, ((_, first),) = world.dispatch(peer, 1, dispatch_batch(1, [bytes(4_000)]))
+    for batch_id in range(2, 5):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(4_000)], w=(1, batch_id - 1)))
+    for _ in range(2):
+        world.pass_time(60_000)
+        world.core.retain()
+    assert world.recovered.message_log.start > first
+    assert named_hello(world, 2, first) is None
