@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, DamagedData, DataError
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
+from delayd.log.dispatch import END_ROW
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, open_any
@@ -24,11 +27,12 @@ LOGS = {
         "message": FileKind.MESSAGE,
         "schedule": FileKind.SCHEDULE,
         "dispatch": FileKind.DISPATCH,
+        "quarantine": FileKind.DISPATCH,
         "seal": FileKind.SEAL,
     },
     Role.REALTIME: {"message": FileKind.REALTIME, "consume": FileKind.CONSUME, "pull": FileKind.PULL},
 }
-ONE_LOG = ("message", "pull", "seal")  # Their files follow one another; others hold a folder a day or subject.
+ONE_FOLDER = ("message", "pull", "seal", "quarantine")  # Others hold a folder a day or subject.
 INNER_LOGS = ("schedule", "dispatch", "consume")
 PUBLISHED_OFFSETS = {
     Role.DELAY: {"message": "replay_offset"},
@@ -134,11 +138,11 @@ def _verify(disk: Disk, places: Sequence[Place], progress: Progress | None, *, c
 def _home_paths(disk: Disk, data: str) -> list[str]:
     data = data.rstrip("/") or "/"
     names = disk.list_folder(data)
-    if any(log in names for log in (*ONE_LOG, *INNER_LOGS)):
+    if any(log in names for log in (*ONE_FOLDER, *INNER_LOGS)):
         return [data]
     paths = [f"{data}/{name}" for name in names if name.startswith(tuple(Role))]
     # A file of such a name, as an operator's own log may have, is nobody's directory.
-    kept = (*ONE_LOG, *INNER_LOGS, CHECKPOINT)
+    kept = (*ONE_FOLDER, *INNER_LOGS, CHECKPOINT)
     return [path for path in paths if any(disk.exists(f"{path}/{name}") for name in kept)]
 
 
@@ -180,6 +184,9 @@ def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
     except DataError:
         return {}
     ends = {schedule_path(directory.path, hour): each.length for hour, each in filed.items()}
+    outcomes = published.get("outcomes", b"")
+    if isinstance(outcomes, bytes):
+        ends |= {dispatch_path(directory.path, hour): end for hour, _, end in np.frombuffer(outcomes, END_ROW).tolist()}
     # An hour seals when all of its outcomes are durable, and gets none after that.
     sealed = [dispatch_path(directory.path, hour) for hour, each in filed.items() if each.sealed]
     ends |= {path: _size(disk, path) for path in sealed}
@@ -205,7 +212,7 @@ def _places(disk: Disk, home: _Home) -> Iterator[Place]:
         yield Place(f"{home.path}/{CHECKPOINT}", FileKind.CHECKPOINT, home.log_id)
     for log, kind in home.logs.items():
         folder = f"{home.path}/{log}"
-        folders = [folder] if log in ONE_LOG else [f"{folder}/{inner}" for inner in disk.list_folder(folder)]
+        folders = [folder] if log in ONE_FOLDER else [f"{folder}/{inner}" for inner in disk.list_folder(folder)]
         for inner in folders:
             names = _log_names(disk, inner)
             for name in names:
@@ -221,9 +228,9 @@ def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
     above, _, log = folder.rpartition("/")
     if name == CHECKPOINT:
         above, log = folder, CHECKPOINT
-    elif log not in ONE_LOG:
+    elif log not in ONE_FOLDER:
         above, _, log = above.rpartition("/")
-    if log not in (*ONE_LOG, *INNER_LOGS, CHECKPOINT):
+    if log not in (*ONE_FOLDER, *INNER_LOGS, CHECKPOINT):
         return Place(path)
     home = homes.get(above) or _read_home(disk, above)
     homes[above] = home

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from delayd.batch import BatchKind, ColumnId, OutcomePart, encode
+from delayd.delay.quarantine import quarantine_path
 from delayd.disk import File, RealDisk
 from delayd.errors import BadArgument
 from delayd.log.checkpoint import CheckpointFile
@@ -370,3 +371,21 @@ def test_a_single_file_that_is_no_log_is_damage(tmp_path: Path) -> None:
     (report,) = verify_files([str(path)]).files
     assert (report.kind, report.state, report.size_bytes) == ("unknown", State.DAMAGED, 100)
     assert "this is not a file of delayd" in report.damage
+
+
+def test_seal_logs_and_the_files_of_quarantined_hours_are_verified(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    books.hand_over(books.send([START_MS]))
+    books.checkpoint()
+    books.seal()
+    books.close()
+    beside = Path(quarantine_path(books.delay, HOUR))
+    beside.parent.mkdir()
+    beside.write_bytes(books.path_of("dispatch").read_bytes())
+    report = verify_directory(books.root)
+    assert report.sound and {"seal", "dispatch"} <= {file.kind for file in report.files}
+    (seal,) = Path(f"{books.delay}/seal").iterdir()
+    for path in (seal, beside):
+        assert report_on(report, path).state is State.OK
+        flip(path, 100)
+        assert report_on(verify_directory(books.root), path).state is not State.OK
