@@ -156,17 +156,21 @@ class World:
         found.extend(target.sync for target in self.outside.targets.values() if target.can_sync)
         return found
 
+    def next_move(self) -> Callable[[], None] | None:
+        """The first of all moves, if there is one."""
+        return next(iter(self.moves()), None)
+
     def settle(self) -> None:
         """Do all that happens without time passing."""
         for _ in range(STEPS_MAX):
-            moves = self.moves()
-            if not moves:
+            move = self.next_move()
+            if move is None:
                 self.core.wake()
-                moves = self.moves()
-                if not moves:
+                move = self.next_move()
+                if move is None:
                     self._forget_ended()
                     return
-            moves[0]()
+            move()
         raise AssertionError("the world does not come to rest")
 
     def pass_ms(self, ms: int) -> None:

@@ -12,7 +12,9 @@ from functools import partial
 from unittest.mock import patch
 
 from delayd.batch import ProducerPart
+from delayd.delay import pending, recovery
 from delayd.delay.producers import Accepted
+from delayd.delay.wheel import Wheel
 from delayd.errors import DelaydError
 from delayd.log import checkpoint
 from delayd.testing.clock import START_MS, SimClock, SimMachine
@@ -24,6 +26,7 @@ from tests.delay_target import Cable, FakeTarget
 
 TARGET_IDS = (0x7001, 0x7002)
 SLOT_BYTES = 2_048
+TABLE_ROWS = 64  # Of tables in memory that grow by themselves.
 
 Wanted = tuple[int, bytes, bytes]
 """A message: deliver_at_ms, subject, body. Its body tells it from all others."""
@@ -93,8 +96,14 @@ def new_world(targets: Sequence[int] = TARGET_IDS[:1], now_ms: int = START_MS) -
 
 @contextmanager
 def small_slots() -> Iterator[None]:
-    """Checkpoint files of a few KB, where many disks are copied and compared."""
-    with patch.multiple(checkpoint, SLOT_BYTES=SLOT_BYTES, PAYLOAD_BYTES_MAX=SLOT_BYTES - checkpoint.HEADER.size):
+    """Checkpoint files and tables of a few KB, where many disks are copied and many servers started."""
+    payload_bytes_max = SLOT_BYTES - checkpoint.HEADER.size
+    small_wheel = partial(Wheel, TABLE_ROWS)
+    with (
+        patch.multiple(checkpoint, SLOT_BYTES=SLOT_BYTES, PAYLOAD_BYTES_MAX=payload_bytes_max),
+        patch.object(pending, "ROWS_MIN", TABLE_ROWS),
+        patch.object(recovery, "Wheel", small_wheel),
+    ):
         yield
 
 

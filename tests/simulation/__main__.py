@@ -1,6 +1,7 @@
-"""Simulate clusters: ``python -m tests.simulation [--seeds N] [--first S] [--steps K] [--planted]``.
+"""Simulate clusters: ``python -m tests.simulation [--seeds N] [--first S] [--steps K] [--jobs J] [--planted]``.
 
-Prints the trace of each seed that goes wrong, with what the servers log, and a summary. Exit 1 if one does.
+Prints the trace of each seed that goes wrong, with what the servers log and the command that repeats it, and a summary.
+Exit 1 if one does, or if a planted bug is not caught.
 """
 
 from __future__ import annotations
@@ -10,13 +11,30 @@ import logging
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from typing import NamedTuple
 
 from tests.delay_harness import small_slots
-from tests.simulation.planted import PLANTED, seeds_to_catch
+from tests.simulation.planted import PLANTED, Catch, seeds_to_catch
 from tests.simulation.run import STEPS, Run
 
+CHUNK_SEEDS = 50  # So many are run by one process before it tells how it went.
 PROGRESS_EVERY = 500
-WHAT_SHOWN = 140  # Of what went wrong, in one line.
+PLANTED_SEEDS_MAX = 300
+WHAT_SHOWN = 110  # Of what a planted bug broke.
+HOUR_MS = 3_600_000
+
+
+class Chunk(NamedTuple):
+    """How some seeds went."""
+
+    seeds: int
+    counts: Counter[str]
+    virtual_ms: int
+    delivered_after_ms: int
+    wrong: dict[int, str]
 
 
 class _InTrace(logging.Handler):
@@ -35,46 +53,92 @@ class _InTrace(logging.Handler):
 def main() -> int:
     """Run what the arguments say."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Simulate clusters from seeds.")
-    parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds")
+    parser.add_argument("--seeds", type=int, help=f"how many seeds (1,000; with --planted at most {PLANTED_SEEDS_MAX})")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run before it heals")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--planted", action="store_true", help="plant bugs, and tell how many seeds each takes")
     arguments = parser.parse_args()
-    with small_slots():
-        if arguments.planted:
-            return _plant(arguments.first, arguments.seeds, arguments.steps)
-        return _run(arguments.first, arguments.seeds, arguments.steps)
+    if arguments.planted:
+        return _plant(arguments.first, arguments.seeds or PLANTED_SEEDS_MAX, arguments.steps, arguments.jobs)
+    return _run(arguments.first, arguments.seeds or 1_000, arguments.steps, arguments.jobs)
 
 
-def _run(first: int, count: int, steps: int) -> int:
-    logging.disable(logging.CRITICAL)
+def _run(first: int, count: int, steps: int, jobs: int) -> int:
     begun = time.monotonic()
+    done, virtual_ms, delivered_after_ms = 0, 0, 0
     wrong: list[int] = []
-    taken: Counter[str] = Counter()
-    for seed in range(first, first + count):
-        try:
-            taken += Run(seed, steps).run()
-        except AssertionError:
+    counts: Counter[str] = Counter()
+    for chunk in _chunks(first, count, steps, jobs):
+        for seed, trace in chunk.wrong.items():
             wrong.append(seed)
-            print(trace_of(seed, steps), flush=True)
-        if (seed - first + 1) % PROGRESS_EVERY == 0:
-            print(f"{seed - first + 1:,} seeds, {len(wrong)} wrong, {time.monotonic() - begun:.0f} s", flush=True)
-    print(", ".join(f"{kind} {number:,}" for kind, number in taken.most_common()))
-    print(f"{count:,} seeds from {first}, {len(wrong)} wrong {wrong or ''}, {time.monotonic() - begun:.0f} s")
+            print(
+                f"{trace}\nrepeat it: python -m tests.simulation --first {seed} --seeds 1 --steps {steps}", flush=True
+            )
+        counts += chunk.counts
+        virtual_ms += chunk.virtual_ms
+        delivered_after_ms = max(delivered_after_ms, chunk.delivered_after_ms)
+        before, done = done, done + chunk.seeds
+        if before // PROGRESS_EVERY != done // PROGRESS_EVERY and done < count:
+            print(f"{done:,} of {count:,} seeds, {len(wrong)} wrong, {time.monotonic() - begun:.0f} s", flush=True)
+    seconds = time.monotonic() - begun
+    print(", ".join(f"{kind} {number:,}" for kind, number in counts.most_common()))
+    print(
+        f"{count:,} seeds from {first}, {len(wrong)} wrong {sorted(wrong) or ''}: {sum(counts.values()):,} steps, "
+        f"{virtual_ms / HOUR_MS:,.0f} virtual hours, delivered at most {delivered_after_ms / 1_000:.0f} s after the "
+        f"last fault; {seconds:.0f} s, {1_000 * seconds * jobs / count:.0f} ms a seed and process"
+    )
     return int(bool(wrong))
 
 
-def _plant(first: int, count: int, steps: int) -> int:
+def _chunks(first: int, count: int, steps: int, jobs: int) -> Iterator[Chunk]:
+    firsts = range(first, first + count, CHUNK_SEEDS)
+    ranges = [range(start, min(start + CHUNK_SEEDS, first + count)) for start in firsts]
+    if jobs == 1:
+        yield from map(partial(_run_chunk, steps), ranges)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(_run_chunk, steps, seeds) for seeds in ranges]):
+            yield future.result()
+
+
+def _run_chunk(steps: int, seeds: range) -> Chunk:
     logging.disable(logging.CRITICAL)
+    counts: Counter[str] = Counter()
+    wrong: dict[int, str] = {}
+    virtual_ms, delivered_after_ms = 0, 0
+    with small_slots():
+        for seed in seeds:
+            run = Run(seed, steps)
+            try:
+                counts += run.run()
+            except AssertionError:
+                wrong[seed] = trace_of(seed, steps)
+            virtual_ms += run.virtual_ms
+            delivered_after_ms = max(delivered_after_ms, run.cluster.checks.delivered_after_ms)
+    return Chunk(len(seeds), counts, virtual_ms, delivered_after_ms, wrong)
+
+
+def _plant(first: int, seeds_max: int, steps: int, jobs: int) -> int:
     missed = 0
-    for name in PLANTED:
-        begun = time.monotonic()
-        caught = seeds_to_catch(name, count, first, steps)
-        missed += caught is None
-        took, what = caught or (count, "NOT CAUGHT")
-        print(f"{name}: {took} seeds, {time.monotonic() - begun:.1f} s: {what[:WHAT_SHOWN]}", flush=True)
+    print(f"{'bug':66}{'seeds':>6}{'s':>7}  what broke")
+    with ProcessPoolExecutor(jobs) as pool:
+        for name, (seconds, caught) in zip(
+            PLANTED, pool.map(partial(_plant_one, first, seeds_max, steps), PLANTED), strict=True
+        ):
+            missed += caught is None
+            seeds, what = caught or (seeds_max, "NOT CAUGHT")
+            print(f"{name:66}{seeds:6}{seconds:7.1f}  {what[:WHAT_SHOWN]}", flush=True)
     print(f"{len(PLANTED) - missed} of {len(PLANTED)} planted bugs caught")
     return int(bool(missed))
+
+
+def _plant_one(first: int, seeds_max: int, steps: int, name: str) -> tuple[float, Catch | None]:
+    logging.disable(logging.CRITICAL)
+    begun = time.monotonic()
+    with small_slots():
+        caught = seeds_to_catch(name, seeds_max, first, steps)
+    return time.monotonic() - begun, caught
 
 
 def trace_of(seed: int, steps: int) -> str:

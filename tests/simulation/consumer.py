@@ -5,7 +5,7 @@ Invariant: a message whose acknowledgement was answered as counted is never in a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -23,15 +23,29 @@ Name = tuple[int, int]
 """A message as a handle names it: incarnation and pull sequence."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class GroupBooks:
-    """What the consumers of one group know together."""
+    """What the consumers of one group know together; ``log_id`` is the realtime server's."""
 
+    log_id: int
+    subject: bytes
+    group: str
     given: dict[int, bytes] = field(default_factory=dict)  # By consume sequence.
+    bodies: set[bytes] = field(default_factory=set)  # Of all that was given.
+    older: set[bytes] | None = None  # What was there when the group was answered first; None: there is no group yet.
+    tried: set[int] = field(default_factory=set)  # Consume sequences for which an acknowledgement was sent.
     acknowledged: dict[int, Name] = field(default_factory=dict)  # The pull whose acknowledgement counted.
+
+    def owed(self, bodies: Iterable[bytes], *, removed: bool) -> set[bytes]:
+        """Which of these must yet be given: retention may have removed some before there was a group."""
+        owed = set(bodies) - self.bodies
+        if removed:
+            return set() if self.older is None else owed - self.older
+        return owed
 
     def give(self, sequence: int, body: bytes, name: Name) -> None:
         """A message has come."""
+        self.bodies.add(body)
         known = self.given.setdefault(sequence, body)
         assert known == body, f"consume sequence {sequence} was {known!r}, then {body!r}"
         counted = self.acknowledged.get(sequence)
@@ -50,15 +64,13 @@ class Held(NamedTuple):
 class Consumer:
     """One consumer; each of its steps is a call."""
 
-    def __init__(
-        self, name: str, side: RealtimeSide, subject: str, books: GroupBooks, network: Network, random: Random
-    ) -> None:
+    def __init__(self, name: str, side: RealtimeSide, books: GroupBooks, network: Network, random: Random) -> None:
         self.name = name
         self.held: list[Held] = []
         self.pulling = False
         self._side = side
-        self._names: Head = {"subject": subject, "group": "group"}
-        self._books = books
+        self._names: Head = {"subject": books.subject.decode(), "group": books.group}
+        self.books = books
         self._network = network
         self._random = random
         self._line: Line | None = None
@@ -84,6 +96,17 @@ class Consumer:
         if not self.pulling:
             self.pull(1_000, 0)
 
+    def die(self) -> None:
+        """Die with all that it holds, and with answers under way; another one begins in its place."""
+        self._network.process_died(self)
+        self.held.clear()
+        self._line, self._dialling, self.pulling = None, False, False
+
+    def pull_if_connected(self) -> None:
+        """Ask for what there is, or connect."""
+        if self._connect() is not None and not self.pulling:
+            self.pull(100, 0)
+
     def pull(self, most: int, wait_ms: int) -> None:
         """Ask for messages."""
         head: Head = {
@@ -100,6 +123,8 @@ class Consumer:
         """Acknowledge or give back messages."""
         self.held = [each for each in self.held if each not in some]
         handles = [[*each.name, 1] for each in sorted(some)]
+        if kind == RequestType.ACK:
+            self.books.tried.update(each.consume_sequence for each in some)
         self._call(kind, self._names | {"handles": handles}, partial(self._settled, kind, some))
 
     def _connect(self) -> Line | None:
@@ -134,6 +159,9 @@ class Consumer:
         line.call(kind, head, (), answered)
 
     def _pulled(self, answer: Frame) -> None:
+        if self.books.older is None:
+            subject = self.books.subject
+            self.books.older = {body for kept in self._side.log() if kept.subject == subject for body in kept.bodies}
         incarnation = need_u64(answer.head, "incarnation")
         position = 0
         for pull_first, consume_first, rows, _ in need_rows(answer.head, "parts", 4):
@@ -144,7 +172,7 @@ class Consumer:
             assert len(bodies) == rows, f"a part of {rows} messages has {len(bodies)}"
             for index, body in enumerate(bodies):
                 held = Held((incarnation, pull_first + index), consume_first + index)
-                self._books.give(held.consume_sequence, body, held.name)
+                self.books.give(held.consume_sequence, body, held.name)
                 self.held.append(held)
 
     def _settled(self, kind: RequestType, some: list[Held], answer: Frame) -> None:
@@ -156,4 +184,4 @@ class Consumer:
         if kind == RequestType.ACK:
             for each in some:
                 if each.name not in stale:
-                    self._books.acknowledged[each.consume_sequence] = each.name
+                    self.books.acknowledged[each.consume_sequence] = each.name

@@ -5,21 +5,45 @@ Invariant: no row leaves on a connection before it is due by the server's judged
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from delayd.batch import Buffer, ColumnId, parse
 from delayd.delay.core import DelayCore
 from delayd.delay.sender import Wire
-from delayd.errors import DelaydError
+from delayd.errors import DelaydError, ServerStopped
 from delayd.testing.clock import SimClock
+from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
 from tests.delay_harness import FOLDER, Remains, World
-from tests.simulation.moves import Move, executor_moves
+from tests.simulation.books import DelayBooks
+from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Line, Network, OnAnswer
+from tests.simulation.wall import WallBound
 
 NAME = "delay"
+THREADS = ("commit", "outcomes", "worker")
+
+
+class Failed(Crash):
+    """The server has stopped by itself (rule L1): nothing of it goes on, and only an operator starts it again."""
+
+
+class Surroundings(Protocol):
+    """What a life needs of the cluster that it lives in."""
+
+    network: Network
+    router: Router
+    wall: WallBound
+    delay_books: DelayBooks | None
+
+    def moves(self) -> list[Move]:
+        """Everything that could happen next."""
+
+    def next_move(self) -> Move | None:
+        """The first of them."""
 
 
 class Router:
@@ -37,35 +61,56 @@ class Router:
 class DelayLife(World):
     """One life. Its World's targets are views of the realtime servers' files, filled before books are compared."""
 
-    def __init__(
-        self,
-        remains: Remains,
-        network: Network,
-        router: Router,
-        cluster_moves: Callable[[], list[Callable[[], None]]],
-        seed: int,
-        settings: dict[str, int],
-    ) -> None:
-        self.network = network
-        self.router = router
-        self._cluster_moves = cluster_moves
+    def __init__(self, remains: Remains, cluster: Surroundings, seed: int, settings: dict[str, int]) -> None:
+        self.failure: Exception | None = None
+        self.swept = False  # Whether hours may be sealed or removed by what the worker does next.
+        self.network = cluster.network
+        self.router = cluster.router
+        self._cluster = cluster
         super().__init__(remains, core=DelayCore, seed=seed, **settings)
+        if cluster.delay_books is None:
+            cluster.delay_books = DelayBooks(self.core.identity.log_id)
+        self.books = cluster.delay_books
+        self.own = Threads(NAME, list(zip(THREADS, self.executors(), strict=True)))
+        self.own.wrap(self._guarded)
 
     def next_remains(self, way: PowerLoss | None, seed: int) -> Remains:
         """What the next life starts with; the machine and its surroundings are the same ones."""
         return remains_after(Remains(self.disk, self.state, self.outside, self.clock), way, seed)
 
-    def own_moves(self) -> list[Move]:
+    def own_moves(self) -> Iterator[Move]:
         """What this server may do next by itself."""
-        threads = zip(("commit", "outcomes", "worker"), self.executors(), strict=True)
-        found = executor_moves(NAME, threads)
+        yield from self.own.moves()
         if self.asked:
-            found.append(Move("the router answers", self.answer_routes))
-        return found
+            yield Move("the router answers", self.answer_routes)
+
+    def next_move(self) -> Callable[[], None] | None:
+        """See World: the first thing that could happen next in the cluster."""
+        move = self._cluster.next_move()
+        return None if move is None else move.do
 
     def moves(self) -> list[Callable[[], None]]:
         """See World: everything that could happen next in the cluster."""
-        return self._cluster_moves()
+        return [move.do for move in self._cluster.moves()]
+
+    def outcomes(self) -> dict[int, tuple[int, int, int, int]]:
+        """See World: also of hours that were removed since."""
+        return self.books.outcomes(self.disk, self.hours())
+
+    def sweep(self) -> None:
+        """Seal and remove what may be; the books are read before each job that may do so."""
+        self.swept = True
+        self.core.sweep()
+
+    def _guarded(self, what: str, do: Callable[[], None]) -> None:
+        """Do a move; an error that stops the server leaves nothing of it running."""
+        if self.swept and what == f"{NAME} runs a worker job":
+            self.outcomes()
+        try:
+            do()
+        except (ServerStopped, OSError) as error:
+            self.failure = error
+            raise Failed(f"the server stops: {error}") from error
 
     def answer_routes(self) -> None:
         """See World; addresses are those that the router has been told."""
@@ -95,7 +140,7 @@ class DelayLife(World):
         self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
     ) -> None:
         def opened(line: Line) -> None:
-            connected(_Watched(line, self.clock))
+            connected(_Watched(line, self.clock, self._cluster.wall))
 
         self.network.dial(host, opened, lost, self)
 
@@ -103,13 +148,14 @@ class DelayLife(World):
 class _Watched:
     """A connection on which nothing may leave early."""
 
-    def __init__(self, line: Line, clock: SimClock) -> None:
+    def __init__(self, line: Line, clock: SimClock, wall: WallBound) -> None:
         self._line = line
         self._clock = clock
+        self._wall = wall
 
     def call(self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer) -> None:
         if frame_type == RequestType.DISPATCH:
-            now_ms = self._clock.now_ms()
+            now_ms = min(self._clock.now_ms(), self._wall.latest_ms())
             for buffer in body:
                 latest_ms = int(parse(buffer).int64s(ColumnId.DELIVER_AT_MS).max())
                 assert latest_ms <= now_ms, (

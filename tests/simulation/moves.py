@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from delayd.testing.executor import StepExecutor
@@ -15,12 +16,32 @@ class Move(NamedTuple):
     do: Callable[[], None]
 
 
-def executor_moves(owner: str, threads: Iterable[tuple[str, StepExecutor]]) -> list[Move]:
-    """Running the oldest job of each thread, and handing back its oldest result."""
-    found: list[Move] = []
-    for name, thread in threads:
-        if thread.waiting:
-            found.append(Move(f"{owner} runs a {name} job", thread.run_one))
-        if thread.ran:
-            found.append(Move(f"{owner} hears of a {name} job", thread.complete_one))
-    return found
+class Threads:
+    """The threads of one life of a server, each with its name: they run one job, or hear of one, at a time."""
+
+    def __init__(self, owner: str, named: Sequence[tuple[str, StepExecutor]]) -> None:
+        self._threads = [
+            (
+                thread,
+                Move(f"{owner} runs a {name} job", thread.run_one),
+                Move(f"{owner} hears of a {name} job", thread.complete_one),
+            )
+            for name, thread in named
+        ]
+
+    def moves(self) -> Iterator[Move]:
+        """Running the oldest job of each thread, and handing back its oldest result."""
+        for thread, run, hear in self._threads:
+            # Past the properties: this is asked more often than anything else.
+            if thread._waiting:
+                yield run
+            if thread._ran:
+                yield hear
+
+    def wrap(self, around: Callable[[str, Callable[[], None]], None]) -> None:
+        """Have each move made by ``around``, which gets its words and what it does."""
+
+        def wrapped(move: Move) -> Move:
+            return Move(move.what, partial(around, move.what, move.do))
+
+        self._threads = [(thread, wrapped(run), wrapped(hear)) for thread, run, hear in self._threads]

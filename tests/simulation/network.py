@@ -6,7 +6,7 @@ may end in the middle of one; what was sent before a cut may arrive after it, ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Protocol
 
@@ -29,6 +29,9 @@ class Listener(Protocol):
     def disconnected(self, peer: ServedEnd) -> None:
         """A connection is gone."""
 
+    def answers(self, asked: Frame, head: Mapping[str, HeadValue]) -> None:
+        """An answer to this request leaves."""
+
 
 class Network:
     """All connections, the places where servers listen, and what a dial finds there."""
@@ -45,12 +48,12 @@ class Network:
         """Begin to connect; ``owner`` is the process that asks, for `process_died`."""
         self._dials.append((place, connected, lost, owner))
 
-    def moves(self) -> list[Move]:
+    def moves(self) -> Iterator[Move]:
         """Everything that may happen next on any line."""
-        found = [Move(f"a dial to {self._dials[0][0]} ends", self._connect)] if self._dials else []
+        if self._dials:
+            yield Move(f"a dial to {self._dials[0][0]} ends", self._connect)
         for line in self.lines:
-            found.extend(line.moves())
-        return found
+            yield from line.moves()
 
     def process_died(self, process: object) -> None:
         """An asking or serving process is gone with everything that it would still have read."""
@@ -91,24 +94,26 @@ class ServedEnd:
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._types: dict[int, int] = {}
+        self._asked: dict[int, Frame] = {}
 
     def asked(self, frame: Frame) -> None:
-        """Remember the type of a request: an answer repeats it."""
-        assert frame.request_id not in self._types, "a request id is in use twice"
-        self._types[frame.request_id] = frame.type
+        """Remember a request: an answer repeats its type."""
+        assert frame.request_id not in self._asked, "a request id is in use twice"
+        self._asked[frame.request_id] = frame
 
     def answer(
         self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
     ) -> None:
         """See `realtime.peer.Peer`; a second answer is a fault of the core."""
         flags = ANSWER | (MORE if more else 0)
-        frame_type = self._types[request_id] if more else self._types.pop(request_id)
-        self._line.send_down(b"".join(map(bytes, encode_frame(frame_type, request_id, head, body, flags))))
+        asked = self._asked[request_id] if more else self._asked.pop(request_id)
+        if self._line.listener is not None:
+            self._line.listener.answers(asked, head)
+        self._line.send_down(b"".join(map(bytes, encode_frame(asked.type, request_id, head, body, flags))))
 
     def answer_error(self, request_id: int, error: DelaydError) -> None:
         """See `realtime.peer.Peer`."""
-        frame_type = self._types.pop(request_id)
+        frame_type = self._asked.pop(request_id).type
         head = error_head(error)
         self._line.send_down(b"".join(map(bytes, encode_frame(frame_type, request_id, head, (), ANSWER | ERROR))))
 
@@ -182,6 +187,15 @@ class Line:
             if random.random() < 0.5:
                 del data[random.randint(0, len(data)) :]
 
+    def lose_answers(self) -> None:
+        """End both directions; no answer that is under way arrives."""
+        self._up_ended = self._down_ended = True
+        self.down.clear()
+
+    def end(self) -> None:
+        """End both directions, each behind all that is under way."""
+        self._up_ended = self._down_ended = True
+
     def asker_died(self) -> None:
         """Nobody reads answers any more; what was asked, up to any byte, arrives late."""
         self.cut()
@@ -195,14 +209,12 @@ class Line:
         self.up.clear()
         self._up_told, self.listener = True, None
 
-    def moves(self) -> list[Move]:
+    def moves(self) -> Iterator[Move]:
         """What may happen next on this line."""
-        found: list[Move] = []
         if self.up or (self._up_ended and not self._up_told):
-            found.append(Move(f"{self.name} up {len(self.up) or 'end'}", self.carry_up))
+            yield Move(f"{self.name} up {len(self.up) or 'end'}", self.carry_up)
         if self.down or (self._down_ended and not self._down_told):
-            found.append(Move(f"{self.name} down {len(self.down) or 'end'}", self.carry_down))
-        return found
+            yield Move(f"{self.name} down {len(self.down) or 'end'}", self.carry_down)
 
     def carry_up(self) -> None:
         """Let some bytes arrive at the server, or the news that the line has ended."""

@@ -5,29 +5,34 @@ Invariant: what it holds is read from its files, as an independent reader would,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from random import Random
 
 from delayd.batch import ColumnId
 from delayd.config import RealtimeConfig
-from delayd.errors import BatchMalformed
-from delayd.log.group import GroupKind
-from delayd.log.log import LogPlace, list_segments
+from delayd.errors import BatchMalformed, ServerStopped
+from delayd.log.group import Group, GroupKind
 from delayd.log.segment import FileKind
 from delayd.testing.clock import SimClock, SimMachine
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
-from delayd.wire.frame import Frame
+from delayd.wire.frame import Frame, HeadValue
+from delayd.wire.requests import RequestType, need_u64
 from realtime.core import Core, Executors
 from realtime.recovery import recover
 from tests.batches import bodies_of
 from tests.delay_target import Kept
-from tests.simulation.moves import Move, executor_moves
+from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Network, ServedEnd
+from tests.simulation.readings import Readings
 
 DATA = "/data"
 STATE = "/data/realtime/state"
+MESSAGE_LOG = "/data/realtime/message"
+THREADS = ("commit", "pull", "work")
 LEASE_MS = 2_000
 STOP_STEPS = 200
 
@@ -43,6 +48,12 @@ class RealtimeLife:
         recovered = recover(side.config, side.disk, side.state, self.clock, lambda: side.log_id, STATE)
         executors = Executors(*self.threads)
         self.core = Core(side.config, side.disk, side.state, self.clock, executors, recovered, self._failed)
+        self.retaining = False  # Whether segments may be removed by what the worker does next.
+        self.own = Threads(side.name, list(zip(THREADS, self.threads, strict=True)))
+        self.own.wrap(self._guarded)
+        self._side = side
+        wakes = f"{side.name} wakes"
+        self._wakes = Move(wakes, partial(self._guarded, wakes, self.core.wake))
 
     def received(self, peer: ServedEnd, frame: Frame) -> None:
         """A request has arrived; what a delay server hands over is never malformed, nor a number sent before."""
@@ -54,6 +65,33 @@ class RealtimeLife:
     def disconnected(self, peer: ServedEnd) -> None:
         """A connection is gone."""
         self.core.disconnected(peer)
+
+    def answers(self, asked: Frame, head: Mapping[str, HeadValue]) -> None:
+        """An answer leaves; hellos that are answered rise, over all lives of this server (rule H3)."""
+        if asked.type == RequestType.HELLO and "end_offset" in head:
+            heard = (need_u64(asked.head, "epoch"), need_u64(asked.head, "session"))
+            newest, request_id = self._side.greeted
+            assert heard > newest or (heard == newest and request_id == asked.request_id), (
+                f"the hello of epoch and session {heard} is answered after that of {newest}"
+            )
+            self._side.greeted = (heard, asked.request_id)
+
+    def moves(self) -> Iterator[Move]:
+        """What may happen next by itself; nothing once it has stopped."""
+        if self.failure is not None:
+            return
+        yield from self.own.moves()
+        if self.core.next_wake_ms() <= self.clock.monotonic_ms():
+            yield self._wakes
+
+    def _guarded(self, what: str, do: Callable[[], None]) -> None:
+        if self.retaining and what == self._side.removes:
+            self._side.log()
+        try:
+            do()
+        except ServerStopped as error:
+            # Raised to the program, which ends with it.
+            self.failure = error
 
     def _failed(self, error: BaseException) -> None:
         self.failure = error
@@ -72,8 +110,13 @@ class RealtimeSide:
         self.state = MemoryState(self.disk)
         self.config = RealtimeConfig(data=DATA, **settings)  # type: ignore[arg-type]
         self.life: RealtimeLife | None = None
+        self.greeted = ((0, 0), 0)  # Epoch and session of the newest hello that was answered, and its request.
+        self.removed: dict[int, Kept] = {}  # By offset, what retention took away.
+        self.removes = f"{self.name} runs a work job"
         self._network = network
-        self._place_of_log = LogPlace(f"{DATA}/realtime/message", FileKind.REALTIME, log_id)
+        self._readings = Readings(FileKind.REALTIME, log_id, _decode)
+        self._start = 0
+        self._last: list[Kept] = []
 
     def start(self) -> None:
         """Begin the next life; raises what the start meets."""
@@ -88,6 +131,8 @@ class RealtimeSide:
 
     def move(self, place: str) -> None:
         """Listen elsewhere from now on; connections that stand are kept."""
+        if self.life is not None and self._network.listeners.get(self.place) is self.life:
+            del self._network.listeners[self.place]
         self.place = place
         self.listen()
 
@@ -114,15 +159,15 @@ class RealtimeSide:
         self.die(way, seed)
         return bool(ends)
 
-    def moves(self) -> list[Move]:
+    def moves(self) -> Iterator[Move]:
         """What may happen next by itself."""
-        life = self.life
-        if life is None:
-            return []
-        found = executor_moves(self.name, zip(("commit", "pull", "work"), life.threads, strict=True))
-        if life.core.next_wake_ms() <= life.clock.monotonic_ms():
-            found.append(Move(f"{self.name} wakes", life.core.wake))
-        return found
+        return iter(()) if self.life is None else self.life.moves()
+
+    def retain(self) -> None:
+        """Ask for the removal of old segments."""
+        if self.life is not None:
+            self.life.retaining = True
+            self.life.core.retain()
 
     def checkpoint(self) -> None:
         """Begin a checkpoint."""
@@ -130,36 +175,48 @@ class RealtimeSide:
             self.life.core.checkpoint()
 
     def log(self) -> list[Kept]:
-        """All batches that its files hold, durable or not."""
+        """All batches that its files hold, durable or not, behind those that retention removed."""
+        names = [name for name in self.disk.list_folder(MESSAGE_LOG) if name.endswith(".log")]
         found: list[Kept] = []
-        segments = list_segments(self.disk, self._place_of_log, write=False)
-        for segment in segments:
-            for group in segment.scan(segment.base_offset, None):
-                if group.header.kind != GroupKind.DATA:
-                    continue
-                for offset, batch in group.batches():
-                    found.append(
-                        Kept(
-                            batch.dispatch,
-                            offset,
-                            offset + batch.total_bytes,
-                            group.header.appended_at_ms,
-                            batch.subjects()[0],
-                            tuple(batch.uint64s(ColumnId.SEQUENCE).tolist()),
-                            tuple(batch.int64s(ColumnId.DELIVER_AT_MS).tolist()),
-                            tuple(bodies_of(batch)),
-                        )
-                    )
-            segment.close()
+        for name in names:
+            found.extend(
+                self._readings.of(self.disk, f"{MESSAGE_LOG}/{name}", torn=self.life is None or name != names[-1])
+            )
+        start = int(names[0].removesuffix(".log")) if names else 0
+        if start > self._start:
+            self._start = start
+            self.removed.update((kept.offset, kept) for kept in self._last if kept.offset < start)
+        self._last = found
+        if self.removed:
+            found = [*self.removed.values(), *(kept for kept in found if kept.offset not in self.removed)]
         return found
+
+
+def _decode(group: Group) -> list[Kept]:
+    if group.header.kind != GroupKind.DATA:
+        return []
+    return [
+        Kept(
+            batch.dispatch,
+            offset,
+            offset + batch.total_bytes,
+            group.header.appended_at_ms,
+            batch.subjects()[0],
+            tuple(batch.uint64s(ColumnId.SEQUENCE).tolist()),
+            tuple(batch.int64s(ColumnId.DELIVER_AT_MS).tolist()),
+            tuple(bodies_of(batch)),
+        )
+        for offset, batch in group.batches()
+    ]
 
 
 def settings_of(random: Random) -> dict[str, int]:
     """Small sizes, so that everything rolls, checkpoints and refuses within a short run."""
     choices: dict[str, tuple[int, ...]] = {
-        "checkpoint_every_ms": (300, 2_000, 60_000),
+        "checkpoint_every_ms": (500, 2_000, 60_000),
         "segment_bytes": (4_096, 65_536),
         "tail_bytes": (0, 65_536),
         "free_bytes_all": (0, 1_000),
+        "retention_ms": (1_000, 10_000, 3_600_000),
     }
     return {name: random.choice(values) for name, values in choices.items()} | {"lease_ms": LEASE_MS}

@@ -1,0 +1,185 @@
+"""What must hold in a simulated cluster, always and when all is quiet, read from the files alone; and the healing.
+
+Invariant: a check never takes a server's word from its memory for what its files say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from delayd.hours import hour_of_ms
+from delayd.reading.seals import verify_seals
+from tests.delay_harness import DATA
+from tests.simulation.consumer import GroupBooks
+from tests.simulation.realtime_side import RealtimeSide
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+DELIVERED_WITHIN_MS = (
+    120_000  # After the last fault: a jump of the clock is believed after 30 s, an alarm lasts as long.
+)
+CONSUMED_WITHIN_MS = 30_000
+DRAIN_STEP_MS = 1_000
+DOUBT_STEP_MS = 3_000
+
+
+class Checks:
+    """The checks of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.delivered_after_ms = 0
+        self._cluster = cluster
+        self._removed: dict[int, int] = {}
+
+    def at_any_time(self) -> None:
+        """What holds at every instant."""
+        cluster = self._cluster
+        self._read_logs()
+        cluster.world.check_logs()
+        self._quarantine()
+        if cluster.delay_up and not any(side.disk.crashed for side in cluster.sides):
+            self._outcomes()
+            self._seals()
+
+    def drain(self) -> None:
+        """Let time pass until everything due has been delivered and acknowledged, each within its bound."""
+        cluster = self._cluster
+        cluster.heal()
+        world, machine = cluster.world, cluster.machine
+        world._repeat_sends()
+        begun_ms = machine.monotonic_ms
+        while missing := self._missing():
+            assert machine.monotonic_ms - begun_ms < DELIVERED_WITHIN_MS, (
+                f"not delivered {DELIVERED_WITHIN_MS} ms after the last fault: {sorted(missing)[:5]}"
+            )
+            # A clock that was set back an hour makes rows wait as long: nobody has to live through it step by step.
+            due_ms = world.core.next_due_ms()
+            if due_ms is None:
+                # Perhaps it is in an hour that is not loaded yet.
+                sent = [sent for sent, _ in world.outside.accepted.values()]
+                due_ms = min(due for batch in sent for due, _, body in batch.wanted if body in missing)
+            idle_ms = max(0, due_ms - world.clock.now_ms() - 3_000)
+            machine.advance(idle_ms)
+            begun_ms += idle_ms
+            if not world.clock.confirmed:
+                # Nothing but time makes a jump believed.
+                machine.advance(DOUBT_STEP_MS)
+            cluster.calm(DRAIN_STEP_MS)
+        self.delivered_after_ms = machine.monotonic_ms - begun_ms
+        begun_ms = machine.monotonic_ms
+        while self._undelivered() or self._unacknowledged():
+            assert machine.monotonic_ms - begun_ms < CONSUMED_WITHIN_MS, (
+                f"{CONSUMED_WITHIN_MS} ms after the last fault, never given to a consumer: "
+                f"{sorted(self._undelivered())[:5]}, not acknowledged: {self._unacknowledged()}"
+            )
+            complete = self._acknowledged()
+            for consumer in cluster.consumers:
+                if consumer.books not in complete:
+                    consumer.drain()
+            cluster.calm(DRAIN_STEP_MS)
+        cluster.calm(DRAIN_STEP_MS)
+
+    def at_the_end(self) -> None:
+        """What holds when all is quiet and everything has been delivered."""
+        self._read_logs()
+        world = self._cluster.world
+        world.check_books()
+        self._quarantine()
+        self._seals()
+        if world.books.sealed:
+            report = verify_seals(DATA, disk=world.disk)
+            assert not report.broken, f"seals are broken: {report.broken}"
+            named = {each.hour for each in report.seals}
+            assert named >= world.books.sealed.keys(), f"hours {world.books.sealed.keys() - named} have no seal"
+
+    def _missing(self) -> set[bytes]:
+        """Bodies of accepted messages that no realtime server's files have."""
+        self._read_logs()
+        return self._cluster.world.missing()
+
+    def _undelivered(self) -> set[bytes]:
+        """Bodies that are in a realtime server's files and were never given to a consumer of their group."""
+        self._read_logs()
+        groups: defaultdict[tuple[int, bytes], list[GroupBooks]] = defaultdict(list)
+        for books in self._cluster.books:
+            groups[books.log_id, books.subject].append(books)
+        return {
+            body
+            for side in self._cluster.sides
+            for kept in self._cluster.world.outside.targets[side.log_id].log
+            for books in groups[side.log_id, kept.subject]
+            for body in books.owed(kept.bodies, removed=kept.offset in side.removed)
+        }
+
+    def _unacknowledged(self) -> list[str]:
+        """Groups that have not got everything acknowledged."""
+        return [
+            f"{side.name} {group.subject.name}: {group.oldest} of {group.subject.end}"
+            for side in self._cluster.sides
+            if side.life is not None
+            for group in side.life.core._pulls.groups.values()
+            if group.oldest < group.subject.end
+        ]
+
+    def _acknowledged(self) -> list[GroupBooks]:
+        """Books of groups that have heard everything acknowledged, or whose server has nothing for them."""
+        rows: Counter[tuple[int, bytes]] = Counter()
+        for log_id, target in self._cluster.world.outside.targets.items():
+            for kept in target.log:
+                rows[log_id, kept.subject] += len(kept.bodies)
+        return [books for books in self._cluster.books if len(books.acknowledged) == rows[books.log_id, books.subject]]
+
+    def _read_logs(self) -> None:
+        """Take the realtime servers' files as they are; what retention took away was acknowledged (rule Q3)."""
+        for side in self._cluster.sides:
+            if side.disk.crashed:
+                continue
+            self._cluster.world.outside.targets[side.log_id].log = side.log()
+            if len(side.removed) > self._removed.get(side.log_id, 0):
+                self._removed[side.log_id] = len(side.removed)
+                for books in self._cluster.books:
+                    if books.log_id == side.log_id:
+                        self._removal(books, side)
+
+    def _removal(self, books: GroupBooks, side: RealtimeSide) -> None:
+        """Nothing that a group had, or was to have, is removed before an acknowledgement of it was sent."""
+        tried = {books.given[sequence] for sequence in books.tried}
+        for kept in side.removed.values():
+            if kept.subject == books.subject:
+                lost = books.owed(kept.bodies, removed=True) | ((set(kept.bodies) & books.bodies) - tried)
+                assert not lost, f"removed before anybody acknowledged it: {sorted(lost)}"
+
+    def _outcomes(self) -> None:
+        """Each outcome that is told names a row that its target's files have, exactly there."""
+        held = {
+            sequence: (kept.part.hour, log_id, kept.offset, kept.part.batch_id)
+            for log_id, target in self._cluster.world.outside.targets.items()
+            for kept in target.log
+            for sequence in kept.sequences
+        }
+        for sequence, told in self._cluster.world.outcomes().items():
+            assert held.get(sequence) == told, (
+                f"the dispatch log has {sequence} at {told}, it is at {held.get(sequence)}"
+            )
+
+    def _quarantine(self) -> None:
+        """Nobody damages a file here, so no consumer is told that one is."""
+        for side in self._cluster.sides:
+            if side.life is not None:
+                pulls = side.life.core._pulls
+                rotten = [
+                    group.subject.name for group in pulls.groups.values() if pulls.quarantine.rows_of(group.subject)
+                ]
+                assert not rotten, f"{side.name} has quarantined messages of {rotten}"
+
+    def _seals(self) -> None:
+        """No accepted row belongs to an hour that was sealed without it."""
+        books = self._cluster.delay_books
+        if books is not None and books.sealed:
+            books.filed_in_sealed(
+                (hour_of_ms(max(due, accepted.appended_at_ms)), accepted.base_sequence + index)
+                for sent, accepted in self._cluster.world.outside.accepted.values()
+                for index, (due, _, _) in enumerate(sent.wanted)
+            )

@@ -1,0 +1,216 @@
+"""Bugs to plant in the delay server and in what both servers share: each takes one rule out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from unittest.mock import patch
+
+import numpy as np
+
+from delayd import clock as delayd_clock
+from delayd.batch import Batch, ColumnId
+from delayd.clock import Clock
+from delayd.delay import core as delay_core
+from delayd.delay import retention as delay_retention
+from delayd.delay.dispatcher import Dispatcher
+from delayd.delay.intake import Intake
+from delayd.delay.link import Link
+from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.producers import Producers, Waiter
+from delayd.delay.retention import SegmentRetention
+from delayd.delay.sealing import compare
+from delayd.delay.sender import Sender, Wire
+from delayd.delay.window import Window
+from delayd.disk import Disk
+from delayd.errors import SyncFailed
+from delayd.identity import Identity, open_identity
+from delayd.log import log as log_module
+from delayd.log.dispatch import NewPart, OutcomeRows
+from delayd.log.log import LogPlace, segment_name
+from delayd.log.seal import SealFacts
+from delayd.log.segment import FileHeader, Segment
+from delayd.testing.clock import SimClock
+from tests.property.test_delay_lives import PLANTED as PLANTED_IN_LIVES
+from tests.simulation.patches import Bugs, Patch
+
+SLOT_MS = 500
+NEVER_MS = 1 << 50
+
+
+# Logs.
+
+
+def _write_without_a_sync(self: OutcomeLog, by_hour: dict[int, list[NewPart]], now_ms: int) -> set[int]:
+    with patch.object(Segment, "flush", _call_it_durable):
+        return _write_outcomes(self, by_hour, now_ms)
+
+
+def _call_it_durable(self: Segment) -> None:
+    self.durable = self.end
+
+
+def _go_on_after_a_failed_sync(self: Segment) -> None:
+    try:
+        _flush(self)
+    except SyncFailed:
+        self._broken = False
+        self.durable = self.end
+
+
+def _write_nothing_back(self: Segment, start: int, end: int) -> None:
+    """What is found passes for durable."""
+
+
+def _create_without_a_folder_sync(disk: Disk, place: LogPlace, header: FileHeader) -> Segment:
+    path = f"{place.folder}/{segment_name(header.base_offset)}"
+    file = disk.open(path, write=True, create=True)
+    file.pwritev([header.encode()], 0)
+    file.sync()
+    return Segment(disk, path, file, header)
+
+
+# Intake, checkpoint, retention.
+
+
+def _take_what_is_under_way(self: Producers, batch: Batch, waiter: Waiter) -> bool:
+    producer = self._producers.get(batch.producer[0])
+    if producer is not None and batch.producer[1] in producer.waiting:
+        producer.waiting.pop(batch.producer[1])
+    return _begin(self, batch, waiter)
+
+
+def _stamp_by_the_clock_alone(self: Intake) -> None:
+    appended_at_ms, self.appended_at_ms = self.appended_at_ms, 0
+    _commit(self)
+    self.appended_at_ms = appended_at_ms
+
+
+def _release_whatever_is_old(self: SegmentRetention, *lowest: int | None) -> None:
+    _release(self)
+
+
+def _compare_counts(hour: int, batches: Iterable[Batch], outcomes: OutcomeRows) -> SealFacts | None:
+    stored = list(batches)
+    scheduled = [batch.uint64s(ColumnId.SEQUENCE) for batch in stored]
+    if sum(map(len, scheduled)) != len(outcomes.sequences):
+        return None
+    return compare(hour, stored, outcomes._replace(sequences=np.concatenate(scheduled)))
+
+
+# The handoff.
+
+
+def _a_step_too_far(self: Window) -> tuple[int, int]:
+    if not self.earlier_settled:
+        return (0, 0)
+    return (self._epoch, next(iter(self._undecided), self._last_id))
+
+
+def _pass_what_is_unsettled(self: Window) -> tuple[int, int]:
+    return (self._epoch, next(iter(self._undecided), self._last_id + 1) - 1)
+
+
+def _note_nothing(self: Dispatcher, routes: dict[bytes, int], unrouted: list[bytes]) -> None:
+    log_control, self._log_control = self._log_control, _heard_at_once
+    _routed(self, routes, unrouted)
+    self._log_control = log_control
+    self.changed.clear()
+
+
+def _heard_at_once(batch: bytes, on_durable: Callable[[], None]) -> None:
+    on_durable()
+
+
+def _note_and_go_on(self: Dispatcher, routes: dict[bytes, int], unrouted: list[bytes]) -> None:
+    log_control = self._log_control
+
+    def log_and_go_on(batch: bytes, on_durable: Callable[[], None]) -> None:
+        log_control(batch, _nothing)
+        on_durable()
+
+    self._log_control = log_and_go_on
+    _routed(self, routes, unrouted)
+    self._log_control = log_control
+
+
+def _keep_the_epoch(*arguments: object) -> Identity:
+    return open_identity(*arguments)._replace(epoch=1)  # type: ignore[arg-type]
+
+
+def _take_nothing_back(self: Sender) -> None:
+    self.frames_in_flight = 0
+
+
+def _take_back_at_once(self: Link, retry_ms: int) -> None:
+    _end_session(self, retry_ms)
+    self.sender.take_back()
+
+
+# Time.
+
+
+class _Ahead(SimClock):
+    """A clock that is one slot ahead of another."""
+
+    def __init__(self, clock: Clock) -> None:
+        assert isinstance(clock, SimClock)
+        super().__init__(machine=clock.machine)
+        self._clock = clock
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + SLOT_MS
+
+    @property
+    def confirmed(self) -> bool:
+        return self._clock.confirmed
+
+
+def _step_early(self: Dispatcher) -> None:
+    _look_ahead(self)
+    _step(self)
+
+
+def _pump_early(self: Sender, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
+    _look_ahead(self)
+    _pump(self, wire, session, current)
+
+
+def _look_ahead(part: Dispatcher | Sender) -> None:
+    if not isinstance(part._clock, _Ahead):
+        part._clock = _Ahead(part._clock)
+
+
+def _nothing() -> None:
+    """Nobody waits."""
+
+
+_flush = Segment.flush
+_write_outcomes = OutcomeLog._write
+_begin = Producers.begin
+_commit = Intake._commit
+_release = SegmentRetention.release
+_end_session = Link._end_session
+_routed = Dispatcher.routed
+_step = Dispatcher.step
+_pump = Sender.pump
+
+IN_DELAY: Bugs = {
+    **{name: [Patch(*patch)] for name, patch in PLANTED_IN_LIVES.items()},
+    "L1: a server goes on after a failed fsync": [Patch(Segment, "flush", _go_on_after_a_failed_sync)],
+    "L1: recovery does not write back what it finds": [Patch(Segment, "_write_back", _write_nothing_back)],
+    "L2: D_h is not synced": [Patch(OutcomeLog, "_write", _write_without_a_sync)],
+    "L4: the name of a new segment is not synced": [Patch(log_module, "_create", _create_without_a_folder_sync)],
+    "P5: appended_at goes back with the clock": [Patch(Intake, "_commit", _stamp_by_the_clock_alone)],
+    "P6: segments go though rows refer to them": [Patch(SegmentRetention, "release", _release_whatever_is_old)],
+    "I1: a batch that is under way is taken again": [Patch(Producers, "begin", _take_what_is_under_way)],
+    "S1: an hour is sealed by counts": [Patch(delay_retention, "compare", _compare_counts)],
+    "H1: W is a step too far": [Patch(Window, "w", property(_a_step_too_far))],
+    "H1: W passes what earlier epochs left unsettled": [Patch(Window, "w", property(_pass_what_is_unsettled))],
+    "H3: an epoch is used again": [Patch(delay_core, "open_identity", _keep_the_epoch)],
+    "H4: rows that may be at T are sent again before it is asked": [Patch(Link, "_end_session", _take_back_at_once)],
+    "H4: rows that never arrived are not sent again": [Patch(Sender, "take_back", _take_nothing_back)],
+    "H5: a note is not logged": [Patch(Dispatcher, "routed", _note_nothing)],
+    "H5: a first row does not wait for its note": [Patch(Dispatcher, "routed", _note_and_go_on)],
+    "T1: a jump of the clock is believed at once": [Patch(delayd_clock, "JUMP_MS", NEVER_MS)],
+    "T2: rows leave a slot early": [Patch(Dispatcher, "step", _step_early), Patch(Sender, "pump", _pump_early)],
+}

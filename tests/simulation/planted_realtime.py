@@ -1,0 +1,166 @@
+"""Bugs to plant in the realtime server: each takes one rule out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from delayd.batch import Batch, DispatchPart
+from delayd.disk import File
+from delayd.log.group import NewGroup
+from delayd.log.log import Log
+from delayd.wire.frame import Frame
+from realtime import checkpoint as realtime_checkpoint
+from realtime import commit as realtime_commit
+from realtime import core as realtime_core
+from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, Written
+from realtime.core import Core
+from realtime.groups import Group, Pull
+from realtime.handoff import Hello, Origin, Origins
+from realtime.index import Index, Subject
+from realtime.kept import Marks
+from realtime.peer import Peer
+from realtime.pull_commit import PullCommit
+from realtime.pulls import Pulls
+from realtime.ranges import Ranges
+from realtime.retention import keep_from
+from tests.simulation.patches import Bugs, Patch
+
+# The handoff.
+
+
+def _answer_before_the_sync(message_log: Log, groups: Sequence[NewGroup], now_ms: int) -> Written:
+    offsets = message_log.append(groups, now_ms)
+    return Written(offsets, message_log.end, message_log.crc32c)
+
+
+def _answer_the_window_at_once(self: GroupCommit, item: DispatchFrame | Greeting) -> None:
+    if isinstance(item, Greeting):
+        next_sequence = self._next_sequence
+        commit = Commit([item], [], [], [], self._appended_at_ms, next_sequence)
+        commit.end, commit.crc32c = self._log.durable, self._log.crc32c
+        self.on_commit(commit)
+    else:
+        _put(self, item)
+
+
+def _take_any_session(self: Origins, peer: Peer, epoch: int, session: int) -> Origin:
+    return next(iter(self))
+
+
+def _drop_nothing(self: GroupCommit, origin: Origin) -> list[DispatchFrame | Greeting]:
+    return []
+
+
+def _hear_any_hello(self: Core, peer: Peer, frame: Frame) -> None:
+    _hello(self, peer, frame._replace(head=frame.head | {"target": self.log_id}))
+
+
+def _refuse_no_hello(self: Origin, hello: Hello) -> None:
+    """Whatever it says, it is heard."""
+
+
+def _remember_nothing(
+    self: Origin, batch: Batch, part: DispatchPart, offset: int, group_offset: int, appended_at_ms: int
+) -> None:
+    self.advance((part.w_epoch, part.w_id))
+
+
+def _forget_older_epochs(self: Origin, hello: Hello) -> None:
+    if hello.epoch > self.epoch:
+        self.window.clear()
+        self.keys.clear()
+    _hear(self, hello)
+
+
+def _keep_no_window(self: Origins, end: int) -> int:
+    return end
+
+
+# Checkpoints and retention.
+
+
+def _close_consume_logs_without_a_sync(disk: object, path: str, unsynced: list[File]) -> None:
+    while unsynced:
+        unsynced.pop().close()
+
+
+def _checkpoint_before_the_pull_log(self: Core) -> None:
+    if not self._checkpoints.under_way and not self._failed:
+        self._checkpoints.begin()
+        self._checkpoints.take(self._snapshot(), self._checkpointed)
+
+
+def _keep_for_no_group(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group], index: Index) -> int:
+    return keep_from(message_log, oldest_ms, marks, (), index)
+
+
+def _keep_no_doubt(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group], index: Index) -> int:
+    return keep_from(message_log, oldest_ms, replace(marks, window_offset=marks.indexed_offset), groups, index)
+
+
+def _begin_at_what_leaves(self: Index, subject: Subject) -> int:
+    leaving_below, self.leaving_below = self.leaving_below, 0
+    found = _first(self, subject)
+    self.leaving_below = leaving_below
+    return found
+
+
+# Consumers.
+
+
+def _acknowledge_before_the_sync(self: PullCommit, callback: Callable[[], None]) -> None:
+    callback()
+
+
+def _sync_nothing(self: PullCommit) -> None:
+    if self._under_way is None and self._waiting:
+        self._under_way, self._waiting = self._waiting, []
+        self._executor.submit(_nothing, self._synced)
+
+
+def _count_what_is_lost(
+    self: Pulls, group: Group, incarnation: int, start: int, end: int, held: Sequence[Pull]
+) -> Ranges:
+    return Ranges()
+
+
+def _lapse_never(self: Pulls) -> None:
+    list(self._leases.due(self._clock.monotonic_ms()))
+    for waiting in self._deadlines.due(self._clock.monotonic_ms()):
+        self._expire(waiting)
+
+
+def _nothing() -> None:
+    """A sync that is left out."""
+
+
+_put = GroupCommit.put
+_hello = Core._hello
+_hear = Origin.hear
+_first = Index.first
+
+IN_REALTIME: Bugs = {
+    "H3: T answers a frame before its fsync": [Patch(realtime_commit, "_write", _answer_before_the_sync)],
+    "H3: T answers a window before its fsync": [Patch(GroupCommit, "put", _answer_the_window_at_once)],
+    "H3: T takes frames of any session": [Patch(Origins, "session_of", _take_any_session)],
+    "H3: T does not drop the queued frames of an older session": [Patch(GroupCommit, "drop", _drop_nothing)],
+    "H3: T hears a hello that comes late": [Patch(Origin, "check_hello", _refuse_no_hello)],
+    "H7: T hears hellos that are for another server": [Patch(Core, "_hello", _hear_any_hello)],
+    "H2: T forgets a batch when it has answered": [Patch(Origin, "remember", _remember_nothing)],
+    "H2: T forgets what an older epoch sent": [Patch(Origin, "hear", _forget_older_epochs)],
+    "H2: T's checkpoint passes batches that are in doubt": [Patch(Origins, "window_offset", _keep_no_window)],
+    "H2: T's retention passes batches that are in doubt": [Patch(realtime_core, "keep_from", _keep_no_doubt)],
+    "P2: T's checkpoint counts consume logs that are not synced": [
+        Patch(realtime_checkpoint, "_sync", _close_consume_logs_without_a_sync)
+    ],
+    "Q1: T's checkpoint does not wait for the pull log": [Patch(Core, "checkpoint", _checkpoint_before_the_pull_log)],
+    "Q1: an acknowledgement is answered before its fsync": [
+        Patch(PullCommit, "when_durable", _acknowledge_before_the_sync)
+    ],
+    "Q1: the pull log is not synced": [Patch(PullCommit, "_sync", _sync_nothing)],
+    "Q1: acknowledgements of lost pulls count": [Patch(Pulls, "_lost", _count_what_is_lost)],
+    "Q3: retention passes what a group has not acknowledged": [Patch(realtime_core, "keep_from", _keep_for_no_group)],
+    "Q3: a new group begins at messages that are being removed": [Patch(Index, "first", _begin_at_what_leaves)],
+    "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],
+}
