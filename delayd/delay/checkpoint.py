@@ -5,11 +5,12 @@ transaction, and the transaction before the checkpoint file.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
 import msgpack
+import numpy as np
 
 from delayd.clock import Clock, ClockEvidence
 from delayd.config import DelayConfig
@@ -26,6 +27,7 @@ from delayd.errors import DamagedData, DiskFull
 from delayd.executor import Done, Executor
 from delayd.identity import Identity
 from delayd.log.checkpoint import CheckpointFile
+from delayd.log.dispatch import END_ROW
 from delayd.log.log import Log
 from delayd.state import State
 
@@ -44,6 +46,7 @@ class Facts(NamedTuple):
     appended_at_ms: int
     puts: list[tuple[bytes, bytes]]
     removes: list[bytes]
+    ends: dict[int, OutcomeEnd]
 
 
 class Abandoned(Exception):
@@ -134,11 +137,13 @@ class Checkpointer:
         appended_at_ms: int,
         notes: list[tuple[bytes, int]],
         ends: dict[int, OutcomeEnd],
+        moved: Iterable[int],
         ended: Callable[[bool], None],
     ) -> None:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
 
-        ``notes`` are targets of subjects, ``ends`` those of dispatch logs that moved.
+        ``notes`` are targets of subjects, ``ends`` those of all dispatch logs by hour, ``moved`` the hours whose end is
+        not in the state yet.
         """
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
@@ -146,10 +151,10 @@ class Checkpointer:
         seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
         puts, removes = self._producers.changes(seen_before_ms)
         puts.extend((TARGET_PREFIX + subject, msgpack.packb(target)) for subject, target in notes)
-        puts.extend(outcome_put(hour, end) for hour, end in ends.items())
+        puts.extend(outcome_put(hour, ends[hour]) for hour in moved)
         owed_puts, owed_removes = self._owed
         self._owed = ([], [])
-        facts = Facts(stop, next_sequence, appended_at_ms, owed_puts + puts, owed_removes + removes)
+        facts = Facts(stop, next_sequence, appended_at_ms, owed_puts + puts, owed_removes + removes, ends)
         rows = self._pending.view()
         self._executor.submit(
             partial(self._write, facts, rows, self._clock.now_ms(), self._evidence()),
@@ -201,6 +206,7 @@ class Checkpointer:
                 "appended_at_ms": facts.appended_at_ms,
                 "epoch": self._identity.epoch,
                 "hours": hours.encode(),
+                "outcomes": np.array([(hour, 0, end.length) for hour, end in facts.ends.items()], END_ROW).tobytes(),
                 "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],
             },
             now_ms,

@@ -346,10 +346,10 @@ class DelayCore:
         changed, self.dispatcher.changed = self.dispatcher.changed, set()
         notes = [(subject, self.dispatcher.targets[subject]) for subject in sorted(changed)]
         intake, outcomes = self.intake, self._outcomes
-        ends = {hour: outcomes.ends[hour] for hour in sorted(outcomes.moved) if hour in outcomes.ends}
+        ends, moved = dict(outcomes.ends), sorted(outcomes.moved & outcomes.ends.keys())
         outcomes.moved.clear()
         self._checkpointer.begin(
-            *(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, ends, self._checkpointed),
+            *(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, ends, moved, self._checkpointed),
         )
 
     def _checkpointed(self, published: bool) -> None:

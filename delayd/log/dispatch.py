@@ -29,6 +29,9 @@ PART = np.dtype(
     ]
 )
 
+# How much of an hour's dispatch log is durable, as the checkpoint file publishes it; ``length`` counts groups.
+END_ROW = np.dtype([("hour", "<u4"), ("zero", "<u4"), ("length", "<u8")])
+
 
 class Outcome(IntEnum):
     """What became of a message (rule S2)."""

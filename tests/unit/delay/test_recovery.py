@@ -13,7 +13,9 @@ from delayd.delay.recovery import recover
 from delayd.errors import NewerFormat
 from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
+from delayd.log.dispatch import END_ROW
 from delayd.log.schedule import decode_hours, dispatch_path
+from delayd.reading.groups import file_size
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
@@ -355,6 +357,19 @@ def test_rule_P3_the_file_is_published_after_the_state_and_says_the_same() -> No
     assert payload is not None and payload["replay_offset"] == offset
     assert after.hours().get(HOUR + 2).rows == 3
     assert after.checkpoint() > offset
+
+
+def test_rule_L5_the_file_says_how_much_of_each_dispatch_log_is_durable() -> None:
+    world = World()
+    world.send([*wanted(3, 500, "a"), *wanted(2, HOUR_MS + 500, "b")])
+    world.settle()
+    world.drain(2 * HOUR_MS)
+    for _ in range(2):  # The second one has nothing that moved, and says all of it again.
+        world.checkpoint()
+        payload = read_checkpoint(world.disk, FOLDER, world.core.identity.log_id)
+        assert payload is not None and isinstance(payload["outcomes"], bytes)
+        said = {int(row["hour"]): int(row["length"]) for row in np.frombuffer(payload["outcomes"], END_ROW)}
+        assert said == {hour: file_size(world.disk, dispatch_path(FOLDER, hour)) for hour in (HOUR, HOUR + 1)}
 
 
 def fail_to_publish(world: World, monkeypatch: pytest.MonkeyPatch) -> list[int]:

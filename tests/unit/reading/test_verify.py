@@ -12,7 +12,7 @@ from delayd.disk import File, RealDisk
 from delayd.errors import BadArgument
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
-from delayd.log.dispatch import PART, encode_outcomes
+from delayd.log.dispatch import END_ROW, PART, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
 from delayd.reading.verify import VerifyReport, verify_directory, verify_files
@@ -87,15 +87,21 @@ def test_rule_L5_bytes_behind_the_last_group_that_checks_are_a_torn_tail(books: 
     assert report_on(report, path).groups == 1
 
 
-@pytest.mark.parametrize("log", ["delay/message", "realtime/message", "dispatch of a sealed hour"])
+@pytest.mark.parametrize("log", ["delay/message", "realtime/message", "dispatch of a sealed hour", "dispatch"])
 @pytest.mark.parametrize("published", [True, False])
 def test_rule_L5_what_does_not_check_in_the_last_group_is_damage_when_a_checkpoint_counts_it(
     books: Books, log: str, published: bool
 ) -> None:
     if published:
-        books.sealed.add(HOUR)
-        books.publish()
         books.see_realtime(START_MS)
+        if log == "dispatch":
+            ends = np.array([(HOUR, 0, books.path_of("dispatch").stat().st_size - FILE_HEADER_BYTES)], END_ROW)
+            file = CheckpointFile(books.disk, books.delay, DELAY_ID)
+            file.publish({"outcomes": ends.tobytes()}, START_MS)
+            file.close()
+        else:
+            books.sealed.add(HOUR)
+            books.publish()
     else:
         Path(f"{books.delay}/checkpoint").unlink()
     path = books.path_of("dispatch") if log.startswith("dispatch") else next(Path(f"{books.root}/{log}").iterdir())
