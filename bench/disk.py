@@ -85,10 +85,10 @@ def measure(messages: int, folder: str | None = None, step_ms: int = STEP_MS) ->
     """Live through the day and what follows, ``step_ms`` at a time; the figures."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="delayd-bench-", dir=folder) as data:
-        pair = _pair(data)
-        day = _day(messages, pair.clock.now_ms(), step_ms)
-        samples = [_live_an_hour(pair, data, step_ms, batches) for batches in day]
-        samples += [_live_an_hour(pair, data, step_ms, []) for _ in range(AHEAD_HOURS + KEPT_HOURS + 4)]
+        pair = new_pair(data)
+        day = a_day(messages, pair.clock.now_ms(), step_ms)
+        samples = [live_an_hour(pair, data, step_ms, batches) for batches in day]
+        samples += [live_an_hour(pair, data, step_ms, []) for _ in range(AHEAD_HOURS + KEPT_HOURS + 4)]
         handed_over = int(pair.realtime.counters["messages"])
         pair.close()
         seals = verify_seals(data)
@@ -122,7 +122,8 @@ def measure(messages: int, folder: str | None = None, step_ms: int = STEP_MS) ->
     }
 
 
-def _pair(data: str) -> Pair:
+def new_pair(data: str) -> Pair:
+    """Both servers over an empty folder."""
     return Pair(
         DelayConfig(
             data=data,
@@ -142,7 +143,7 @@ def _pair(data: str) -> Pair:
     )
 
 
-def _day(messages: int, begin_ms: int, step_ms: int) -> Iterator[list[list[Batch]]]:
+def a_day(messages: int, begin_ms: int, step_ms: int) -> Iterator[list[list[Batch]]]:
     """The batches of each hour, step by step; made when they are wanted."""
     draw = np.random.default_rng(1)
     steps = HOUR_MS // step_ms
@@ -174,7 +175,8 @@ def _batch(due: Int64s, number: int) -> Batch:
     return parse(encode(BatchKind.PRODUCER, part, count, columns, [table, bytes(BODY_BYTES * count)], 1))
 
 
-def _live_an_hour(pair: Pair, data: str, step_ms: int, batches: list[list[Batch]]) -> Sample:
+def live_an_hour(pair: Pair, data: str, step_ms: int, batches: list[list[Batch]]) -> Sample:
+    """Send what is to be sent at each step, and let the time pass; what is on the disk then."""
     for step in range(HOUR_MS // step_ms):
         for batch in batches[step] if batches else []:
             pair.send(batch)

@@ -180,7 +180,9 @@ class Retention:
         verdict = done.result()
         unsealed = self._unsealed[hour]
         if verdict.reason:
-            unsealed.put_off = min(max(1, 2 * unsealed.put_off), SWEEPS_PUT_OFF_MAX)
+            # For space an hour waits from sweep to sweep.
+            again = 1 if verdict.event == NOT_SEALED else max(1, 2 * unsealed.put_off)
+            unsealed.put_off = min(again, SWEEPS_PUT_OFF_MAX)
             unsealed.not_before = unsealed.sweeps + unsealed.put_off
             if unsealed.reason != verdict.reason:
                 # A full disk is told where sends are refused for it; the others ask for someone to look.
