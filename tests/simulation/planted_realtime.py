@@ -53,7 +53,8 @@ def _drop_nothing(self: GroupCommit, origin: Origin) -> list[DispatchFrame | Gre
 
 
 def _hear_any_hello(self: Core, peer: Peer, frame: Frame) -> None:
-    _hello(self, peer, frame._replace(head=frame.head | {"target": self.log_id}))
+    # The offset that a hello names would tell a part of them, so that goes too.
+    _hello(self, peer, frame._replace(head=frame.head | {"target": self.log_id, "named_offset": 0}))
 
 
 def _refuse_no_hello(self: Origin, hello: Hello) -> None:
