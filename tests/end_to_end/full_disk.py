@@ -157,6 +157,16 @@ class Story:
             time.sleep(0.02)
         assert not self.missing(), f"{self.missing()} of {len(self.kept)} messages did not come within {seconds:g} s"
 
+    def until_taken(self, which: str) -> None:
+        """The delay server has read how much space there is, and takes these sends now."""
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            told = [line for line in self.servers["delay"].log.splitlines() if "sends_taken" in line]
+            if told and f"which={which} " in told[-1]:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"it never said that it takes {which} sends: {self.servers['delay'].log[-3_000:]}")
+
     def check_alive(self) -> None:
         for role, server in self.servers.items():
             assert server.running, f"the {role} server ended: {server.log[-3_000:]}"
@@ -211,7 +221,8 @@ def tell(disk: Path, data: Path, roles: list[str]) -> None:
         story.send(50, timedelta(seconds=0.5))
         story.send(50, timedelta(seconds=2))
         with ballast.full():
-            time.sleep(1.2)
+            if delay_fills:
+                story.until_taken("none")
             refused = story.send(3, timedelta(seconds=0.1))
             assert refused == (3 if delay_fills else 0), f"{refused} of 3 sends were refused on a full disk"
             time.sleep(FULL_S)
@@ -246,15 +257,15 @@ def _reserves(story: Story) -> None:
     story.send(20, timedelta(seconds=3))
     assert not story.send(1, FAR, "later")
     ballast.leave(9 * MIB)
-    time.sleep(1.2)
+    story.until_taken("near")
     assert story.send(1, FAR, "later") == 1, "far messages are refused first"
     assert not story.send(5, timedelta(seconds=1))
     ballast.leave(4 * MIB)
-    time.sleep(1.2)
+    story.until_taken("none")
     assert story.send(2, timedelta(seconds=1)) == 2, "then all are"
     story.until_all_came(DEADLINE_S)
     ballast.remove()
-    time.sleep(1.2)
+    story.until_taken("all")
     assert not story.send(1, FAR, "later")
 
 
