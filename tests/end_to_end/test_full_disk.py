@@ -11,8 +11,8 @@ import pytest
 DISK = "32m"
 STORIES = (("delay",), ("realtime",), ("delay", "realtime", "meta"))
 LIMIT_S = 90
-# In namespaces of its own nobody needs to be root to mount, and the mount is gone with the process.
-PRIVATE = ["unshare", "--user", "--map-root-user", "--mount"]
+# In namespaces of its own nobody needs to be root to mount, and mount and servers are gone with the process.
+PRIVATE = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"]
 
 
 def private_mounts(folder: Path) -> None:
