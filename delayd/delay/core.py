@@ -310,7 +310,9 @@ class DelayCore:
         if self._earlier and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
             # No answer about an earlier epoch comes any more; only hours that are still to be loaded ask for these.
             self._earlier.forget(self._loaded_until)
-        if hour_of_ms(now_ms + self._config.load_ahead_ms) > self._loaded_until:
+        # After the clock was set back rows are filed in hours that it has not come to again, and are due before (P5).
+        filing_ms = max(now_ms, self.intake.appended_at_ms)
+        if hour_of_ms(filing_ms + self._config.load_ahead_ms) > self._loaded_until:
             self._load_next()
 
     def _load_next(self) -> None:

@@ -262,3 +262,17 @@ def _close_hours(world: World) -> None:
     world.settle()
     world.core.sweep()
     world.settle()
+
+
+def test_rule_P5_a_clock_set_back_before_the_hour_is_loaded_holds_up_nothing() -> None:
+    world = World(new_world(now_ms=START_MS + HOUR_MS - 5 * SECOND_MS), core=DelayCore, seed=0, load_ahead_ms=500)
+    world.send(messages_at("first", START_MS))
+    live(world, 2_000)
+    # A group of the next hour becomes durable before that hour is loaded, and the clock goes back.
+    world.clock.advance(6 * SECOND_MS)
+    world.send(messages_at("last", world.clock.now_ms()))
+    assert world.executors()[0].step()
+    world.clock.step_wall(-HOUR_MS // 2)
+    world.send(messages_at("after", world.clock.now_ms(), world.clock.now_ms() + 1_500))
+    live(world, 4_000)
+    assert [body for body, _, _ in arrived(world)] == [b"first-0", b"after-0", b"after-1"]
