@@ -1,6 +1,6 @@
 """Scenarios of disks and time: deaths in a row, failed syncs, outages, hours that end, messages that get old.
 
-Invariant: each is a chain that the rules of docs/rules.md name, and ends without healing anything.
+Invariant: each is a chain that the rules of docs/rules.md name; it heals no more than it needs to begin.
 """
 
 from __future__ import annotations

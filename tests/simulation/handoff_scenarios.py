@@ -1,6 +1,6 @@
 """Scenarios of the network: chains of events around the handoff that single steps would hardly ever put together.
 
-Invariant: each is a chain that the rules of docs/rules.md name, and ends without healing anything.
+Invariant: each is a chain that the rules of docs/rules.md name; it heals no more than it needs to begin.
 """
 
 from __future__ import annotations

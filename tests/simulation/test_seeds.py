@@ -34,7 +34,7 @@ def test_whatever_happens_to_a_cluster_its_promises_hold(part: int) -> None:
     for seed in range(part, SEEDS, PARTS):
         taken += Run(seed).run()
     # Nothing that can happen was left out by chance.
-    assert taken.keys() == _all_kinds() and min(taken.values()) > SEEDS // PARTS // 40, taken
+    assert taken.keys() == _all_kinds(), taken
 
 
 def test_a_seed_repeats_its_run() -> None:
