@@ -7,6 +7,7 @@ Exit 1 if one does, or if a planted bug is not caught.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import time
@@ -107,6 +108,8 @@ def _run_chunk(steps: int, seeds: range) -> Chunk:
     counts: Counter[str] = Counter()
     wrong: dict[int, str] = {}
     virtual_ms, delivered_after_ms = 0, 0
+    # A run leaves its cluster as garbage at its end, and little before.
+    gc.disable()
     with small_slots():
         for seed in seeds:
             run = Run(seed, steps)
@@ -116,6 +119,8 @@ def _run_chunk(steps: int, seeds: range) -> Chunk:
                 wrong[seed] = trace_of(seed, steps)
             virtual_ms += run.virtual_ms
             delivered_after_ms = max(delivered_after_ms, run.cluster.checks.delivered_after_ms)
+    gc.enable()
+    gc.collect()
     return Chunk(len(seeds), counts, virtual_ms, delivered_after_ms, wrong)
 
 
