@@ -110,7 +110,7 @@ class Checks:
             for side in self._cluster.sides
             for kept in self._cluster.world.outside.targets[side.log_id].log
             for books in groups[side.log_id, kept.subject]
-            for body in books.owed(kept.bodies, removed=kept.offset in side.removed)
+            for body in books.owed(kept.bodies, removed=kept.offset < side.leaving_below)
         }
 
     def _unacknowledged(self) -> list[str]:

@@ -37,7 +37,7 @@ class GroupBooks:
     acknowledged: dict[int, Name] = field(default_factory=dict)  # The pull whose acknowledgement counted.
 
     def owed(self, bodies: Iterable[bytes], *, removed: bool) -> set[bytes]:
-        """Which of these must yet be given: retention may have removed some before there was a group."""
+        """Which of these must yet be given: retention may have decided on some before there was a group."""
         owed = set(bodies) - self.bodies
         if removed:
             return set() if self.older is None else owed - self.older

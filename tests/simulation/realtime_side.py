@@ -92,6 +92,7 @@ class RealtimeLife:
         except ServerStopped as error:
             # Raised to the program, which ends with it.
             self.failure = error
+        self._side.look_at_retention()
 
     def _failed(self, error: BaseException) -> None:
         self.failure = error
@@ -111,6 +112,7 @@ class RealtimeSide:
         self.config = RealtimeConfig(data=DATA, **settings)  # type: ignore[arg-type]
         self.life: RealtimeLife | None = None
         self.greeted = ((0, 0), 0)  # Epoch and session of the newest hello that was answered, and its request.
+        self.leaving_below = 0
         self.removed: dict[int, Kept] = {}  # By offset, what retention took away.
         self.removes = f"{self.name} runs a work job"
         self._network = network
@@ -168,6 +170,12 @@ class RealtimeSide:
         if self.life is not None:
             self.life.retaining = True
             self.life.core.retain()
+            self.look_at_retention()
+
+    def look_at_retention(self) -> None:
+        """Note below which offset retention has decided to remove: groups that begin later need not get that."""
+        if self.life is not None:
+            self.leaving_below = max(self.leaving_below, self.life.core._index.leaving_below)
 
     def checkpoint(self) -> None:
         """Begin a checkpoint."""
