@@ -16,11 +16,12 @@ from tests.simulation.run import Run
 
 SEEDS = 2_000
 PARTS = 20  # Seeds are shared out among so many tests, which may run beside each other.
+COLLECT_EVERY = 10  # Clusters; one is some MB.
 
 
 @pytest.fixture(autouse=True)
 def _small() -> Iterator[None]:
-    # A run leaves its cluster as garbage at its end, and little before: it is collected once a test.
+    # A run leaves its cluster as garbage at its end, and little before: it is collected after some of them.
     gc.disable()
     with small_slots():
         yield
@@ -28,11 +29,14 @@ def _small() -> Iterator[None]:
     gc.collect()
 
 
+@pytest.mark.timeout(300)  # 8 s on an idle machine; others may need it, too.
 @pytest.mark.parametrize("part", range(PARTS))
 def test_whatever_happens_to_a_cluster_its_promises_hold(part: int) -> None:
     taken: Counter[str] = Counter()
-    for seed in range(part, SEEDS, PARTS):
+    for number, seed in enumerate(range(part, SEEDS, PARTS)):
         taken += Run(seed).run()
+        if number % COLLECT_EVERY == 0:
+            gc.collect()
     # Nothing that can happen was left out by chance.
     assert taken.keys() == _all_kinds(), taken
 
