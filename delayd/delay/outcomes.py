@@ -173,8 +173,10 @@ class OutcomeLog:
             own = quarantine_path if hour in self._quarantined else dispatch_path
             path = own(self._folder, hour)
             self._disk.make_folder(path.rpartition("/")[0])
-            if self._disk.exists(path):
-                segment = reopen_dispatch_log(self._disk, path, self._log_id)
+            # A file that was closed may have rotted since: what was durable in it is no torn tail (rule L5).
+            known = self.ends.get(hour, OutcomeEnd()).length
+            if known or self._disk.exists(path):
+                segment = reopen_dispatch_log(self._disk, path, self._log_id, known)
             if segment is None:
                 header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
                 segment = create_segment(self._disk, path, header)

@@ -10,7 +10,7 @@ from delayd.delay.hour_table import HourFile
 from delayd.delay.loader import load_hour
 from delayd.delay.quarantine import quarantine_path
 from delayd.delay.recovery import recover
-from delayd.errors import NewerFormat
+from delayd.errors import DamagedData, NewerFormat
 from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
@@ -19,7 +19,7 @@ from delayd.reading.groups import file_size
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
-from tests.delay_harness import FOLDER, TARGET_IDS, Remains, World, wanted
+from tests.delay_harness import FOLDER, TARGET_IDS, Remains, World, new_world, wanted
 
 HOUR_MS = 3_600_000
 HOUR = hour_of_ms(START_MS)
@@ -265,6 +265,36 @@ def test_rule_L5_a_dispatch_log_that_is_gone_or_shorter_than_a_checkpoint_knows_
         again.drain(5_000)
         again.check_logs()
         assert again.core.counters()["quarantined_hours"] == 1
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_rule_L5_a_late_outcome_cuts_nothing_off_a_closed_dispatch_log_that_was_damaged(gone: bool) -> None:
+    world = World(new_world(TARGET_IDS))
+    world.send([*wanted(3, 1_000, "early"), *wanted(3, 1_000, "late", b"mails")])
+    away = world.target_of(b"mails")
+    assert away != world.target_of(b"orders.eu")
+    world.settle()
+    world.crash_target(away)
+    world.pass_ms(2_000)
+    world.clock.advance(HOUR_MS)
+    world.pass_ms(2_000)
+    world.checkpoint()
+    world.sweep()
+    assert world.core._outcomes.segment_of(HOUR) is None, "it was closed to be compared"
+    path = dispatch_path(FOLDER, HOUR)
+    size = world.disk.open(path).size()
+    if gone:
+        world.disk.remove(path)
+    else:
+        flip(Remains(world.disk, world.state, world.outside, world.clock), -1)
+    world.outside.targets[away].restart()
+    with pytest.raises(DamagedData, match=path):
+        world.pass_ms(5_000)
+    assert not world.disk.exists(path) if gone else world.disk.open(path).size() == size
+    again = world.after_crash()
+    assert again.core.counters()["quarantined_hours"] == 1
+    again.drain(5_000)
+    again.check_logs()
 
 
 def test_rule_H4_what_a_target_answers_of_a_quarantined_hour_is_kept_for_the_restored_log() -> None:
