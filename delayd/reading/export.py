@@ -5,7 +5,10 @@ name when all are complete. What is kept in memory is an hour, and in Parquet a 
 """
 
 import csv
+import errno
+import os
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from delayd.disk import Disk, RealDisk
-from delayd.errors import BadArgument, BadSetting
+from delayd.errors import BadArgument, BadSetting, DiskFull, NotWritable
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import Progress
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
@@ -67,6 +70,7 @@ def export_directory(
     Raises:
         BadArgument: there is nothing to export, or the folder is not empty.
         BadSetting: pyarrow is missing.
+        NotWritable, DiskFull: the folder can't be made, or the tables can't be written in it.
         DamagedData, NewerFormat: a file can't be read.
     """
     disk = disk or RealDisk()
@@ -91,8 +95,10 @@ def export_plan(
     """Write what a plan reads; see `export_directory`."""
     _check_form(form)
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    if any(place.iterdir()):
+    with _named_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+        empty = not any(place.iterdir())
+    if not empty:
         raise BadArgument(f"{folder} is not empty: name a new folder, so that no table of another export stays in it")
     paths = {name: place / f"{name}.{form}{UNFINISHED}" for name in (*LOGS, "span", "target", "terms")}
     try:
@@ -102,7 +108,8 @@ def export_plan(
             path.unlink(missing_ok=True)
         raise
     for path in paths.values():
-        path.rename(path.with_suffix(""))
+        with _named_errors(place):
+            path.rename(path.with_suffix(""))
     return counts
 
 
@@ -116,24 +123,21 @@ def _write_tables(
     progress: Progress | None,
 ) -> dict[str, int]:
     types = {name: {column: kind for column, (kind, _) in TABLES[name].columns.items()} for name in LOGS}
-    writers = {name: _open(paths[name], form, types[name]) for name in LOGS}
     counts = dict.fromkeys(paths, 0)
-    try:
+    with ExitStack() as opened:
+        writers = {name: opened.enter_context(_writing(paths[name], form, types[name])) for name in LOGS}
         for done, books in enumerate(plan_hours(disk, plan, tails), 1):
             tables = HourTables(books)
             for name in LOGS:
                 columns = _columns(tables, name, TABLES[name], subject)
                 counts[name] += _count(columns)
-                writers[name].write(columns)
+                with _named_errors(paths[name]):
+                    writers[name].write(columns)
             if progress is not None:
                 progress(done, plan.hour_count)
-    finally:
-        for writer in writers.values():
-            writer.close()
     for name, (kinds, columns) in _facts(plan).items():
-        facts = _open(paths[name], form, kinds)
-        facts.write(columns)
-        facts.close()
+        with _writing(paths[name], form, kinds) as facts, _named_errors(paths[name]):
+            facts.write(columns)
         counts[name] = _count(columns)
     return counts
 
@@ -195,15 +199,34 @@ def _slices(columns: Columns, rows_max: int) -> Iterator[Columns]:
         yield {name: cells.take(slice(first, first + rows_max)) for name, cells in columns.items()}
 
 
+@contextmanager
+def _writing(path: Path, form: str, types: Mapping[str, str]) -> Iterator[_Writer]:
+    """Open a table, and close it whatever happens; its errors are named."""
+    with _named_errors(path):
+        writer = _CsvWriter(path, types) if form == "csv" else _ParquetWriter(path, types)
+    try:
+        yield writer
+    finally:
+        with _named_errors(path):
+            writer.close()
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Only what is written is in here: what can't be read of the logs is no fault of the folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(str(path)) from error
+        raise NotWritable(str(path), os.strerror(error.errno) if error.errno else str(error)) from error
+
+
 def _check_form(form: str) -> None:
     if form not in FORMATS:
         raise BadArgument(f"format {form!r} is not one of {', '.join(FORMATS)}")
     if form == "parquet" and find_spec("pyarrow") is None:
         raise BadSetting("an export to Parquet needs pyarrow: install 'delayd[spark]', or export with --format csv")
-
-
-def _open(path: Path, form: str, types: Mapping[str, str]) -> _Writer:
-    return _CsvWriter(path, types) if form == "csv" else _ParquetWriter(path, types)
 
 
 class _CsvWriter:

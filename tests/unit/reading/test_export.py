@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from delayd.errors import BadArgument, BadSetting, DamagedData
+from delayd.errors import BadArgument, BadSetting, DamagedData, DiskFull, NotWritable
 from delayd.log.dispatch import Outcome
 from delayd.reading import export
 from delayd.reading.export import export_directory
@@ -96,6 +96,22 @@ def test_nothing_is_left_of_an_export_that_failed(books: Books, tmp_path: Path) 
     path.write_bytes(data)
     with pytest.raises(DamagedData):
         export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_folder_that_can_not_be_made_is_named(books: Books, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotWritable, match=r"file/out can't be written \(Not a directory\)"):
+        export_directory(books.root, str(tmp_path / "file" / "out"), now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_full_disk_is_named(books: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    for name in ("_CsvWriter", "_ParquetWriter"):
+        writer = getattr(export, name)
+        monkeypatch.setattr(export, name, lambda path, types, writer=writer: writer(Path("/dev/full"), types))
+    with pytest.raises(DiskFull, match=r"no space is left for .*/out"):
+        export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS, form=form)
     assert list((tmp_path / "out").iterdir()) == []
 
 
