@@ -182,5 +182,6 @@ def seal_differences(
     directory = hour.origin.snapshot.directory
     # The plan's size of the dispatch log is older than the seals: the hour may have had its last outcomes since.
     if file_size(disk, dispatch_path(directory.path, hour.hour)) != hour.origin.dispatch_sizes.get(hour.hour, 0):
-        outcomes = read_outcomes(disk, directory, hour.hour)
-    return book.compare(hour.hour, schedule, outcomes)
+        hour.torn.clear()
+        outcomes = read_outcomes(disk, directory, hour.hour, None, hour.torn)
+    return book.compare(hour.hour, schedule, outcomes, hour.torn)

@@ -6,7 +6,7 @@ each row at a target is there, the schedule of each outcome, and what each outco
 """
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -82,6 +82,7 @@ class HourBooks:
     tail: "_Tail"
     index: TargetIndex
     batches: Batches
+    torn: list[TornTail] = field(default_factory=list)  # What `outcomes` found behind the last whole group.
 
     @property
     def log_id(self) -> int:
@@ -100,7 +101,7 @@ class HourBooks:
     def outcomes(self) -> OutcomeRows:
         """What the dispatch log says became of it."""
         size = self.origin.dispatch_sizes.get(self.hour, 0)
-        return read_outcomes(self.disk, self.origin.snapshot.directory, self.hour, size)
+        return read_outcomes(self.disk, self.origin.snapshot.directory, self.hour, size, self.torn)
 
     def realtime(self) -> TargetRows:
         """What the targets hold of it."""

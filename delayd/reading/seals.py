@@ -90,13 +90,13 @@ class SealBook:
         """Whether an hour is one of them."""
         return hour in self._of_hour and self._snapshot.is_closed(hour) and not self._is_deleted(hour)
 
-    def check(self, hour: int, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
-        """Hold the rows of a standing hour against its seal."""
-        self.note(hour, self.compare(hour, schedule, outcomes))
+    def compare(self, hour: int, schedule: ScheduleRows, outcomes: OutcomeRows, torn: Sequence[TornTail]) -> list[str]:
+        """What the rows of a standing hour say otherwise than its seal, for `note`, here or in another process.
 
-    def compare(self, hour: int, schedule: ScheduleRows, outcomes: OutcomeRows) -> list[str]:
-        """What the rows of a standing hour say otherwise than its seal, for `note`, here or in another process."""
-        return _differences(self._seals[self._of_hour[hour]].facts, schedule, outcomes)
+        ``torn`` is what lies behind the outcomes: a sealed hour gets no more, so nobody is appending.
+        """
+        differs = _differences(self._seals[self._of_hour[hour]].facts, schedule, outcomes)
+        return [*differs, *(tail.sentence for tail in torn)]
 
     def note(self, hour: int, differs: Sequence[str]) -> None:
         """Note what became of the comparison of a standing hour; nothing verifies it."""
@@ -195,9 +195,7 @@ def _verify_hour(disk: Disk, snapshot: ScheduleSnapshot, book: SealBook, hour: i
         if filed is not None and not filed.removed:
             book.fail(hour, f"{moved}, and retention did not remove it")
         return
-    book.check(hour, schedule, outcomes)
-    for tail in torn:
-        book.fail(hour, tail.sentence)
+    book.note(hour, book.compare(hour, schedule, outcomes, torn))
 
 
 def _read_seals(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail]) -> Iterator[Seal]:

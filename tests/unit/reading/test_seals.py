@@ -224,6 +224,13 @@ def test_damage_of_an_hours_file_breaks_its_seal_and_names_the_place(books: Book
     assert report.hour == HOUR and str(path) in report.differs
 
 
+def test_what_lies_behind_the_outcomes_of_a_sealed_hour_breaks_its_seal_in_the_audit_too(books: Books) -> None:
+    path = books.path_of("dispatch", HOUR)
+    path.write_bytes(path.read_bytes() + bytes(50))
+    (seal,) = broken(books)
+    assert seal.differs.startswith(f"{path} ends with 50 bytes that are no whole group")
+
+
 def test_a_damaged_seal_log_is_named_with_path_and_position(books: Books) -> None:
     path = next(Path(f"{books.delay}/seal").iterdir())
     data = bytearray(path.read_bytes())
