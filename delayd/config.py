@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -25,6 +26,9 @@ META_PORT = 7400
 DELAY_PORT = META_PORT + 1
 REALTIME_PORT = META_PORT + 2
 PORT_MAX = 65_535
+
+# The wildcard as the resolver reads it too: one number or four parts, in any base.
+_ZERO = re.compile(r"(0x)?0+(\.(0x)?0+){0,3}", re.IGNORECASE)
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -260,6 +264,8 @@ def parse_address(text: str, setting: str = "meta") -> tuple[str, int]:
 
 def listens_everywhere(host: str) -> bool:
     """Whether a host is the wildcard, which is no address to connect to."""
+    if _ZERO.fullmatch(host):
+        return True
     try:
         return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_unspecified
     except ValueError:

@@ -101,7 +101,7 @@ def test_values_that_contradict_each_other_are_refused_by_name(
 
 
 @pytest.mark.parametrize("role", ["delay", "realtime"])
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "0", "0x0", "000.0.0.0"])
 def test_a_wildcard_is_listened_on_and_never_advertised(role: str, host: str) -> None:
     with pytest.raises(BadSetting, match="say with advertise_host") as refused:
         load_config(role, None, {"host": host})
