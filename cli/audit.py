@@ -167,7 +167,7 @@ def spark_audit(
 
     It needs the extra: pip install 'delayd[spark]', and Java 17. The figures are those of `delayd audit`.
 
-    Exit codes: 0 the books balance, 3 they do not or a file is damaged.
+    Exit codes: 0 the books balance, 3 they do not, a seal is broken or a file is damaged.
 
     Example: delayd spark-audit --data /var/lib/delayd --from -24h
     """
@@ -239,11 +239,7 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     if report.findings_count > len(report.findings):
         yield f"{report.findings_count - len(report.findings):,} more findings; --findings N names more of them"
     for torn in report.torn:
-        yield (
-            f"{torn.path} has {torn.size_bytes:,} bytes behind its last whole group, at byte {torn.position}: an "
-            "append under way, or cut short by a crash; the server takes them off at its next start, unless it knows "
-            "that they were durable"
-        )
+        yield torn.sentence
     if report.deleted_rows:
         yield f"{report.deleted_rows:,} messages of hours that retention has removed were left out"
     if total.waiting:

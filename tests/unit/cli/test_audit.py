@@ -127,7 +127,7 @@ def test_an_unfinished_end_is_told(books: Books) -> None:
     path = Path(books.messages.place.folder) / f"{0:020}.log"
     with path.open("ab") as file:
         file.write(b"GRUP" + bytes(20))
-    assert f"{path} has 24 bytes behind its last whole group" in _audit(books).out
+    assert f"{path} ends with 24 bytes that are no whole group" in _audit(books).out
 
 
 def test_damage_exits_with_3_and_names_path_and_position(books: Books) -> None:
