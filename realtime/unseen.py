@@ -1,7 +1,8 @@
 """Unseen: subjects whose messages nobody pulls, because no group was ever made; retention removes them all the same.
 
 A new group begins at the earliest message that is kept, so what was removed before it was made is never delivered (rule
-Q3 speaks of groups). Invariant: such a subject is told once in a life, before its first message goes, and the loss too.
+Q3 speaks of groups). Invariant: such a subject is told once in a life while it keeps any, before its first message goes,
+and so is the loss.
 """
 
 import logging
@@ -23,6 +24,7 @@ class Unseen:
         self._retention_ms = retention_ms
         self._noticed: set[Subject] = set()  # At the last look: a consumer may be on its way.
         self._told: dict[Subject, int] = {}  # With the first consume sequence that was kept then.
+        self._empty: dict[Subject, int] = {}  # With the end at which nothing was kept: no place among those followed.
 
     def look(self) -> None:
         """Tell of subjects that were without a group at the last look too."""
@@ -31,11 +33,14 @@ class Unseen:
         for subject in self._index:
             if len(self._told) + len(noticed) >= SUBJECTS_MAX:
                 break
-            if subject in self._told or self._has_group(subject.name):
+            if subject in self._told or self._has_group(subject.name) or self._empty.get(subject) == subject.end:
                 continue
-            noticed.add(subject)
-            if subject in self._noticed:
-                first = self._told[subject] = self._index.first(subject)
+            if subject not in self._noticed:
+                noticed.add(subject)
+            elif (first := self._index.first(subject)) == subject.end:
+                self._empty[subject] = first
+            else:
+                self._told[subject] = first
                 log.warning(
                     "subject_without_group subject=%s messages=%d kept_for_ms=%d then=removed_unseen "
                     "fix=let_a_consumer_of_a_group_pull_once",
@@ -45,10 +50,12 @@ class Unseen:
 
     def removed(self) -> None:
         """Retention has removed old messages: tell which of them nobody has seen."""
-        for subject, first in self._told.items():
+        for subject, first in list(self._told.items()):
             if self._has_group(subject.name):
                 continue
             kept_from = self._index.first(subject)
             if kept_from > first:
                 log.error("messages_removed_unseen subject=%s messages=%d", subject.name, kept_from - first)
                 self._told[subject] = kept_from
+            if kept_from == subject.end:
+                self._empty[subject] = self._told.pop(subject)

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from delayd.wire.requests import RequestType, need_maps
+from realtime import unseen
 
 from .batches import DUE_MS, dispatch_batch
 from .world import SUBJECT, SimPeer, World
@@ -80,6 +81,31 @@ def test_messages_that_go_unseen_are_told_and_those_that_a_group_waits_for_stay(
         (line,) = lines
         assert f"subject={SUBJECT} messages={7 - int(str(listed(world)['messages']))}" in line
         assert int(str(listed(world)["messages"])) < 7
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_subject_that_keeps_nothing_takes_no_place_among_those_that_are_followed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    monkeypatch.setattr(unseen, "SUBJECTS_MAX", 1)
+    world, peer = filled()
+    for _ in range(0 if restarted else 2):
+        world.core.retain()
+    world.pass_time(RETENTION_MS)
+    for batch_id in range(5, 9):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(2_000)], subject="other", w=(1, batch_id - 1)))
+        world.pass_time(RETENTION_MS)
+    world.core.retain()
+    world.pass_time(1_000)
+    if restarted:
+        world.core.checkpoint()
+        world = world.restarted()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            world.core.retain()
+    (line,) = told(caplog, "subject_without_group")
+    assert "subject=other messages=" in line and "messages=0" not in line
 
 
 @pytest.mark.parametrize("restarted", [False, True])
