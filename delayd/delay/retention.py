@@ -201,7 +201,12 @@ class Retention:
 
     def _delete(self, files: dict[int, HourFile]) -> tuple[list[int], dict[int, HourFile]]:
         """Remove the files of hours that the published table calls removed, and mark the others: which are which."""
-        published = read_checkpoint(self._disk, self._folder, self._log_id) or {}
+        try:
+            published = read_checkpoint(self._disk, self._folder, self._log_id) or {}
+        except DamagedData as error:
+            # The next one that is published writes a slot anew; until then readers are told nothing, so nothing goes.
+            log.warning("hours_not_deleted reason=%r", str(error))
+            return [], {}
         table = published.get("hours", b"")
         assert isinstance(table, bytes), "this server wrote the table"
         told = {int(row["hour"]) for row in decode_hours(table) if row["flags"] & REMOVED}

@@ -406,6 +406,19 @@ def test_rule_P3_files_go_only_when_the_published_table_says_that_they_do() -> N
     assert not [key for key, _ in world.state.scan(b"outcomes/")]
 
 
+def test_rule_L5_a_checkpoint_file_that_was_damaged_meanwhile_puts_off_deleting_until_the_next_one() -> None:
+    world = sealed_world()
+    world.clock.advance(2 * HOUR_MS)
+    world.pass_ms(2_000)
+    file = world.disk.open(f"{FOLDER}/checkpoint", write=True)
+    file.pwritev([bytes([0xA5]) * file.size()], 0)
+    world.sweep()
+    assert HOUR in world.hours().files
+    world.pass_ms(61_000)
+    world.delete_hours()
+    assert HOUR not in world.hours().files
+
+
 def test_rule_S4_the_seal_of_a_deleted_hour_outlives_restarts() -> None:
     world = sealed_world()
     world.clock.advance(HOUR_MS)
