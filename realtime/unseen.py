@@ -1,12 +1,14 @@
 """Unseen: subjects whose messages nobody pulls, because no group was ever made; retention removes them all the same.
 
 A new group begins at the earliest message that is kept, so what was removed before it was made is never delivered (rule
-Q3 speaks of groups). Invariant: such a subject is told once in a life while it keeps any, before its first message goes,
-and so is the loss.
+Q3 speaks of groups). Invariant: such a subject is told once in a life while it keeps any, before its first message
+goes, and so is the loss. What can't be read here never keeps retention from its work.
 """
 
 import logging
 from collections.abc import Callable
+
+from delayd.errors import DamagedData
 
 from .index import Index, Subject
 
@@ -35,9 +37,9 @@ class Unseen:
                 break
             if subject in self._told or self._has_group(subject.name) or self._empty.get(subject) == subject.end:
                 continue
-            if subject not in self._noticed:
+            if subject not in self._noticed or (first := self._first(subject)) is None:
                 noticed.add(subject)
-            elif (first := self._index.first(subject)) == subject.end:
+            elif first == subject.end:
                 self._empty[subject] = first
             else:
                 self._told[subject] = first
@@ -53,9 +55,19 @@ class Unseen:
         for subject, first in list(self._told.items()):
             if self._has_group(subject.name):
                 continue
-            kept_from = self._index.first(subject)
+            kept_from = self._first(subject)
+            if kept_from is None:
+                continue
             if kept_from > first:
                 log.error("messages_removed_unseen subject=%s messages=%d", subject.name, kept_from - first)
                 self._told[subject] = kept_from
             if kept_from == subject.end:
                 self._empty[subject] = self._told.pop(subject)
+
+    def _first(self, subject: Subject) -> int | None:
+        """The first message that is kept; None when its consume log can't be read, which a pull tells in full."""
+        try:
+            return self._index.first(subject)
+        except (OSError, DamagedData) as error:
+            log.warning("unseen_not_known subject=%s error=%r", subject.name, str(error))
+            return None

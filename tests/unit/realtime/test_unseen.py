@@ -1,11 +1,12 @@
 """Subjects without a group: their messages are removed by age alone, which is told before and when it happens."""
 
+import errno
 import logging
 
 import pytest
 
 from delayd.wire.requests import RequestType, need_maps
-from realtime import unseen
+from realtime import index, unseen
 
 from .batches import DUE_MS, dispatch_batch
 from .world import SUBJECT, SimPeer, World
@@ -106,6 +107,28 @@ def test_a_subject_that_keeps_nothing_takes_no_place_among_those_that_are_follow
             world.core.retain()
     (line,) = told(caplog, "subject_without_group")
     assert "subject=other messages=" in line and "messages=0" not in line
+
+
+def test_a_consume_log_that_can_not_be_read_does_not_hold_up_retention(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*where: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    world, peer = filled()
+    for _ in range(2):
+        world.core.retain()
+    world.pass_time(RETENTION_MS)
+    for batch_id in range(5, 9):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(2_000)], subject="other", w=(1, batch_id - 1)))
+    world.core.checkpoint()
+    world.pass_time(1_000)
+    before = world.disk.list_folder("/data/realtime/message")
+    monkeypatch.setattr(index, "read_entries", broken)
+    with caplog.at_level(logging.WARNING):
+        world.core.retain()
+    assert len(world.disk.list_folder("/data/realtime/message")) < len(before)
+    assert told(caplog, f"unseen_not_known subject={SUBJECT}")
 
 
 @pytest.mark.parametrize("restarted", [False, True])
