@@ -38,6 +38,7 @@ HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 YEAR_MS = 365 * DAY_MS
 HORIZON_DAYS_MAX = 2 * 366  # 17,568 schedule logs: one flush of all of them still takes seconds.
+CONNECTION_BYTES_MAX = 64 * MIB  # Bodies of unanswered requests behind which a server reads no more of a connection.
 GROUP_BYTES_MAX = 64 * MIB  # What a group of a log can hold (docs/formats/group.md).
 LEASE_MS_MAX = 12 * HOUR_MS  # A consumer that works longer on one message should schedule the rest of its work.
 HEARTBEATS_A_LEASE = 3  # Two lost or late heartbeats in a row do not make a server dead.
@@ -188,6 +189,12 @@ class DelayConfig(RegisteringConfig):
             self.undecided_bytes_max >= in_flight,
             "undecided_bytes_max",
             f"frames in flight are undecided: set it to frames_in_flight_max * frame_bytes_max ({in_flight}) or more",
+        )
+        self._need(
+            in_flight < CONNECTION_BYTES_MAX,
+            "frames_in_flight_max",
+            f"a target whose disk is slow must still read the PING behind them: frames_in_flight_max * frame_bytes_max "
+            f"({in_flight}) is to be less than {CONNECTION_BYTES_MAX}",
         )
 
 

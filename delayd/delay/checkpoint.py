@@ -34,6 +34,7 @@ from delayd.state import State
 log = logging.getLogger(__name__)
 
 RETRY_MS = 1_000  # After a full disk.
+RETRY_DAMAGED_MS = 30_000  # After a damaged file: an operator restores it, and each try reads the whole range again.
 
 Evidence = Callable[[], ClockEvidence]
 
@@ -238,7 +239,8 @@ class Checkpointer:
         ended(True)
 
     def _put_off(self, error: Exception, ended: Callable[[bool], None]) -> None:
-        self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + RETRY_MS
+        retry_ms = RETRY_DAMAGED_MS if isinstance(error, DamagedData) else RETRY_MS
+        self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + retry_ms
         if self._told != str(error):
             self._told = str(error)
             # A damaged file waits for its copy: what was accepted meanwhile is safe in the message log.

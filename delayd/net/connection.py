@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, Protocol, cast
 
 from delayd.batch import Buffer
+from delayd.config import CONNECTION_BYTES_MAX
 from delayd.errors import BadRequest, ConnectionLost, DelaydError, FrameDamaged, ServerUnavailable, UnknownRequest
 from delayd.net.calls import Calls, OnAnswer, lost, outcome
 from delayd.net.writer import Writer
@@ -30,7 +31,7 @@ from delayd.wire.frame import ANSWER, BODY_BYTES_MAX, ERROR, MORE, Frame, FrameR
 from delayd.wire.requests import error_head
 
 REQUESTS_MAX = 1024  # Unanswered on one connection; docs/protocol.md.
-IN_FLIGHT_BYTES_MAX = 64 << 20  # Bodies of unanswered requests: four batches at their limit; the last one may pass it.
+IN_FLIGHT_BYTES_MAX = CONNECTION_BYTES_MAX  # Four batches at their limit; the last one may pass it.
 CLOSE_MS_MAX = 2_000  # For a peer to take what was written before the close; a stop has 5 s for everything.
 # A peer that is gone without a word is noticed by the kernel: an idle connection is probed, and what was sent must be
 # taken. Far above what a stopped process or a cable that is plugged over needs; who needs an answer sooner asks for it.

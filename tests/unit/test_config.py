@@ -87,6 +87,7 @@ def test_a_file_that_is_not_there_and_a_role_that_is_none_are_refused(tmp_path: 
         ("delay", {"intake_queue_bytes_max": 1 << 20}, "intake_queue_bytes_max"),
         ("delay", {"free_bytes_far": 1 << 20}, "free_bytes_far"),
         ("delay", {"undecided_bytes_max": 1 << 20}, "undecided_bytes_max"),
+        ("delay", {"frames_in_flight_max": 8, "undecided_bytes_max": 120 << 20}, "frames_in_flight_max"),
         ("delay", {"horizon_days": 733}, "horizon_days"),
         ("delay", {"meta": "localhost"}, "meta"),
         ("realtime", {"lease_ms": 60_000, "lease_ms_max": 59_999}, "lease_ms"),

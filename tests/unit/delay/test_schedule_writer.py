@@ -6,6 +6,7 @@ import pytest
 
 from delayd.batch import Batch, BatchKind, ColumnId, ProducerPart, parse
 from delayd.delay import log_range, schedule_writer
+from delayd.delay.checkpoint import RETRY_DAMAGED_MS
 from delayd.delay.hour_table import HourFile
 from delayd.delay.loader import load_hour, read_schedule_log
 from delayd.delay.schedule_writer import BATCH_BYTES, BATCH_ROWS
@@ -237,7 +238,7 @@ def test_rule_L4_a_file_shorter_than_its_checkpointed_length_is_damage_until_its
     world.pass_ms(3_000)
     assert not answers and world.core.counters()["pending_rows"] == 1
     file.pwritev([whole[-8:]], len(whole) - 8)
-    world.pass_ms(2_000)
+    world.pass_ms(RETRY_DAMAGED_MS)
     assert answers and world.scheduled() == {1: FAR, 2: FAR, 3: FAR}
 
 
