@@ -135,7 +135,8 @@ class Schedule:
             return read_body(self._disk, self._snapshot, hour.hour, int(moved.location[place]))
 
     def _read(self, hour: int) -> Hour:
-        outcomes = read_outcomes(self._disk, self.directory, hour, self._sizes.get(hour, 0))
+        durable = self._snapshot.outcome_ends.get(hour, 0)
+        outcomes = read_outcomes(self._disk, self.directory, hour, self._sizes.get(hour, 0), durable=durable)
         rows = read_hour(self._disk, self._snapshot, self._tail, hour)
         filed = self._snapshot.hours.get(hour)
         found = _find(outcomes.sequences, rows.sequence)

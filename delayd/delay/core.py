@@ -115,6 +115,7 @@ class DelayCore:
             found.quarantined,
         )
         self._sources = Sources(disk, config.folder, found.log, config.tail_bytes, config.source_cache_bytes)
+        self._quarantined_ends = found.quarantined_ends
         earlier = (found.decided, found.quarantined, found.hours, found.pending)
         self._earlier = EarlierOutcomes(*earlier, lambda sequences: self.dispatcher.settle(sequences))
         self.dispatcher = Dispatcher(
@@ -348,7 +349,7 @@ class DelayCore:
         changed, self.dispatcher.changed = self.dispatcher.changed, set()
         notes = [(subject, self.dispatcher.targets[subject]) for subject in sorted(changed)]
         intake, outcomes = self.intake, self._outcomes
-        ends, moved = dict(outcomes.ends), sorted(outcomes.moved & outcomes.ends.keys())
+        ends, moved = {**self._quarantined_ends, **outcomes.ends}, sorted(outcomes.moved & outcomes.ends.keys())
         outcomes.moved.clear()
         self._checkpointer.begin(
             *(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, ends, moved, self._checkpointed),

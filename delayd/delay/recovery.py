@@ -63,6 +63,7 @@ class Recovered:
     appended_at_ms: int
     loaded_until: int  # The last loaded hour.
     quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
+    quarantined_ends: dict[int, OutcomeEnd]  # Of those that a checkpoint counts: it goes on to say what was durable.
     seals: SealLog | None  # None: it is damaged, and nothing seals until it is restored.
     damage: list[DamagedData]
 
@@ -117,6 +118,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         appended_at_ms=checkpoint.get("appended_at_ms", 0),
         loaded_until=0,
         quarantined=quarantined,
+        quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
         seals=None,
         damage=list(quarantined.values()),
     )

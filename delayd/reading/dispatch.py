@@ -28,7 +28,12 @@ def dispatch_sizes(disk: Disk, directory: Directory) -> dict[int, int]:
 
 
 def read_outcomes(
-    disk: Disk, directory: Directory, hour: int, stop: int | None = None, torn: list[TornTail] | None = None
+    disk: Disk,
+    directory: Directory,
+    hour: int,
+    stop: int | None = None,
+    torn: list[TornTail] | None = None,
+    durable: int = 0,
 ) -> OutcomeRows:
     """Read the outcomes of an hour, in the order in which they came to be known; none when there is no file.
 
@@ -38,6 +43,7 @@ def read_outcomes(
         hour: hours since the epoch.
         stop: groups that end behind this offset are left out; None reads what is there now.
         torn: receives what lies behind the last group that checks.
+        durable: an offset below which the checkpoint calls everything fsynced.
 
     Raises:
         LogMoved: the file went away after ``stop`` was taken from it.
@@ -51,7 +57,7 @@ def read_outcomes(
     try:
         until = segment.file.size() if stop is None else stop
         batches: list[Batch] = []
-        for group in read_groups(segment, 0, until, [] if torn is None else torn, previous_crc32c=0):
+        for group in read_groups(segment, 0, until, [] if torn is None else torn, previous_crc32c=0, durable=durable):
             batches += [batch for _, batch in group.batches() if batch.kind == BatchKind.OUTCOME]
         if any(batch.outcome.hour != hour for batch in batches):
             raise DamagedData(segment.path, 0, "it holds outcomes of another hour")

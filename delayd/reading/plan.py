@@ -101,7 +101,9 @@ class HourBooks:
     def outcomes(self) -> OutcomeRows:
         """What the dispatch log says became of it."""
         size = self.origin.dispatch_sizes.get(self.hour, 0)
-        return read_outcomes(self.disk, self.origin.snapshot.directory, self.hour, size, self.torn)
+        snapshot = self.origin.snapshot
+        durable = snapshot.outcome_ends.get(self.hour, 0)
+        return read_outcomes(self.disk, snapshot.directory, self.hour, size, self.torn, durable)
 
     def realtime(self) -> TargetRows:
         """What the targets hold of it."""

@@ -13,6 +13,7 @@ from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.hours import hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
+from delayd.log.dispatch import END_ROW
 from delayd.log.group import GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import REMOVED, SEALED, decode_hours, schedule_path
@@ -41,7 +42,8 @@ class ScheduleSnapshot:
     replay_offset: int
     message_stop: int
     hours: dict[int, FiledHour]
-    appended_at_ms: int = 0  # Of the last group below the replay offset: hours that ended by then are closed (rule P5).
+    appended_at_ms: int  # Of the last group below the replay offset: hours that ended by then are closed (rule P5).
+    outcome_ends: dict[int, int]  # Offset in each dispatch log below which all was fsynced.
 
     def is_closed(self, hour: int) -> bool:
         """Whether no message can be filed in an hour any more, so that its schedule log is all there (rule P5)."""
@@ -93,7 +95,11 @@ def take_snapshot(disk: Disk, directory: Directory) -> ScheduleSnapshot:
     appended_at_ms = published.get("appended_at_ms", 0)
     if not isinstance(appended_at_ms, int):
         raise DamagedData(f"{directory.path}/checkpoint", 0, "appended_at_ms has another type")
-    return ScheduleSnapshot(directory, replay_offset, log_size(disk, place), hours, appended_at_ms)
+    outcomes = published.get("outcomes", b"")
+    if not isinstance(outcomes, bytes):
+        raise DamagedData(f"{directory.path}/checkpoint", 0, "outcomes has another type")
+    ends = {hour: end for hour, _, end in np.frombuffer(outcomes, END_ROW).tolist()}
+    return ScheduleSnapshot(directory, replay_offset, log_size(disk, place), hours, appended_at_ms, ends)
 
 
 def was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:

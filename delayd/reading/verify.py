@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, DamagedData, DataError
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.dispatch import END_ROW
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, open_any
@@ -180,13 +177,13 @@ def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
     """What the checkpoint calls durable, by path; nothing when it can't be read, which is reported."""
     try:
         published = read_checkpoint(disk, directory.path, directory.log_id) or {}
-        filed = take_snapshot(disk, directory).hours if directory.role == Role.DELAY else {}
+        snapshot = take_snapshot(disk, directory) if directory.role == Role.DELAY else None
     except DataError:
         return {}
+    filed = snapshot.hours if snapshot else {}
     ends = {schedule_path(directory.path, hour): each.length for hour, each in filed.items()}
-    outcomes = published.get("outcomes", b"")
-    if isinstance(outcomes, bytes):
-        ends |= {dispatch_path(directory.path, hour): end for hour, _, end in np.frombuffer(outcomes, END_ROW).tolist()}
+    if snapshot:
+        ends |= {dispatch_path(directory.path, hour): end for hour, end in snapshot.outcome_ends.items()}
     # An hour seals when all of its outcomes are durable, and gets none after that.
     sealed = [dispatch_path(directory.path, hour) for hour, each in filed.items() if each.sealed]
     ends |= {path: _size(disk, path) for path in sealed}

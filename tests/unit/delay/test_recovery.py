@@ -15,7 +15,10 @@ from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
 from delayd.log.schedule import decode_hours, dispatch_path
+from delayd.reading import dispatch as reading
+from delayd.reading.directory import find_directories
 from delayd.reading.groups import file_size
+from delayd.reading.schedule import take_snapshot
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
@@ -232,6 +235,19 @@ def test_rule_L5_an_hour_whose_dispatch_log_is_damaged_is_quarantined_and_all_el
     world.sweep()
     assert not world.hours().get(HOUR).sealed and world.hours().get(HOUR + 1).sealed
     assert world.disk.open(path).size() == size, "and nothing of the damaged file is cut off"
+
+
+def test_rule_L5_readers_are_told_what_was_durable_of_a_damaged_dispatch_log_also_after_a_restart() -> None:
+    remains = damaged_dispatch_log(-1)
+    for life in ("as it was left", "started on the damage"):
+        if life != "as it was left":
+            world = World(remains)
+            world.checkpoint()
+            remains = world.remains(PowerLoss.ALL_LOST)
+        (directory,) = find_directories(remains.disk, FOLDER)
+        durable = take_snapshot(remains.disk, directory).outcome_ends[HOUR]
+        with pytest.raises(DamagedData, match="checksum"):
+            reading.read_outcomes(remains.disk, directory, HOUR, durable=durable)
 
 
 def test_rule_L5_a_quarantined_hour_goes_on_when_its_dispatch_log_is_restored() -> None:
