@@ -62,7 +62,9 @@ FINDING_COLUMNS = (
 _TERMS = (
     data_option,
     click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC."),
-    click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour that holds this, left out."),
+    click.option(
+        "--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour before this, or that holds it."
+    ),
     click.option(
         "--late-limit",
         type=duration,
@@ -92,15 +94,17 @@ _TERMS = (
 
 @dataclass(frozen=True, slots=True)
 class HourRange:
-    """Hours from one to another, the second left out; None sets no bound."""
+    """Hours from one up to another, which is not one of them; None sets no bound."""
 
     first: int | None
     until: int | None
 
     @classmethod
     def of(cls, from_ms: int | None, to_ms: int | None) -> "HourRange":
-        """The hours that hold two instants and those between, without the second."""
-        return cls(None if from_ms is None else hour_of_ms(from_ms), None if to_ms is None else hour_of_ms(to_ms))
+        """The hours that hold an instant from one up to another, the second left out."""
+        return cls(
+            None if from_ms is None else hour_of_ms(from_ms), None if to_ms is None else hour_of_ms(to_ms - 1) + 1
+        )
 
     def __contains__(self, hour: object) -> bool:
         if not isinstance(hour, int):
@@ -257,6 +261,8 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     for seal in report.broken_seals:
         yield f"the seal of {hour_name(seal.hour)} is BROKEN: {seal.differs}"
     faults = ", ".join(f"{name} {getattr(total, name):,}" for name in _FAULTS)
+    if not report.hours:
+        yield "there is no hour with messages to compare: --from and --to choose hours"
     yield f"the books {'balance' if total.balanced else 'do NOT balance'}: {faults}"
 
 

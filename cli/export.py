@@ -27,7 +27,7 @@ COLUMNS = (Column("table"), Column("rows", Kind.NUMBER))
     help="Parquet needs pyarrow: pip install 'delayd[spark]'.",
 )
 @click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC.")
-@click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour that holds this, left out.")
+@click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour before this, or that holds it.")
 @subject_option
 def export(data: str, out: str, form: str, from_ms: int | None, to_ms: int | None, subject: str | None) -> None:
     """Write the logs as tables, one file each: schedule, dispatch, message, and what an audit of them needs.

@@ -43,7 +43,7 @@ COLUMNS = (
 @click.command()
 @data_option
 @click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC.")
-@click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour that holds this, left out.")
+@click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour before this, or that holds it.")
 @limit_option
 @format_option
 def seals(data: str, from_ms: int | None, to_ms: int | None, limit: int, form: str) -> int:

@@ -99,7 +99,8 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c)
     for tail in message_log.recovered:
         if tail.cut_bytes:
-            log.info("tail_cut path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
+            # Torn by a crash, or what was the last accepted group: nothing tells, so the operator is told.
+            log.warning("tail_cut path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
     found = Recovered(
         identity=identity,
         log=message_log,
