@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.delay.hour_table import HourTable
-from delayd.delay.loader import NO_SEQUENCES
+from delayd.delay.loader import NO_SEQUENCES, among
 from delayd.delay.pending import PendingColumns
 from delayd.errors import DamagedData
 
@@ -17,7 +17,11 @@ Sequences = NDArray[np.uint64]
 
 
 class EarlierOutcomes:
-    """Sequences with an outcome, sorted, by hour; kept while answers about them may come or hours are to be loaded."""
+    """Sequences with an outcome, sorted, by hour; kept while answers about them may come or hours are to be loaded.
+
+    What the dispatch logs had at the start can be all rows of an hour, and what answers add is a window's at most: the
+    two are put together only when an hour is loaded, so that a batch of an answer costs the same in every hour.
+    """
 
     def __init__(
         self,
@@ -29,15 +33,19 @@ class EarlierOutcomes:
     ) -> None:
         self.quarantined = quarantined
         self._decided = decided
+        self._answered: dict[int, Sequences] = {}
         self._hours = hours
         self._pending = pending
         self._settle = settle
 
     def __len__(self) -> int:
-        return len(self._decided)
+        return len(self._decided) + len(self._answered)
 
     def of(self, hour: int) -> Sequences:
         """The sequences of one hour."""
+        answered = self._answered.pop(hour, None)
+        if answered is not None:
+            self._decided[hour] = _merged(self._decided.get(hour, NO_SEQUENCES), answered)
         return self._decided.get(hour, NO_SEQUENCES)
 
     def is_quarantined(self, hour: int) -> bool:
@@ -46,17 +54,26 @@ class EarlierOutcomes:
 
     def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
         """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""
-        if hour not in self._decided:
+        if hour not in self._decided and hour not in self._answered:
             known = hour in self._hours.files or len(self._pending.of_hour(hour))
             if not known or self._hours.get(hour).sealed:
                 return np.zeros(len(sequences), np.bool_)
-        return ~np.isin(sequences, self.of(hour))
+        return ~(among(sequences, self._decided.get(hour, NO_SEQUENCES)) | among(sequences, self._answered_of(hour)))
 
     def decided(self, hour: int, sequences: Sequences) -> None:
-        """Rows of an earlier epoch that a target holds: they have an outcome now."""
-        self._decided[hour] = np.union1d(self.of(hour), sequences)
+        """Rows of an earlier epoch without an outcome that a target holds: they have one now."""
+        self._answered[hour] = _merged(self._answered_of(hour), sequences)
         self._settle(sequences)
 
     def forget(self, until: int) -> None:
         """No answer comes any more, and hours up to ``until`` are loaded."""
         self._decided = {hour: found for hour, found in self._decided.items() if hour > until}
+        self._answered = {hour: found for hour, found in self._answered.items() if hour > until}
+
+    def _answered_of(self, hour: int) -> Sequences:
+        return self._answered.get(hour, NO_SEQUENCES)
+
+
+def _merged(these: Sequences, those: Sequences) -> Sequences:
+    # They have nothing in common, and numpy's union costs sixty times a sort.
+    return np.sort(np.concatenate((these, those)))

@@ -98,7 +98,14 @@ def without(rows: Rows, decided: NDArray[np.uint64]) -> Rows:
     """Rows whose sequence is not among ``decided``, which is sorted."""
     if not len(decided) or not len(rows):
         return rows
-    sequences = rows["sequence"]
+    return rows.take(np.flatnonzero(~among(rows["sequence"], decided)))
+
+
+def among(sequences: NDArray[np.uint64], decided: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which sequences are among ``decided``, which is sorted; a search for each, however many are decided."""
+    if not len(decided):
+        return np.zeros(len(sequences), np.bool_)
     found = np.searchsorted(decided, sequences)
     found[found == len(decided)] = 0
-    return rows.take(np.flatnonzero(decided.take(found) != sequences))
+    held: NDArray[np.bool_] = decided.take(found) == sequences
+    return held
