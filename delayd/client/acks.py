@@ -1,5 +1,8 @@
 """Acknowledgements on their way: gathered into ranges, one request under way for each of ack and nack.
 
+What nobody waits for is gathered for LINGER_MS first, for each request costs the server a write and an fsync, however
+few messages it names.
+
 Invariant: whoever waits learns that its messages are acknowledged only when that is durable; what fails and has nobody
 waiting is kept until somebody asks (rule Q1).
 """
@@ -17,6 +20,7 @@ from delayd.net.connection import Connection
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_rows
 
+LINGER_MS = 10.0  # At most 100 requests a second; what a consumer that is killed has not sent is delivered again.
 HANDLES_MAX = 8_192  # Of one request: at most 27 bytes each, far below the limit of a head.
 
 Handles = list[list[int]]  # Of (incarnation, pull_first, count).
@@ -41,13 +45,14 @@ class AckLane:
         self._loop = asyncio.get_running_loop()
         self._gathered: Handles = []
         self._waiting: list[_Waiting] = []
+        self._lingering: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
         self._failures: deque[DelaydError] = deque()
 
     def give(self, handles: Handles) -> None:
         """Acknowledge soon; a failure is raised by `raise_failures`."""
         self._gathered.extend(handles)
-        self._start()
+        self._linger()
 
     def give_and_wait(self, handles: Handles) -> asyncio.Future[None]:
         """Acknowledge now: done when it is durable.
@@ -77,29 +82,44 @@ class AckLane:
 
     async def flush(self) -> None:
         """Wait until everything that was given is durable or failed."""
-        while self._sending is not None:
-            await asyncio.wait([self._sending])
+        while self._gathered or self._sending is not None:
+            await asyncio.wait([self._start()])
 
-    def _start(self) -> None:
+    def _linger(self) -> None:
+        if self._sending is None and self._lingering is None:
+            self._lingering = self._loop.call_later(LINGER_MS / 1000, self._start)
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
         if self._sending is None:
             self._sending = self._loop.create_task(self._send_all())
+        return self._sending
 
     async def _send_all(self) -> None:
+        """Send what was given, and again as long as somebody waits."""
         try:
-            while self._gathered or self._waiting:
-                gathered, self._gathered = self._gathered, []
-                waiting, self._waiting = self._waiting, []
-                handles = merge([*gathered, *(handle for one in waiting for handle in one.handles)])
-                error: DelaydError | None = None
-                stale: Handles = []
-                try:
-                    for start in range(0, len(handles), HANDLES_MAX):
-                        stale += await self._send(handles[start : start + HANDLES_MAX])
-                except DelaydError as failure:
-                    error = failure
-                self._tell(gathered, waiting, stale, error)
+            await self._send_gathered()
+            while self._waiting:
+                await self._send_gathered()
         finally:
             self._sending = None
+            if self._gathered:
+                self._linger()
+
+    async def _send_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        waiting, self._waiting = self._waiting, []
+        handles = merge([*gathered, *(handle for one in waiting for handle in one.handles)])
+        error: DelaydError | None = None
+        stale: Handles = []
+        try:
+            for start in range(0, len(handles), HANDLES_MAX):
+                stale += await self._send(handles[start : start + HANDLES_MAX])
+        except DelaydError as failure:
+            error = failure
+        self._tell(gathered, waiting, stale, error)
 
     async def _send(self, handles: Handles) -> Handles:
         deadline = self._loop.time() + self._timeout_s

@@ -23,16 +23,13 @@ from delayd.client.limits import check_group, check_subject
 from delayd.client.link import Link
 from delayd.client.message import Part, Pulled
 from delayd.client.meta import MetaView
-from delayd.client.retry import Backoff, spread_ms
+from delayd.client.pull_lane import PullLane
 from delayd.errors import (
     AlreadyClosed,
     BadArgument,
     BadRequest,
     BadSetting,
     DelaydError,
-    RequestFailed,
-    RequestTimedOut,
-    RetryLater,
     ServerUnavailable,
 )
 from delayd.net.connection import Connection
@@ -43,7 +40,6 @@ LEASE = timedelta(seconds=60)
 MESSAGES_MAX = 500  # Pulled at once, unless the caller says otherwise: enough to make the way to the server cheap.
 PULL_BYTES_MAX = 16 << 20  # Of one answer.
 POLL_MS = 5_000  # A long poll; a consumer that is closed ends it by closing its connection.
-ANSWER_MS_MAX = 10_000.0  # How much longer than it was asked to a server may take.
 WAIT = timedelta(seconds=5)
 
 _MS = timedelta(milliseconds=1)
@@ -95,9 +91,17 @@ class ConsumerCore:
         self._meta = MetaView(address)
         self._link: Link | None = None
         self._routing = asyncio.Lock()
-        self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._ready: deque[Pulled] = deque()
-        self._pulling: asyncio.Task[None] | None = None
+        self._failure: DelaydError | None = None  # Of a PULL that nobody waited for; the next pull raises it.
+        self._waiters: list[asyncio.Future[bool]] = []
+        names: Head = {
+            "subject": settings.subject,
+            "group": settings.group,
+            "max_bytes": PULL_BYTES_MAX,
+            "lease_ms": settings.lease // _MS,
+            "consumer": f"{socket.gethostname()}:{os.getpid()}",
+        }
+        self._pulls = PullLane(names, self._standing, self._connection, settings.timeout_ms, self._pulled)
         self._acks = AckLane(RequestType.ACK, settings.subject, settings.group, self._connection, settings.timeout_ms)
         self._nacks = AckLane(RequestType.NACK, settings.subject, settings.group, self._connection, settings.timeout_ms)
 
@@ -119,20 +123,15 @@ class ConsumerCore:
                 if self._settings.prefetch and not self._ready:
                     self._start_pull(self._settings.max_messages, POLL_MS)
                 return pulled
+            self._raise_failed_pull()
             left_s = until - self._loop.time()
-            if self._pulling is None:
+            if not self._pulls.under_way:
                 if left_s < 0:
                     return None
                 self._start_pull(most, POLL_MS if self._settings.prefetch else min(int(left_s * 1000), POLL_MS))
-            pulling = self._pulling
-            assert pulling is not None, "a pull was started"
             # Without prefetch nothing may come when nobody waits for it, so the server's own wait decides.
-            await asyncio.wait([pulling], timeout=max(left_s, 0) if self._settings.prefetch else None)
-            if not pulling.done():
+            if not await self._wait_for_pull(max(left_s, 0) if self._settings.prefetch else None):
                 return None
-            if self._pulling is pulling:
-                self._pulling = None
-            pulling.result()
             self.check()
 
     def settle(self, handles: Handles, *, back: bool) -> None:
@@ -184,60 +183,67 @@ class ConsumerCore:
         while self._ready:
             pulled = self._ready.popleft()
             if time.monotonic() < pulled.lease_ends:
+                if pulled.message_count <= most:
+                    return pulled
                 first, rest = pulled.cut(most)
-                if rest.parts:
-                    self._ready.appendleft(rest)
+                self._ready.appendleft(rest)
                 return first
             log.warning("lease_ended_unused subject=%s messages=%d", pulled.subject, pulled.message_count)
         return None
 
     def _start_pull(self, most: int, wait_ms: int) -> None:
-        if self._pulling is None:
-            self._pulling = self._loop.create_task(self._pull(most, wait_ms))
+        if not self._pulls.under_way:
+            self._pulls.start(most, wait_ms)
 
     async def _end_pull(self) -> None:
         """End the pull under way: what is given back after that must not be its answer."""
-        pulling, self._pulling = self._pulling, None
-        if pulling is None:
-            return
-        under_way = pulling.cancel()
-        await asyncio.wait([pulling])
-        if under_way and self._link is not None:
+        self._wake(AlreadyClosed("this consumer was closed meanwhile"))
+        if await self._pulls.end() and self._link is not None:
             await self._link.disconnect()
-        elif not pulling.cancelled():
-            # It failed, which nobody will ask about any more.
-            pulling.exception()
 
-    async def _pull(self, most: int, wait_ms: int) -> None:
-        settings = self._settings
-        head: Head = {
-            "subject": settings.subject,
-            "group": settings.group,
-            "max_messages": most,
-            "max_bytes": PULL_BYTES_MAX,
-            "wait_ms": wait_ms,
-            "lease_ms": settings.lease // _MS,
-            "consumer": self._name,
-        }
-        deadline = self._loop.time() + settings.timeout_ms / 1000
-        backoff = Backoff()
-        while True:
-            connection: Connection | None = None
-            try:
-                connection = await self._connection()
-                asked_us = monotonic_us()
-                answer = await connection.request(RequestType.PULL, head, timeout_ms=wait_ms + ANSWER_MS_MAX)
-                break
-            except (RequestFailed, RetryLater) as error:
-                if connection is not None and isinstance(error, RequestTimedOut):
-                    # Its answer may still come, and nobody would take the messages in it.
-                    connection.abort()
-                later = isinstance(error, RetryLater)
-                wait_s = (spread_ms(error.retry_after_ms) if later else backoff.next_ms()) / 1000
-                if self._loop.time() + wait_s >= deadline:
-                    raise
-            await asyncio.sleep(wait_s)
-        self._receive(answer, asked_us)
+    def _pulled(self, answer: Frame | DelaydError, asked_us: int) -> None:
+        """The PULL under way has ended."""
+        failure = answer if isinstance(answer, DelaydError) else self._received(answer, asked_us)
+        if failure is not None and not self._waiters:
+            self._failure = failure
+        self._wake(failure)
+
+    def _received(self, answer: Frame, asked_us: int) -> DelaydError | None:
+        """Take an answer in; what is wrong with it."""
+        try:
+            self._receive(answer, asked_us)
+        except DelaydError as error:
+            return error
+        return None
+
+    def _wake(self, failure: DelaydError | None) -> None:
+        """Whoever waits for the PULL under way looks again, or raises."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.done():
+                continue
+            if failure is None:
+                waiter.set_result(True)
+            else:
+                waiter.set_exception(failure)
+
+    async def _wait_for_pull(self, left_s: float | None) -> bool:
+        """Wait for the PULL under way; whether it has ended in time. Raises why it failed."""
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        self._waiters.append(waiter)
+        limit = None if left_s is None else self._loop.call_later(left_s, _give_up, waiter)
+        try:
+            return await waiter
+        finally:
+            if limit is not None:
+                limit.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _raise_failed_pull(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def _receive(self, answer: Frame, asked_us: int) -> None:
         assert self._link is not None, "an answer came without a connection"
@@ -262,10 +268,13 @@ class ConsumerCore:
             incarnation = need_u64(answer.head, "incarnation")
             self._ready.append(Pulled(self._settings.subject, incarnation, tuple(parts), received_at_ms, lease_ends))
 
+    def _standing(self) -> Connection | None:
+        return None if self._link is None else self._link.standing
+
     async def _connection(self) -> Connection:
-        link = self._link
-        if link is not None and link.standing is not None:
-            return link.standing
+        standing = self._standing()
+        if standing is not None:
+            return standing
         async with self._routing:
             if self._link is None:
                 await self._route()
@@ -289,3 +298,8 @@ class ConsumerCore:
         else:
             await self._link.close()
             self._link = Link(server.host, server.port, server.log_id)
+
+
+def _give_up(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

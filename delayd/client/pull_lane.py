@@ -1,0 +1,131 @@
+"""The one PULL of a consumer that is under way, tried again until it is answered or its time is up.
+
+Invariant: a PULL whose answer nobody waits for any more is ended with its connection, or the server would give messages
+to nobody. One that goes well takes no task: its request leaves at once and its answer is handed on where it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from delayd.client.instants import monotonic_us
+from delayd.client.retry import Backoff, spread_ms
+from delayd.errors import DelaydError, RequestFailed, RequestTimedOut, RetryLater
+from delayd.net.connection import Connection
+from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.requests import RequestType
+
+ANSWER_MS_MAX = 10_000.0  # How much longer than it was asked to a server may take.
+
+OnEnd = Callable[[Frame | DelaydError, int], None]
+"""Takes the answer, or why there is none, and when it was asked for (monotonic us)."""
+
+
+class PullLane:
+    """PULLs of one group of one subject, one at a time; belongs to a loop."""
+
+    def __init__(
+        self,
+        names: Mapping[str, HeadValue],
+        standing: Callable[[], Connection | None],
+        connection: Callable[[], Awaitable[Connection]],
+        timeout_ms: float,
+        on_end: OnEnd,
+    ) -> None:
+        self._names = names
+        self._standing = standing
+        self._connection = connection
+        self._timeout_s = timeout_ms / 1000
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._asked: _Asked | None = None
+        self._trying: asyncio.Task[None] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a PULL waits for its answer."""
+        return self._asked is not None
+
+    def start(self, most: int, wait_ms: int) -> None:
+        """Ask for up to ``most`` messages; there must be nothing under way."""
+        assert self._asked is None, "one PULL at a time"
+        head: Head = {**self._names, "max_messages": most, "wait_ms": wait_ms}
+        asked = self._asked = _Asked(head, wait_ms, self._loop.time() + self._timeout_s)
+        connection = self._standing()
+        if connection is not None:
+            self._ask(asked, connection)
+        else:
+            self._try_in(asked, 0.0)
+
+    async def end(self) -> bool:
+        """Forget the PULL under way; whether one may have reached a server, which must be disconnected then."""
+        asked, self._asked = self._asked, None
+        trying, self._trying = self._trying, None
+        if trying is not None:
+            trying.cancel()
+            await asyncio.wait([trying])
+        if asked is None or asked.connection is None:
+            return False
+        asked.connection.forget(asked.request_id)
+        return True
+
+    def _ask(self, asked: _Asked, connection: Connection) -> None:
+        asked.connection, asked.asked_us = connection, monotonic_us()
+
+        def answered(answer: Frame | DelaydError) -> None:
+            if self._asked is asked:
+                self._answered(asked, connection, answer)
+
+        timeout_ms = asked.wait_ms + ANSWER_MS_MAX
+        asked.request_id = connection.call(RequestType.PULL, asked.head, (), answered, timeout_ms)
+
+    def _answered(self, asked: _Asked, connection: Connection, answer: Frame | DelaydError) -> None:
+        if isinstance(answer, RequestTimedOut):
+            # Its answer may still come, and nobody would take the messages in it.
+            connection.abort()
+        if isinstance(answer, DelaydError):
+            self._failed(asked, answer)
+        else:
+            self._asked = None
+            self._on_end(answer, asked.asked_us)
+
+    def _failed(self, asked: _Asked, error: DelaydError) -> None:
+        asked.connection = None
+        if isinstance(error, RequestFailed | RetryLater):
+            later = isinstance(error, RetryLater)
+            wait_s = (spread_ms(error.retry_after_ms) if later else asked.backoff.next_ms()) / 1000
+            if self._loop.time() + wait_s < asked.deadline:
+                self._try_in(asked, wait_s)
+                return
+        self._asked = None
+        self._on_end(error, asked.asked_us)
+
+    def _try_in(self, asked: _Asked, wait_s: float) -> None:
+        self._trying = self._loop.create_task(self._try(asked, wait_s))
+
+    async def _try(self, asked: _Asked, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        try:
+            connection = await self._connection()
+        except DelaydError as error:
+            self._trying = None
+            self._failed(asked, error)
+        else:
+            self._trying = None
+            self._ask(asked, connection)
+
+
+class _Asked:
+    """One PULL over all its tries."""
+
+    __slots__ = ("asked_us", "backoff", "connection", "deadline", "head", "request_id", "wait_ms")
+
+    def __init__(self, head: Head, wait_ms: int, deadline: float) -> None:
+        self.head = head
+        self.wait_ms = wait_ms
+        self.deadline = deadline
+        self.backoff = Backoff()
+        self.connection: Connection | None = None  # Where it may have left for a server.
+        self.request_id = 0
+        self.asked_us = 0
