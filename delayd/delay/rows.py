@@ -11,6 +11,7 @@ A location is one u64, and locations of one log compare as the bytes they name:
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +31,8 @@ ROW = np.dtype(
 )
 ROW_BYTES = 32  # Two rows a cache line; 40 M rows of one hour take 1.3 GB.
 assert ROW.itemsize == ROW_BYTES, "the columns of a row leave no gap"
+ONE_ROW = struct.Struct("<iIIIQQ")  # The same, to pack a row in plain integers.
+assert ONE_ROW.size == ROW_BYTES, "a packed row is a row"
 
 BATCH_OFFSET_BITS = 47  # 140 TB of one log.
 BATCH_ROW_BITS = 16  # A batch has at most 65,536 rows.

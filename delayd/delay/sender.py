@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 REFUSED_RETRY_MS = 1_000
 BATCHES_A_FRAME = 256  # Many subjects in a frame cost by batch; this bounds the work between two looks at the clock.
+SMALL_FRAMES = 4  # What fills less than one part in four of a frame waits for the answer to the frame before it.
 
 OnAnswer = Callable[[Frame | DelaydError], None]
 
@@ -107,7 +108,7 @@ class Sender:
             if self._has_room():
                 self._refused.remove(refused)
                 self._send(wire, session, current, refused.rows, refused)
-        while len(self.waiting) and now >= self._paused_until_ms and self._has_room():
+        while self._has_freight() and now >= self._paused_until_ms and self._has_room():
             rows = self.waiting.take(self._config.frame_rows_max, self._config.frame_bytes_max)
             self._send(wire, session, current, rows, None)
 
@@ -148,6 +149,17 @@ class Sender:
             self.window.decide(sent.batch_id)
             self.waiting.give_back(sent.rows)
         self.frames_in_flight = 0
+
+    def _has_freight(self) -> bool:
+        """Whether what waits is to leave now: little leaves at once when nothing is under way, and else together.
+
+        Frames cost by the frame on both sides, so at load a target's answers set the pace, as in Nagle's RFC 896.
+        """
+        waiting = self.waiting
+        if not self.frames_in_flight:
+            return len(waiting) > 0
+        rows_max, bytes_max = self._config.frame_rows_max, self._config.frame_bytes_max
+        return SMALL_FRAMES * len(waiting) >= rows_max or SMALL_FRAMES * waiting.size_bytes >= bytes_max
 
     def _has_room(self) -> bool:
         return (

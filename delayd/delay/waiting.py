@@ -14,6 +14,7 @@ class WaitingRows:
     """A queue of row arrays, taken from the front by rows and bytes."""
 
     def __init__(self) -> None:
+        self.size_bytes = 0  # What the rows need in frames.
         self._parts: deque[Rows] = deque()
         self._count = 0
 
@@ -25,15 +26,19 @@ class WaitingRows:
         if len(rows):
             self._parts.append(rows)
             self._count += len(rows)
+            self.size_bytes += size_of(rows)
 
     def give_back(self, rows: Rows) -> None:
         """Put rows that were taken before the others."""
         if len(rows):
             self._parts.appendleft(rows)
             self._count += len(rows)
+            self.size_bytes += size_of(rows)
 
     def take(self, rows_max: int, bytes_max: int) -> Rows:
         """Take up to so many rows with up to so many bytes, at least one."""
+        if self._count <= rows_max and self.size_bytes <= bytes_max:
+            return self._take_all()
         taken: list[Rows] = []
         while self._parts and rows_max > 0 and bytes_max > 0:
             part = self._parts.popleft()
@@ -45,22 +50,33 @@ class WaitingRows:
                 break
             taken.append(part[:fits])
             rows_max -= fits
-            bytes_max -= int(taken[-1]["length"].sum())
-        if not taken:
-            return NO_ROWS
+            size_bytes = size_of(taken[-1])
+            bytes_max -= size_bytes
+            self.size_bytes -= size_bytes
         rows = taken[0] if len(taken) == 1 else join_rows(taken)
         self._count -= len(rows)
         return rows
 
     def remove(self, decided: NDArray[np.uint64]) -> None:
         """Drop rows whose sequences are among ``decided``, sorted."""
-        parts, self._parts, self._count = self._parts, deque(), 0
+        parts, self._parts, self._count, self.size_bytes = self._parts, deque(), 0, 0
         for part in parts:
             self.add(without(part, decided))
 
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that a row refers to (rule P6), None without such a row."""
         return lowest_offset(self._parts)
+
+    def _take_all(self) -> Rows:
+        parts, self._parts, self._count, self.size_bytes = self._parts, deque(), 0, 0
+        if not parts:
+            return NO_ROWS
+        return parts[0] if len(parts) == 1 else join_rows(parts)
+
+
+def size_of(rows: Rows) -> int:
+    """Bytes that rows need in frames."""
+    return int(rows["length"].sum(dtype=np.int64))
 
 
 def lowest_offset(parts: "deque[Rows] | list[Rows]") -> int | None:

@@ -13,6 +13,7 @@ from delayd.log.control import encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.pull import PullEntry, PullOp, encode_entries
 from delayd.validate import (
+    FEW_ROWS,
     HEADERS_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     ROWS_NAMED_MAX,
@@ -49,7 +50,7 @@ def test_honest_batches_of_every_kind_pass(count: int) -> None:
         check_batch(parse(data))
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, 3, FEW_ROWS + 1])
 def test_an_end_outside_of_its_place_names_row_and_column(count: int) -> None:
     data = messages([b"0123456789"] * count, headers=[b"h"] * count)
     heap_bytes = parse(data).total_bytes - parse(data).heap_offset
@@ -65,8 +66,9 @@ def test_an_end_outside_of_its_place_names_row_and_column(count: int) -> None:
             check_batch(parse(with_end(data, column, row, end)))
 
 
-def test_an_end_before_the_rounded_end_of_the_row_before_names_the_row() -> None:
-    data = messages([b"abc"] * 5)
+@pytest.mark.parametrize("count", [5, FEW_ROWS + 5])
+def test_an_end_before_the_rounded_end_of_the_row_before_names_the_row(count: int) -> None:
+    data = messages([b"abc"] * count)
     second_end = int(parse(data).uint32s(ColumnId.BODY_END)[1])
     with pytest.raises(BatchMalformed, match="row 2: column body_end"):
         check_batch(parse(with_end(data, ColumnId.BODY_END, 2, second_end + 4)))

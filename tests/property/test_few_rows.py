@@ -1,0 +1,83 @@
+"""A small group is made into rows and checked in plain integers; what comes out is what the arrays make of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delayd import validate
+from delayd.batch import Batch, ColumnId, parse
+from delayd.delay import table
+from delayd.delay.subjects import Subjects
+from delayd.delay.table import Stored, message_rows
+from delayd.errors import BatchMalformed, MessageTooLarge
+from delayd.gather import SHORT
+from delayd.hours import HOUR_MS
+from delayd.validate import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, check_batch, refused_rows
+from tests.batches import messages, with_true_checksums
+
+APPENDED_AT_MS = 500_000 * HOUR_MS + 17
+SUBJECTS = [b"a", b"orders.eu", b"x/y"]
+
+row = st.tuples(
+    st.integers(APPENDED_AT_MS - 30 * 24 * HOUR_MS, APPENDED_AT_MS + 3 * HOUR_MS),
+    st.binary(max_size=20),
+    st.binary(max_size=9),
+    st.integers(0, len(SUBJECTS) - 1),
+)
+batch = st.tuples(st.lists(row, min_size=1, max_size=SHORT // 4), st.booleans(), st.booleans())
+
+
+@given(st.lists(batch, min_size=1, max_size=4), st.integers(0, 1 << 40))
+def test_few_rows_are_the_rows_that_arrays_make(
+    batches: list[tuple[list[tuple[int, bytes, bytes, int]], bool, bool]], base: int
+) -> None:
+    stored, offset, sequence = [], 8 * base, base
+    for rows, with_headers, with_subjects in batches:
+        data = messages(
+            [body for _, body, _, _ in rows],
+            due=[due for due, _, _, _ in rows],
+            headers=[header for _, _, header, _ in rows] if with_headers else None,
+            subjects=SUBJECTS if with_subjects else [b"only"],
+            subject_of=[subject for _, _, _, subject in rows] if with_subjects else None,
+        )
+        stored.append(Stored(offset, sequence, parse(data)))
+        offset += len(data)
+        sequence += len(rows)
+    few = message_rows(stored, Subjects(), APPENDED_AT_MS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(table, "SHORT", 0)
+        many = message_rows(stored, Subjects(), APPENDED_AT_MS)
+    assert few.dtype == many.dtype and few.tolist() == many.tolist()
+
+
+@given(
+    st.lists(st.sampled_from([0, 5, HEADERS_BYTES_MAX, HEADERS_BYTES_MAX + 1]), min_size=1, max_size=5),
+    st.sampled_from([0, 1, MESSAGE_BYTES_MAX - HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX]),
+)
+def test_few_rows_are_refused_as_many_are(headers: list[int], body: int) -> None:
+    data = parse(messages([bytes(body)] + [b"x"] * (len(headers) - 1), headers=[bytes(size) for size in headers]))
+    assert _refused(data, few_rows=0) == _refused(data, few_rows=32)
+
+
+@given(st.lists(st.integers(0, 60), min_size=2, max_size=5))
+def test_ends_that_fall_or_leave_the_heap_are_refused_as_among_many(ends: list[int]) -> None:
+    made = bytearray(messages([b"12345678"] * len(ends)))
+    column = parse(made).offsets[ColumnId.BODY_END]
+    made[column : column + 4 * len(ends)] = np.array(ends, "<u4").tobytes()
+    data = parse(with_true_checksums(made))
+    assert _refused(data, few_rows=0)[0] == _refused(data, few_rows=32)[0]
+
+
+def _refused(data: Batch, few_rows: int) -> tuple[str, list[int]]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(validate, "FEW_ROWS", few_rows)
+        try:
+            check_batch(data)
+        except MessageTooLarge as error:
+            return "too large", refused_rows(error)
+        except BatchMalformed:
+            return "malformed", []
+        return "good", []
