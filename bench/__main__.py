@@ -1,55 +1,49 @@
-"""``python -m bench [CASE ...] [--runs N]``: run the cases, one JSON line a result, then the median of each.
+"""``python -m bench [CASE ...] [--full]``: run the cases against real servers, one JSON line a result.
 
-Cases: schedule (batches and singles), steady (5,000/s and 20,000/s), restart (after kill -9, with 1 M pending). Parts
-of delayd on their own: ``python -m bench.net``, ``bench.wheel``, ``bench.clients``, ``bench.disk``. A figure is of
-this machine at this minute: steal and fsync stand beside it.
+Each run of a side gives a line (`run`), and each case one with median, least and most of its runs and the quotients to
+Redis (`of`). ``python -m bench.report FILE`` makes the table and the plots of docs/performance.md from them. A figure
+is of this machine at this minute: steal and fsync stand beside it, and a run with more than 0.2 s of steal is repeated.
+
+Parts of delayd on their own: ``python -m bench.net``, ``bench.wheel``, ``bench.clients``, ``bench.disk``.
 """
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Callable
-from functools import partial
+import time
 
-from bench import schedule
-from bench.machine import measured
-from bench.restart import restart
-from bench.steady import steady
+from bench import machine
+from bench.cases import cases
+from bench.runs import Runner
 
-Case = Callable[[], dict[str, float]]
-
-CASES: dict[str, dict[str, Case]] = {
-    "schedule": {"schedule batches of 500": schedule.batches, "schedule singles": schedule.singles},
-    "steady": {"steady 5,000/s": partial(steady, 5_000), "steady 20,000/s": partial(steady, 20_000)},
-    "restart": {"restart with 1 M pending": partial(restart, 1_000_000)},
-}
+BUDGET_S = {"tiny": 60, "quick": 240, "full": 1_440}  # Past it a case runs once and nothing is repeated.
 
 
 def main() -> int:
     """Run what the command line names."""
+    names = [case.name for case in cases("full")]
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure real servers on loopback.")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all without one")
-    parser.add_argument("--runs", type=int, default=3, help="of each case; the median is quoted (default: 3)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(names)}; all without one")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_const", const="full", dest="size", help="all sizes; about 25 minutes")
+    size.add_argument("--tiny", action="store_const", const="tiny", dest="size", help="to see that each case works")
+    parser.add_argument("--runs", type=int, help="of each case (default: 3, and 1 of the long ones without --full)")
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.cases) - set(CASES))
+    size_name = arguments.size or "quick"
+    chosen = cases(size_name)
+    unknown = sorted(set(arguments.cases) - {case.name for case in chosen})
     if unknown:
-        parser.error(f"there is no case {unknown[0]!r}; choose of {', '.join(CASES)}")
-    for name in arguments.cases or CASES:
-        for title, case in CASES[name].items():
-            _run(title, case, arguments.runs)
-    return 0
+        parser.error(f"there is no case {unknown[0]!r}; choose of {', '.join(case.name for case in chosen)}")
+    end = time.monotonic() + BUDGET_S[size_name]
+    runner = Runner(size_name, _print, {"size": size_name, **machine.facts()}, arguments.runs, end)
+    for case in chosen:
+        if not arguments.cases or case.name in arguments.cases:
+            runner.run(case)
+    return 1 if runner.failed else 0
 
 
-def _run(title: str, case: Case, runs: int) -> None:
-    results = []
-    for number in range(runs):
-        results.append(measured(case))
-        print(json.dumps({"case": title, "run": number + 1, **results[-1]}), flush=True)
-    if runs > 1:
-        figures = [name for name, value in results[0].items() if isinstance(value, int | float)]
-        medians = {name: statistics.median([float(str(result[name])) for result in results]) for name in figures}
-        print(json.dumps({"case": title, "median_of": runs, **medians}), flush=True)
+def _print(line: dict[str, object]) -> None:
+    print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

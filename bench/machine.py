@@ -1,14 +1,28 @@
-"""What the machine did beside a run: a figure means little without the steal and the disk of its own minute."""
+"""What the machine is, and what it did beside a run: a figure means little without the steal and disk of its minute."""
 
 import os
+import platform
 import statistics
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 SYNCS = 200
 SYNC_BYTES = 4096
+
+
+def facts() -> dict[str, str | int]:
+    """Processor, cores, kernel, Python, commit (with a + when files differ from it) and the time, in UTC."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
 
 
 def steal_s() -> float:
@@ -29,8 +43,28 @@ def fsync_ms() -> dict[str, float]:
     return {"p50": round(statistics.median(took), 3), "p99": round(statistics.quantiles(took, n=100)[98], 3)}
 
 
-def measured(run: Callable[[], dict[str, float]]) -> dict[str, object]:
-    """Run once; its figures with steal and fsync times around it."""
-    before = steal_s()
-    figures = run()
-    return {**figures, "steal_s": round(steal_s() - before, 2), "fsync_ms": fsync_ms()}
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    """Of the repository that this file is in; empty when it is none, or git is not there."""
+    folder = Path(__file__).parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

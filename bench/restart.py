@@ -5,8 +5,6 @@ until a consumer holds the first message that fell due after it.
 """
 
 import asyncio
-import os
-import signal
 import time
 from datetime import timedelta
 
@@ -41,7 +39,7 @@ async def _kill_and_wait(running: Servers, messages: int) -> dict[str, float]:
             rows = due[turn : turn + BATCHES_A_TURN]
             await asyncio.gather(*(producer.send_batch(SUBJECT, bodies, row) for row in rows))
         await _first_due_after(consumer, time.time_ns() // 1_000_000)
-        os.kill(running.pids["delay"], signal.SIGKILL)
+        running.kill("delay")
         killed, killed_ms = time.monotonic(), time.time_ns() // 1_000_000
         starting = asyncio.get_running_loop().run_in_executor(None, running.start, "delay")
         await _first_due_after(consumer, killed_ms)

@@ -1,6 +1,7 @@
-"""Three real servers in a directory of their own, for one benchmark; they end with it."""
+"""Real servers in a directory of their own, for one benchmark; they end with it."""
 
 import contextlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -8,42 +9,67 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from delayd.config import parse_address
+from delayd.net.connection import connect
+from delayd.wire.requests import RequestType
+
 STOP_S = 10
+CHECKPOINT_MS_MAX = 120_000  # Of millions of messages over all hours of two years, on a busy machine.
 
 
 @dataclass(slots=True)
 class Servers:
-    """Where they are: meta's address, the data directory, process ids by role."""
+    """Where they are: meta's address, the data directory, addresses and processes by role."""
 
     data: Path
     stack: contextlib.ExitStack
+    options: dict[str, list[str]]
     meta: str = ""
-    pids: dict[str, int] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+    children: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
 
     def start(self, role: str) -> None:
         """Start a server, again if the one before was killed, and wait until it is ready."""
-        known = ["--meta", self.meta] if self.meta else []
+        words = [role, "--data", str(self.data), "--port", "0", *self.options.get(role, [])]
+        if self.meta:
+            words += ["--meta", self.meta]
         with (self.data / f"{role}.err").open("a") as errors:
             child = subprocess.Popen(
-                [sys.executable, "-m", "delayd", role, "--data", str(self.data), "--port", "0", *known],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
+                [sys.executable, "-m", "delayd", *words], stdout=subprocess.PIPE, stderr=errors, text=True
             )
         self.stack.callback(_stop, child)
         assert child.stdout is not None
-        words = child.stdout.readline().split()
-        if words[:1] != ["ready"]:
+        ready = child.stdout.readline().split()
+        if ready[:1] != ["ready"]:
             raise RuntimeError(f"{role} did not start: {(self.data / f'{role}.err').read_text()}")
-        self.meta = self.meta or words[2]
-        self.pids[role] = child.pid
+        self.children[role] = child
+        self.addresses[role] = ready[2]
+        self.meta = self.meta or ready[2]
+
+    def pid(self, role: str) -> int:
+        """The process of a server."""
+        return self.children[role].pid
+
+    def kill(self, role: str) -> None:
+        """End a server as a crash would."""
+        self.children[role].send_signal(signal.SIGKILL)
+        self.children[role].wait()
+
+    async def checkpoint(self, role: str) -> None:
+        """Ask for a checkpoint that covers all that is durable now, and wait until it is published."""
+        connection = await connect(*parse_address(self.addresses[role]))
+        try:
+            await connection.request(RequestType.CHECKPOINT, {}, timeout_ms=CHECKPOINT_MS_MAX)
+        finally:
+            connection.close()
+            await connection.closed
 
 
 @contextlib.contextmanager
-def servers(*roles: str) -> Iterator[Servers]:
-    """Start meta and the given roles as processes, each on a free port."""
+def servers(*roles: str, delay: tuple[str, ...] = ()) -> Iterator[Servers]:
+    """Start meta and the given roles as processes, each on a free port; ``delay`` are options of the delay server."""
     with tempfile.TemporaryDirectory(prefix="delayd-bench-") as folder, contextlib.ExitStack() as stack:
-        running = Servers(Path(folder), stack)
+        running = Servers(Path(folder), stack, {"delay": list(delay)})
         for role in ("meta", *roles):
             running.start(role)
         yield running
@@ -56,3 +82,5 @@ def _stop(child: "subprocess.Popen[str]") -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+    if child.stdout is not None:
+        child.stdout.close()

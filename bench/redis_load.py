@@ -1,0 +1,15 @@
+"""Fills a Redis server with messages, batch by batch, the answers of some of them still on their way."""
+
+from collections.abc import Iterable
+
+from bench.messages import BATCH_ROWS, BODIES, UNDER_WAY, Instants
+from bench.redis_peer import Line, zadd
+
+
+def fill(line: Line, batches: Iterable[Instants]) -> None:
+    """Schedule all of them; returns when the last one was answered."""
+    for number, due_ms in enumerate(batches):
+        line.send(zadd(number * BATCH_ROWS, due_ms.tolist(), BODIES), 1)
+        if line.unanswered == UNDER_WAY:
+            line.settle(UNDER_WAY // 2)
+    line.settle()
