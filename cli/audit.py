@@ -5,31 +5,35 @@ late is named and breaks no book.
 """
 
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import ParamSpec, TypeVar
 
 import click
 
-from delayd.hours import hour_name, hour_of_ms
+from delayd.disk import RealDisk
+from delayd.hours import hour_name
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.directory import Role, find_directories
 from delayd.reading.findings import Finding
 from delayd.reading.histogram import QUANTILES
 from delayd.reading.seals import SealState
 from delayd.reading.summary import HourSummary
 
+from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
+from .hour_range import HourRange, Hours
 from .listing import Cell, Column, Kind, show
 from .options import data_option, format_option
 from .programs import Programs
-from .progress import Advance, progress
+from .progress import progress
 from .times import duration, duration_text, instant
 
-FINDINGS_DEFAULT = 100  # A screen or two; they are counted in any case.
+FINDINGS_DEFAULT = 10  # Or they would push the verdict off the screen; they are counted in any case.
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,11 +42,11 @@ _MS = timedelta(milliseconds=1)
 _QUANTILE_NAMES = tuple(f"late_p{f'{100 * quantile:g}'.replace('.', '')}_ms" for quantile in QUANTILES)
 _FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch")
 _CLASSES = ("cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
-_SHOWN_CLASSES = ("pending", "undecided", "waiting")
+_SELDOM = ("dead", *_CLASSES, *_FAULTS, "late")
 HOUR_COLUMNS = (
     Column("hour"),
     *(Column(name, Kind.NUMBER) for name in ("scheduled", "dispatched", "dead")),
-    *(Column(name, Kind.NUMBER, detail=name not in _SHOWN_CLASSES) for name in _CLASSES),
+    *(Column(name, Kind.NUMBER) for name in _CLASSES),
     *(Column(name, Kind.NUMBER) for name in _FAULTS),
     Column("late", Kind.NUMBER),
     *(Column(name, Kind.NUMBER, detail=True) for name in ("unproven", "past_due")),
@@ -92,26 +96,6 @@ _TERMS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HourRange:
-    """Hours from one up to another, which is not one of them; None sets no bound."""
-
-    first: int | None
-    until: int | None
-
-    @classmethod
-    def of(cls, from_ms: int | None, to_ms: int | None) -> "HourRange":
-        """The hours that hold an instant from one up to another, the second left out."""
-        return cls(
-            None if from_ms is None else hour_of_ms(from_ms), None if to_ms is None else hour_of_ms(to_ms - 1) + 1
-        )
-
-    def __contains__(self, hour: object) -> bool:
-        if not isinstance(hour, int):
-            return False
-        return (self.first is None or hour >= self.first) and (self.until is None or hour < self.until)
-
-
 def _terms(command: Callable[P, R]) -> Callable[P, R]:
     for option in reversed(_TERMS):
         command = option(command)
@@ -141,7 +125,7 @@ def audit(
 
     Example: delayd audit --data /var/lib/delayd --from -24h
     """
-    with progress("hours", None) as advance:
+    with all_damage_named(data), progress("hours", None) as advance:
         report = audit_directory(
             data,
             now_ms=time.time_ns() // 1_000_000,
@@ -151,7 +135,15 @@ def audit(
             findings_limit=findings_limit,
             progress=Hours(advance),
         )
-    return show_report(report, form)
+    code = show_report(report, form)
+    if report.total.missing and not any(each.role == Role.REALTIME for each in find_directories(RealDisk(), data)):
+        sys.stdout.flush()
+        click.echo(
+            f"delayd: {data} holds no realtime server's directory, so nothing shows what arrived; give the directory "
+            "that `delayd up --data` was given, or one that holds copies of all servers' directories",
+            err=True,
+        )
+    return code
 
 
 @click.command("spark-audit")
@@ -193,7 +185,7 @@ def show_report(report: AuditReport, form: str) -> int:
         hours = [_hour_row(summary) for summary in report.hours]
         if form == "table" and len(hours) > 1:
             hours.append(_hour_row(report.total))
-        show(HOUR_COLUMNS, hours, form)
+        show(_columns(hours) if form == "table" else HOUR_COLUMNS, hours, form)
     if form == "table":
         if report.findings:
             click.echo()
@@ -203,16 +195,12 @@ def show_report(report: AuditReport, form: str) -> int:
     return OK if report.balanced else NOT_BALANCED
 
 
-class Hours:
-    """Turns "so many of so many" into steps."""
-
-    def __init__(self, advance: Advance) -> None:
-        self._advance = advance
-        self._done = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        self._advance(done - self._done, total)
-        self._done = done
+def _columns(hours: Sequence[Sequence[Cell]]) -> list[Column]:
+    """Those of a table: what is 0 in every hour takes no room there, and the verdict has it."""
+    return [
+        column._replace(detail=True) if column.name in _SELDOM and not any(row[number] for row in hours) else column
+        for number, column in enumerate(HOUR_COLUMNS)
+    ]
 
 
 def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:

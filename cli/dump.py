@@ -19,7 +19,7 @@ from delayd.log.group import Group, GroupKind
 from delayd.log.pull import decode_entries
 from delayd.log.seal import decode_seals
 from delayd.log.segment import FileKind, UnfinishedFile
-from delayd.reading.directory import open_any
+from delayd.reading.directory import need_log_file, open_any
 from delayd.reading.groups import TornTail, read_groups
 
 from .listing import Cell, Column, Kind, printable
@@ -94,6 +94,7 @@ def message_rows(disk: Disk, path: str, torn: list[str]) -> Iterator[tuple[Cell,
 
 
 def _groups(disk: Disk, path: str, torn: list[str]) -> Iterator[Group]:
+    need_log_file(disk, path)
     try:
         segment = open_any(disk, path)
     except UnfinishedFile:

@@ -6,7 +6,7 @@ import click
 
 from delayd.reading.export import FORMATS, export_directory
 
-from .audit import HourRange, Hours
+from .hour_range import HourRange, Hours
 from .listing import Column, Kind, show
 from .options import data_option, subject_option
 from .progress import progress

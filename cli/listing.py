@@ -1,7 +1,8 @@
 """One renderer for every listing: a table for people, JSON and CSV for programs.
 
 Invariant: JSON and CSV hold the exact values, with their units in the names of the columns; only a table rounds them or
-writes an instant as a date. JSON is one array with one object a line, written as the rows come.
+writes an instant as a date. All are written as the rows come, a table in pieces, JSON as one array with one object a
+line: a listing of millions costs time and no memory.
 """
 
 import csv
@@ -13,15 +14,13 @@ from itertools import islice
 from typing import NamedTuple, TextIO
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len
 
 from .times import duration_text, instant_text
 
 LIMIT_DEFAULT = 100  # Fills a screen or two; a listing of millions is asked for on purpose.
-PIPE_COLUMNS = 10_000  # Where no terminal bounds a line, none is folded.
+PIECE_ROWS = 1_000  # Of a table, whose columns are as wide as the widest cell of this and the pieces before it.
+GAP = "   "  # Between two columns.
 
 Cell = str | int | float | bool | None
 
@@ -100,18 +99,55 @@ class _Counted(Iterator[Sequence[Cell]]):
 
 
 def _write_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out: TextIO) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    shown = [number for number, column in enumerate(columns) if not column.detail]
-    for column in (columns[number] for number in shown):
-        numeric = column.kind not in (Kind.TEXT, Kind.INSTANT)
-        table.add_column(Text(column.heading), justify="right" if numeric else "left", overflow="fold")
+    table = _Table(columns, out)
+    piece: list[Sequence[Cell]] = []
     try:
         for row in rows:
-            table.add_row(*(Text(_cell_text(columns[number], row[number])) for number in shown))
+            piece.append(row)
+            if len(piece) == PIECE_ROWS:
+                piece, full = [], piece
+                table.write(full)
     finally:
         # What was read before a damaged place is shown, as in the other formats.
-        if table.row_count:
-            Console(file=out, width=None if out.isatty() else PIPE_COLUMNS).print(table)
+        table.write(piece)
+
+
+class _Table:
+    """Columns of text; no line is folded, so that each row stays one line for `grep` and `less -S`."""
+
+    def __init__(self, columns: Sequence[Column], out: TextIO) -> None:
+        self._shown = [(number, column) for number, column in enumerate(columns) if not column.detail]
+        self._right = [column.kind not in (Kind.TEXT, Kind.INSTANT) for _, column in self._shown]
+        self._widths = [len(column.heading) for _, column in self._shown]
+        self._out = out
+        self._begun = False
+
+    def write(self, rows: Sequence[Sequence[Cell]]) -> None:
+        """Write the next rows, below the headings if they are the first ones."""
+        if not rows:
+            return
+        texts = [[_cell_text(column, row[number]) for number, column in self._shown] for row in rows]
+        self._widths = [
+            max(width, *map(_width, cells)) for width, cells in zip(self._widths, zip(*texts, strict=True), strict=True)
+        ]
+        if not self._begun:
+            self._begun = True
+            self._line([column.heading for _, column in self._shown])
+            rule = "─" if (self._out.encoding or "").lower().startswith("utf") else "-"
+            self._out.write(rule * (sum(self._widths) + len(GAP) * (len(self._widths) - 1)) + "\n")
+        for cells in texts:
+            self._line(cells)
+
+    def _line(self, cells: Sequence[str]) -> None:
+        padded = [
+            " " * (width - _width(text)) + text if right else text + " " * (width - _width(text))
+            for text, width, right in zip(cells, self._widths, self._right, strict=True)
+        ]
+        self._out.write(GAP.join(padded).rstrip() + "\n")
+
+
+def _width(text: str) -> int:
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def _write_json(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out: TextIO) -> None:

@@ -54,7 +54,8 @@ def log() -> None:
 def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: str) -> int:
     """Check every checksum, length and chain of log files; nothing is changed.
 
-    A FILE is checked on its own; only --data also checks that the files of a log follow one another.
+    A FILE is a .log file or a checkpoint, checked on its own; only --data also checks that the files of a log follow
+    one another.
 
     Lists what does not check: `damaged` is an error with path and position; `torn` is an unfinished end, an append
     under way or one that a crash cut short, which the server takes off at its next start.
@@ -80,7 +81,8 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
         size_bytes = sum(file.size_bytes for file in files)
         verdict = f"{damaged} damaged" if damaged else "none is damaged"
         torn = f"{states.count(State.TORN)} with an unfinished end"
-        click.echo(f"{len(files):,} files, {size_text(size_bytes)}: {verdict}, {torn}")
+        count = f"{len(files):,} file{'s' * (len(files) != 1)}"
+        click.echo(f"{count}, {size_text(size_bytes)}: {verdict}, {torn}")
     return NOT_BALANCED if damaged else OK
 
 
@@ -97,6 +99,10 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
 @format_option
 def dump(path: str, level: str, limit: int, form: str) -> None:
     """List what a log file holds, as far as it checks and is durable.
+
+    FILE is a .log file below message, schedule, dispatch, pull or seal in a server's directory, or a copy of one.
+
+    Exit codes: 2 FILE is no such file, 3 it is damaged; what is before the damage is listed.
 
     Example: delayd log dump delayd-data/delay/message/00000000000000000000.log --level messages
     """

@@ -4,6 +4,8 @@ Invariant: an error that a user can act on is one sentence on stderr and a docum
 command's module is imported when it is run, so ``delayd send`` pays for no supervisor and ``--help`` for nothing.
 """
 
+import errno
+import io
 import logging
 import os
 import sys
@@ -16,11 +18,12 @@ import click
 import delayd
 from delayd.errors import DelaydError
 
-from .exits import INTERRUPTED, NOBODY_READS, OK, exit_code_of
+from .exits import INTERRUPTED, NOBODY_READS, OK, USAGE, exit_code_of
 from .programs import Programs
 
 # Without any handler Python writes the warnings of clients to stderr, which is for one sentence; servers set up others.
 _SILENT = logging.NullHandler()
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Place(NamedTuple):
@@ -88,6 +91,7 @@ class Commands(click.Group):
 def main(programs: Programs, arguments: Sequence[str] | None = None) -> int:
     """Run one command; ``arguments`` are those of the process unless given. Returns the exit code."""
     logging.getLogger("delayd").addHandler(_SILENT)
+    _prepare_output()
     try:
         result: object = commands.main(arguments, prog_name="delayd", obj=programs, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_instead:
@@ -99,6 +103,8 @@ def main(programs: Programs, arguments: Sequence[str] | None = None) -> int:
     except DelaydError as error:
         click.echo(f"delayd: {error.message}", err=True)
         return exit_code_of(error)
+    except OSError as error:
+        return _refused_by_the_system(error)
     except click.Abort:
         click.echo("delayd: stopped", err=True)
         return INTERRUPTED
@@ -130,7 +136,40 @@ def _sentence(error: click.ClickException) -> str:
     return message
 
 
+def _prepare_output() -> None:
+    """Have a stdout and a stderr, also when they were closed, that write every character in some way."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A message's body may have what the terminal's encoding has not.
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _refused_by_the_system(error: OSError) -> int:
+    """Tell what a user or an operator can mend; all else is a bug and keeps its traceback."""
+    if isinstance(error, PermissionError) and error.filename is not None:
+        click.echo(
+            f"delayd: {os.fsdecode(error.filename)} can't be used ({error.strerror}); give this user the right to, or "
+            "be the user that the servers run as",
+            err=True,
+        )
+        return USAGE
+    if error.errno in _FULL and error.filename is None:
+        click.echo(
+            f"delayd: the output can't be written ({error.strerror}); free space where it goes, or send it elsewhere",
+            err=True,
+        )
+        _discard_output()
+        return USAGE
+    raise error
+
+
 def _quietly() -> int:
-    # The interpreter flushes stdout once more at its end, into a pipe that nobody reads.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _discard_output()
     return NOBODY_READS
+
+
+def _discard_output() -> None:
+    # The interpreter flushes stdout once more at its end, to where nothing more can be written.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

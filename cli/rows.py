@@ -31,6 +31,8 @@ from delayd.reading.schedule import (
 )
 from delayd.reading.seals import NO_TAIL
 
+from .times import check_order
+
 TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
 NONE = -1  # In place of an index: there is none.
 _NO_ROWS = np.empty(0, np.int64)
@@ -48,6 +50,9 @@ class Window:
     from_ms: int | None = None
     to_ms: int | None = None
     subject: str | None = None
+
+    def __post_init__(self) -> None:
+        check_order(self.from_ms, self.to_ms)
 
     def holds_hour(self, hour: int) -> bool:
         """Whether any message of an hour may be wanted."""

@@ -11,8 +11,9 @@ import click
 from delayd.hours import hour_name
 from delayd.reading.seals import SealReport, SealsReport, SealState, verify_seals
 
-from .audit import HourRange, Hours
+from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
+from .hour_range import HourRange, Hours
 from .listing import Cell, Column, Kind, show
 from .options import data_option, format_option, limit_option
 from .progress import progress
@@ -57,12 +58,13 @@ def seals(data: str, from_ms: int | None, to_ms: int | None, limit: int, form: s
     Example: delayd seals --data /var/lib/delayd --from -24h
     """
     hours = HourRange.of(from_ms, to_ms)
-    with progress("hours", None) as advance:
+    with all_damage_named(data), progress("hours", None) as advance:
         report = verify_seals(data, hours=hours, progress=Hours(advance))
     listed = [each for each in report.seals if each.hour in hours or each.state is SealState.BROKEN]
-    show(COLUMNS, (_row(each) for each in listed), form, limit)
+    if listed or form != "table":
+        show(COLUMNS, (_row(each) for each in listed), form, limit)
     if form == "table":
-        for line in _verdict(report):
+        for line in _verdict(report, bool(listed)):
             click.echo(line)
     return NOT_BALANCED if report.broken else OK
 
@@ -81,12 +83,16 @@ def _row(report: SealReport) -> tuple[Cell, ...]:
     )
 
 
-def _verdict(report: SealsReport) -> Iterator[str]:
-    yield ""
+def _verdict(report: SealsReport, listed: bool) -> Iterator[str]:
+    if listed:
+        yield ""
     for torn in report.torn:
         yield torn.sentence
     last = {each.log_id: each.seal for each in report.seals if each.seal is not None}
     for log_id, seal in last.items():
         yield f"the last seal of {log_id:016x} is number {seal.number}, {seal.sha256.hex()}"
     states = Counter(each.state for each in report.seals)
-    yield f"seals: {', '.join(f'{count:,} {state}' for state, count in states.items()) or 'none'}"
+    if states:
+        yield f"seals: {', '.join(f'{count:,} {state}' for state, count in states.items())}"
+    else:
+        yield "no hour is sealed yet; one is when it is over and each of its messages has an outcome"

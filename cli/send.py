@@ -15,7 +15,7 @@ import click
 
 from delayd.client.receipt import BatchFailed, Receipt
 from delayd.client.sync_producer import Producer
-from delayd.errors import DelaydError
+from delayd.errors import DelaydError, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 
 from .options import meta_option, text_format_option
 from .progress import progress
@@ -116,7 +116,14 @@ def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
 def _send_one(
     producer: Producer, subject: str, body: bytes, wish: Wish, headers: dict[str, str | bytes], form: str
 ) -> None:
-    receipt = producer.send(subject, body, delay=wish.delay, deliver_at_ms=wish.deliver_at_ms, headers=headers or None)
+    try:
+        receipt = producer.send(
+            subject, body, delay=wish.delay, deliver_at_ms=wish.deliver_at_ms, headers=headers or None
+        )
+    except RetryLater as error:
+        # Refused by name, or never connected (rule I3): a script may send it again without fear of a second one.
+        kept = "nothing was sent" if isinstance(error, ServerUnavailable | NoDelayServer) else "nothing is kept"
+        raise RetryLater(f"{kept}: {error.message}", retry_after_ms=error.retry_after_ms) from error
     if form == "json":
         click.echo(json.dumps(_as_json(subject, receipt)))
         return
@@ -154,9 +161,16 @@ def _send_lines(
 
 
 def _say_what_is_kept(kept: int, error: DelaydError) -> None:
-    partly = len(error.receipt) if isinstance(error, BatchFailed) else 0
+    partly, unknown = 0, ""
+    if isinstance(error, BatchFailed):
+        partly = len(error.receipt)
+        doubted = sum(len(failure.rows) for failure in error.failures if isinstance(failure.error, OutcomeUnknown))
+        unknown = f", {doubted:,} more of it may be" if doubted else ""
+    elif isinstance(error, OutcomeUnknown):
+        unknown = ", all of it may be"
     click.echo(
-        f"delayd: the first {kept:,} lines are kept, and {partly:,} of the batch that begins at line {kept + 1:,}",
+        f"delayd: the first {kept:,} lines are kept, and {partly:,} of the batch that begins at line {kept + 1:,}"
+        f"{unknown}",
         err=True,
     )
 

@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
+from delayd.errors import BadArgument
+
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
@@ -39,6 +41,14 @@ def instant(text: str) -> int:
     if moment.tzinfo is None:
         raise click.BadParameter(f"{text!r} does not say its offset from UTC; end it with Z or with one such as +01:00")
     return (moment - _EPOCH) // _MS
+
+
+def check_order(from_ms: int | None, to_ms: int | None) -> None:
+    """Refuse a --from behind its --to: a listing of nothing would look like an answer."""
+    if from_ms is not None and to_ms is not None and from_ms > to_ms:
+        raise BadArgument(
+            f"--from {instant_text(from_ms)} is after --to {instant_text(to_ms)}, so nothing lies between; swap them"
+        )
 
 
 def parse_duration(text: str) -> timedelta | None:

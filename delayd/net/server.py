@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 import sys
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
@@ -55,7 +56,7 @@ class Server:
         try:
             self._listener = await loop.create_server(self._accept, host, port, backlog=ACCEPT_QUEUE)
         except OSError as error:
-            if error.errno not in _LISTEN_FAULTS:
+            if error.errno not in _LISTEN_FAULTS and not isinstance(error, socket.gaierror):
                 raise
             why = error.strerror or str(error)
             raise BadSetting(f"{host}:{port} can't be listened on ({why}); choose another host or port") from error

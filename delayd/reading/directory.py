@@ -5,14 +5,23 @@ copy are read in the same way (rule L6).
 """
 
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData
-from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.log.checkpoint import NAME as CHECKPOINT
+from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, Segment, UnfinishedFile, open_segment
 
 KIND_POSITION = 10  # Of the two bytes of a file header that say what the file holds (docs/formats/segment.md).
+LOG_NAME = re.compile(r"[0-9]{20}\.log|[0-9]{10}\.log")  # Of a segment by its base offset, of an hour by its number.
+OTHER_FILES = {
+    CHECKPOINT: "a checkpoint",
+    "LOCK": "what a server holds while it runs",
+    "data.mdb": "LMDB's, for its server alone",
+    "lock.mdb": "LMDB's, for its server alone",
+}
 LOCKS = "/proc/locks"  # Linux lists each held flock here, so that looking takes no lock from a server that starts.
 
 
@@ -83,6 +92,30 @@ def open_any(disk: Disk, path: str) -> Segment:
     kind = int.from_bytes(header[KIND_POSITION : KIND_POSITION + 2], "little")
     # An unknown kind is left to the header's own checks, which say what is wrong with it.
     return open_segment(disk, path, FileKind(kind) if kind in set(FileKind) else FileKind.MESSAGE, None, write=False)
+
+
+def need_log_file(disk: Disk, path: str) -> None:
+    """Refuse a file that never was a log file: then nothing about it is damaged.
+
+    Raises:
+        BadArgument: neither its name nor its first bytes are those of a log file.
+    """
+    name = path.rpartition("/")[2]
+    if LOG_NAME.fullmatch(name):
+        return
+    what = OTHER_FILES.get(name)
+    if what is None:
+        file = disk.open(path)
+        try:
+            if file.pread(len(FILE_MAGIC), 0) == FILE_MAGIC:
+                return
+        finally:
+            file.close()
+        what = "a file that delayd did not write"
+    raise BadArgument(
+        f"{path} is not a log file; it is {what}; give one of the .log files below message, schedule, dispatch, pull, "
+        "consume or seal in a server's directory"
+    )
 
 
 def _read_directory(disk: Disk, path: str) -> Directory | None:

@@ -36,7 +36,9 @@ class TornTail:
         """What it is and what becomes of it, for people."""
         return (
             f"{self.path} ends with {self.size_bytes:,} bytes that are no whole group, from byte {self.position} "
-            f"({self.reason}); the server takes them off at its next start, unless it knows that they were durable"
+            f"({self.reason}): an append under way, one that a crash cut short, or a damaged last group, which the "
+            "file alone does not tell apart; the server takes them off at its next start, unless it knows that they "
+            "were durable"
         )
 
 

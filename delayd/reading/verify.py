@@ -14,7 +14,7 @@ from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
-from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, open_any
+from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
 from delayd.reading.groups import LogMoved, TornTail, file_size
 from delayd.reading.schedule import take_snapshot
 from delayd.reading.verify_file import HOURLY, FileReport, Place, State, damage_report, verify_file
@@ -113,8 +113,14 @@ def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk
         paths: log files and checkpoints, in a server's directory or anywhere else.
         progress: called with the files read and all files.
         disk: where they are.
+
+    Raises:
+        BadArgument: one of them is neither.
     """
     disk = disk or RealDisk()
+    for path in paths:
+        if os.path.basename(path) != CHECKPOINT:
+            need_log_file(disk, path)
     homes: dict[str, _Home] = {}
     places = [_place_of(disk, path, homes) for path in paths]
     return VerifyReport(tuple(_verify(disk, places, progress, chained=False)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from freezegun import freeze_time
 
+from cli.audit import FINDINGS_DEFAULT
 from delayd.reading.books import AuditReport, audit_directory
 from tests.books import HOUR, START_MS, Books
 
@@ -117,6 +118,41 @@ def test_findings_beyond_the_limit_are_counted(books: Books) -> None:
     assert "3 more findings; --findings N names more of them" in ran.out
 
 
+def test_by_default_few_findings_are_named_and_the_verdict_is_last(books: Books) -> None:
+    books.hand_over(books.send([START_MS + 1000] * 100), delay_ms=1500)
+    ran = _audit(books)
+    assert ran.out.count("LATE") == FINDINGS_DEFAULT
+    assert f"\n{100 - FINDINGS_DEFAULT} more findings; --findings N names more of them\n" in ran.out
+    assert ran.out.splitlines()[-1].startswith("the books balance: ")
+
+
+def test_late_messages_hide_no_lost_one(books: Books) -> None:
+    books.hand_over(books.send([START_MS + 1000] * 100), delay_ms=1500)
+    books.send([START_MS + 1000])
+    assert _audit(books).out.count("LOST") == 1
+
+
+def test_a_table_has_no_column_of_zeros_and_csv_has_all(books: Books) -> None:
+    heading = _audit(books).out.splitlines()[0]
+    assert "pending" in heading and "lost" not in heading and "in doubt" not in heading
+    books.send([START_MS + 1000])
+    assert "lost" in _audit(books).out.splitlines()[0]
+    assert "lost" in _audit(books, "--format", "csv").out.splitlines()[0]
+
+
+def test_without_the_realtime_servers_files_it_says_what_is_missing(books: Books) -> None:
+    ran = run("audit", "--data", books.delay)
+    assert ran.code == 3
+    assert f"delayd: {books.delay} holds no realtime server's directory, so nothing shows what arrived" in ran.err
+
+
+def test_a_from_behind_its_to_is_refused(books: Books) -> None:
+    for command in (["audit"], ["seals"], ["schedule", "hours"], ["dispatch", "show"], ["export", "--out", "none"]):
+        ran = run(*command, "--data", books.root, "--from", "2026-11-20T17:00Z", "--to", "2026-11-20T16:00Z")
+        assert (ran.code, ran.out) == (2, ""), command
+        assert "--from 2026-11-20T17:00:00.000Z is after --to 2026-11-20T16:00:00.000Z" in ran.err
+
+
 def test_hours_outside_of_from_and_to_are_left_out(books: Books) -> None:
     assert "scheduled 0 = 0\n" in _audit(books, "--from", "2026-11-20T17:00Z").out
     nothing = _audit(books, "--to", "2026-11-20T16:00Z").out
@@ -141,6 +177,34 @@ def test_damage_exits_with_3_and_names_path_and_position(books: Books) -> None:
     assert ran.code == 3
     assert ran.out == ""
     assert f"{path} is damaged at byte 64" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_all_damaged_files_are_named_and_not_only_the_first(books: Books) -> None:
+    paths = [books.path_of("schedule"), books.path_of("dispatch")]
+    for path in paths:
+        path.write_bytes(b"x" * 100)
+    ran = _audit(books)
+    assert ran.code == 3
+    for path in paths:
+        assert ran.err.count(f"{path} is damaged at byte 0") == 1, ran.err
+
+
+def test_of_thousands_of_damaged_files_some_are_named_and_the_others_counted(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.damage.NAMED_MAX", 0)
+    for path in (books.path_of("schedule"), books.path_of("dispatch")):
+        path.write_bytes(b"x" * 100)
+    ran = _audit(books)
+    assert ran.code == 3
+    assert f"delayd: 1 more files are damaged; `delayd log verify --data {books.root}` names all\n" in ran.err
+
+
+def test_seals_of_books_without_any_say_when_there_will_be_one(books: Books) -> None:
+    ran = run("seals", "--data", books.root)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "no hour is sealed yet; one is when it is over and each of its messages has an outcome\n"
 
 
 def test_the_audit_in_spark_gets_the_same_terms_and_shows_the_same_report(books: Books) -> None:

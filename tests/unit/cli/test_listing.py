@@ -3,10 +3,11 @@
 import csv
 import io
 import json
+from collections.abc import Iterator
 
 import pytest
 
-from cli.listing import Cell, Column, Kind, printable, show, size_text
+from cli.listing import PIECE_ROWS, Cell, Column, Kind, printable, show, size_text
 
 _COLUMNS = (
     Column("subject"),
@@ -66,6 +67,34 @@ def test_a_table_writes_dates_units_and_thousands(capsys: pytest.CaptureFixture[
 def test_a_table_in_a_pipe_folds_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     show((Column("subject"),), [("s" * 255,)], "table")
     assert "s" * 255 in capsys.readouterr().out.splitlines()
+
+
+def test_a_long_table_is_written_in_pieces_and_its_columns_only_become_wider(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wide, source = PIECE_ROWS + 5, iter(range(3 * PIECE_ROWS))
+    written: list[int] = []
+
+    def rows() -> Iterator[tuple[Cell, ...]]:
+        for number in source:
+            if number % PIECE_ROWS == 0:
+                written.append(len(capsys.readouterr().out.splitlines()))
+            yield ("x" * (9 if number == wide else 1), number)
+
+    show((Column("name"), Column("count", Kind.NUMBER)), rows(), "table")
+    last = capsys.readouterr().out.splitlines()
+    assert written == [0, 2 + PIECE_ROWS, PIECE_ROWS], "no piece waits for the next one"
+    assert last[0] == f"x           {2 * PIECE_ROWS:,}"
+
+
+def test_a_table_ends_no_line_with_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    show((Column("a"), Column("b")), [("x", "long text"), ("y", "")], "table")
+    assert [line for line in capsys.readouterr().out.splitlines() if line != line.rstrip()] == []
+
+
+def test_wide_characters_take_two_places(capsys: pytest.CaptureFixture[str]) -> None:
+    show((Column("a"), Column("b")), [("漢字", "1"), ("abcd", "2")], "table")
+    assert capsys.readouterr().out.splitlines()[2:] == ["漢字   1", "abcd   2"]
 
 
 def test_a_table_takes_no_markup_from_values(capsys: pytest.CaptureFixture[str]) -> None:

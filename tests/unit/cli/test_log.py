@@ -204,6 +204,40 @@ def test_a_damaged_file_is_dumped_up_to_the_damage(books: Books) -> None:
     assert f"{path} is damaged at byte {third}" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("LOCK", "what a server holds while it runs"),
+        ("state.lmdb/data.mdb", "LMDB's, for its server alone"),
+        ("server.txt", "a file that delayd did not write"),
+    ],
+)
+@pytest.mark.parametrize("command", ["dump", "verify"])
+def test_a_file_that_is_no_log_is_refused_with_what_it_is(books: Books, command: str, name: str, what: str) -> None:
+    path = Path(books.delay) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"pid 8675\n" * 20)
+    ran = run("log", command, str(path))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"delayd: {path} is not a log file; it is {what}; give one of the .log files below ")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_checkpoint_is_verified_and_not_dumped(books: Books) -> None:
+    path = f"{books.delay}/checkpoint"
+    assert run("log", "verify", path).code == 0
+    ran = run("log", "dump", path)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{path} is not a log file; it is a checkpoint" in ran.err
+
+
+def test_a_copy_of_a_log_is_known_by_its_bytes_whatever_its_name(books: Books, tmp_path: Path) -> None:
+    copy = tmp_path / "evidence.bin"
+    copy.write_bytes(_message_files(books)[0].read_bytes())
+    assert run("log", "verify", str(copy)).code == 0
+    assert len(_dump(copy, "messages")) == 2
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for command in ("dump", "verify"):
         ran = run("log", command, str(tmp_path / "none.log"))

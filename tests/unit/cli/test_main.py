@@ -1,14 +1,19 @@
 """Errors of the command line: one sentence on stderr that says what to do, and the documented exit code."""
 
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from importlib import import_module
+from pathlib import Path
 
 import click
 import pytest
 
 from cli.exits import BUG, INTERRUPTED, NOT_BALANCED, TRY_LATER, USAGE, exit_code_of
 from cli.main import PLACES
+from cli.programs import OWN_COMMAND
 from delayd.errors import (
     BadMagic,
     BadSubject,
@@ -27,6 +32,7 @@ from delayd.errors import (
     ServerUnavailable,
     SyncFailed,
 )
+from tests.books import START_MS, Books
 
 from .runner import Ran, run
 
@@ -88,6 +94,41 @@ def test_the_exit_code_of_a_server_is_that_of_the_process() -> None:
     assert _meta(lambda config: 3).code == 3
 
 
+def _meta_with_a_folder(error: OSError, data: Path) -> Ran:
+    (data / "meta").mkdir()
+    return run("meta", "--data", str(data), servers={"meta": _raises(error)})
+
+
+def test_a_file_that_this_user_may_not_use_is_one_sentence(tmp_path: Path) -> None:
+    ran = _meta_with_a_folder(PermissionError(13, "Permission denied", "/data/meta/LOCK"), tmp_path)
+    assert (ran.code, ran.out) == (USAGE, "")
+    assert ran.err.startswith("delayd: /data/meta/LOCK can't be used (Permission denied); give this user the right")
+    assert ran.err.count("\n") == 1
+
+
+def test_what_the_system_refuses_and_nobody_can_mend_keeps_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        _meta_with_a_folder(OSError(9, "Bad file descriptor"), tmp_path)
+
+
+@pytest.mark.parametrize("command", [["--help"], ["schedule", "hours"], ["seals", "--format", "csv"]])
+def test_an_output_without_space_is_one_sentence(command: list[str], tmp_path: Path) -> None:
+    with closing(Books(str(tmp_path))) as books, open("/dev/full", "wb") as full:
+        books.send([START_MS])
+        books.checkpoint()
+        data = ["--data", books.root] if command != ["--help"] else []
+        done = subprocess.run([*OWN_COMMAND, *command, *data], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == USAGE
+    assert done.stderr.decode().startswith("delayd: the output can't be written (No space left on device); free")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_closed_output_is_no_error() -> None:
+    command = f"exec {shlex.join([*OWN_COMMAND, '--version'])} >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_an_interrupted_command_exits_with_130() -> None:
     ran = _meta(_raises(KeyboardInterrupt()))
     assert ran.code == INTERRUPTED
@@ -124,6 +165,7 @@ def test_a_meta_server_that_is_not_there_is_named_with_what_to_do(arguments: lis
 @pytest.mark.parametrize(
     "arguments",
     [["send", "a", "b", "--in", "1s", "--timeout", "300ms"], ["consume", "a", "--group", "g", "--wait", "10ms"]],
+    ids=["send", "consume"],
 )
 def test_messages_that_can_not_travel_are_one_sentence_and_never_a_success(
     arguments: list[str], unused_port: int, monkeypatch: pytest.MonkeyPatch
@@ -131,7 +173,8 @@ def test_messages_that_can_not_travel_are_one_sentence_and_never_a_success(
     monkeypatch.setattr("cli.consume.REACH_MS_MIN", 300.0)
     ran = run(*arguments, "--meta", f"127.0.0.1:{unused_port}")
     assert (ran.code, ran.out) == (TRY_LATER, "")
-    assert ran.err.startswith(f"delayd: no connection to 127.0.0.1:{unused_port} ")
+    said = "nothing was sent: " if arguments[0] == "send" else ""
+    assert ran.err.startswith(f"delayd: {said}no connection to 127.0.0.1:{unused_port} ")
     assert ran.err.count("\n") == 1
 
 

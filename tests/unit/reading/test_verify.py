@@ -371,8 +371,15 @@ def test_single_files_are_found_from_the_folder_that_they_are_in(books: Books, m
     assert seen == [(1, 2), (2, 2)]
 
 
-def test_a_single_file_that_is_no_log_is_damage(tmp_path: Path) -> None:
+def test_a_single_file_that_never_was_a_log_is_refused_and_damages_nothing(tmp_path: Path) -> None:
     path = tmp_path / "notes.log"
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(BadArgument, match=r"notes.log is not a log file; it is a file that delayd did not write; give"):
+        verify_files([str(path)])
+
+
+def test_a_single_file_with_the_name_of_a_log_and_other_bytes_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / f"{0:020}.log"
     path.write_bytes(b"x" * 100)
     (report,) = verify_files([str(path)]).files
     assert (report.kind, report.state, report.size_bytes) == ("unknown", State.DAMAGED, 100)
