@@ -30,10 +30,10 @@ def window_frames(log_id: int, end: int, held: Sequence[InDoubt]) -> Iterator[tu
         while at < len(held) and len(rows) < WINDOW_BATCHES and size < WINDOW_BODY_BYTES:
             one = held[at]
             rows.append(
-                [one.epoch, one.batch_id, one.hour, one.offset, one.appended_at_ms, one.claimed_at_ms, one.count]
+                [one.epoch, one.batch_id, one.hour, one.offset, one.appended_at_ms, one.claimed_at_ms, one.rows]
             )
             body.extend((one.sequences, one.deliver_at_ms))
-            size += 16 * one.count
+            size += 16 * one.rows
             at += 1
         more = at < len(held)
         yield {"log_id": log_id, "end_offset": end, "batches": rows}, body, more

@@ -29,8 +29,7 @@ RETRY_MS = 1_000  # Between tries on a full disk.
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchFrame:
+class DispatchFrame(NamedTuple):
     """One frame of a delay server: batches that are taken together."""
 
     peer: Peer
@@ -41,8 +40,7 @@ class DispatchFrame:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
+class Greeting(NamedTuple):
     """A hello whose record is to become durable behind everything before it."""
 
     peer: Peer
@@ -51,8 +49,7 @@ class Greeting:
     hello: Hello
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(NamedTuple):
     """A frame with the offsets of its batches, and of the groups that they are in."""
 
     frame: DispatchFrame

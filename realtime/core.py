@@ -270,9 +270,7 @@ class Core:
             for batch, part, offset, group_offset in zip(
                 frame.batches, frame.parts, landed.offsets, landed.group_offsets, strict=True
             ):
-                table = batch.subject_table
-                name = "" if self._index.known(table) else batch.subjects()[0].decode()
-                subject = self._index.subject_of_table(table, name)
+                subject = self._index.subject_of(batch)
                 subject.add(offset, batch.count, batch.total_bytes)
                 self._stored.add(offset, batch)
                 origin.expected.discard((part.epoch, part.batch_id))

@@ -145,7 +145,10 @@ class Group:
     def hold(self, pull: Pull) -> None:
         """Add a pull whose messages are already taken out of what is offered."""
         self.held[pull.pull_first] = pull
-        bisect.insort(self._firsts, pull.pull_first)
+        if self._firsts and pull.pull_first < self._firsts[-1]:
+            bisect.insort(self._firsts, pull.pull_first)
+        else:
+            self._firsts.append(pull.pull_first)
 
     def _pulled(self, entry: PullEntry) -> None:
         end = entry.consume_first + entry.covered
@@ -156,7 +159,7 @@ class Group:
             self.next = end
         else:
             self._take_offered(entry.consume_first, end)
-        pending = Ranges([(entry.pull_first, entry.pull_first + entry.covered)])
+        pending = Ranges.of(entry.pull_first, entry.pull_first + entry.covered)
         self.hold(Pull(entry.pull_first, entry.consume_first, entry.covered, entry.attempt, entry.incarnation, pending))
 
     def _take_offered(self, first: int, end: int) -> None:

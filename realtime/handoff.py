@@ -29,8 +29,7 @@ class Hello(NamedTuple):
     w: W
 
 
-@dataclass(frozen=True, slots=True)
-class InDoubt:
+class InDoubt(NamedTuple):
     """A stored batch above W: all that its lost acknowledgement would have said (rule H6)."""
 
     epoch: int
@@ -39,7 +38,7 @@ class InDoubt:
     offset: int
     appended_at_ms: int
     claimed_at_ms: int
-    count: int
+    rows: int
     sequences: bytes
     deliver_at_ms: bytes
     group_offset: int
@@ -91,8 +90,8 @@ class Origin:
             appended_at_ms,
             part.claimed_at_ms,
             batch.count,
-            batch.uint64s(ColumnId.SEQUENCE).tobytes(),
-            batch.int64s(ColumnId.DELIVER_AT_MS).tobytes(),
+            batch.column_bytes(ColumnId.SEQUENCE),
+            batch.column_bytes(ColumnId.DELIVER_AT_MS),
             group_offset,
         )
         if self.keys and key < self.keys[-1]:

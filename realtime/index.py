@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from delayd.batch import Batch
 from delayd.disk import Disk
 from delayd.log.consume import (
     ROW_BITS,
@@ -125,18 +126,15 @@ class Index:
             found = self.by_name[name] = Subject(name)
         return found
 
-    def subject_of_table(self, table: bytes, name: str) -> Subject:
+    def subject_of(self, batch: Batch) -> Subject:
         """The subject of a stored batch, by the bytes of its subject table; numbered when it is its first."""
+        table = batch.subject_table
         found = self._by_table.get(table)
         if found is None:
-            found = self._by_table[table] = self.subject(name)
+            found = self._by_table[table] = self.subject(batch.subjects()[0].decode())
             if found.subject_id < 0:
                 self.number(found, self._next_id)
         return found
-
-    def known(self, table: bytes) -> bool:
-        """Whether a stored batch had this subject table."""
-        return table in self._by_table
 
     def number(self, subject: Subject, subject_id: int) -> None:
         """Give a subject the id that it keeps."""

@@ -5,44 +5,38 @@ what is not acknowledged when its lease ends is offered again.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
-from delayd.batch import Batch, BatchKind, Buffer, ColumnId
 from delayd.clock import Clock
-from delayd.errors import BadArgument, DamagedData, DelaydError, RetryLater, ServerStopped
-from delayd.gather import Pick, compose, gather, row_bytes
+from delayd.errors import BadArgument, DelaydError, RetryLater, ServerStopped
 from delayd.log.control import Record
 from delayd.log.pull import PullEntry, PullOp
 from delayd.wire.frame import Head
 
 from .alarms import Alarms
-from .groups import Group, Offer, Pull, Waiting
+from .groups import Group, Pull, Waiting
 from .index import Index, Subject
+from .parts import Part, Parts
 from .peer import Peer
 from .pull_commit import PullCommit
-from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
+from .quarantine import Quarantine
 from .ranges import Ranges
 from .stored import StoredBatches
 
-PARTS_MAX = 512  # Of one answer: each costs the loop some 20 us, and nobody else is served meanwhile.
-OVERHEAD_BYTES = 512  # Header, directory and subject table of a batch, at most.
 STALE_RUNS_MAX = 16_384  # Of one answer; with the handles of one request they stay below the limit of a head.
 GROUPS_MAX = 100_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
 
 log = logging.getLogger(__name__)
 
 
-class Part(NamedTuple):
-    """Neighbouring messages of one answer; ``batch`` holds exactly them."""
+class Planned(NamedTuple):
+    """What the first who waits of a group is about to get."""
 
-    consume_first: int
-    rows: int
-    attempt: int
-    batch: Buffer
+    group: Group
+    waiting: Waiting
+    parts: list[Part]
 
 
 class Lease(NamedTuple):
@@ -72,10 +66,10 @@ class Pulls:
         self.counters = dict.fromkeys(("pulled", "acked", "nacked", "lapsed", "redelivered"), 0)
         self._log_id = log_id
         self._index = index
-        self._stored = stored
         self._log = pull_log
         self._clock = clock
         self.quarantine = Quarantine(stored)
+        self._parts = Parts(index, stored, self.quarantine)
         self._next_group_id = max((group.group_id for group in self.groups.values()), default=0) + 1
         self._of_subject: dict[str, list[Group]] = {}
         self._of_peer: dict[Peer, set[Waiting]] = {}
@@ -108,7 +102,7 @@ class Pulls:
         group = waiting.group
         group.waiting.append(waiting)
         self._of_peer.setdefault(waiting.peer, set()).add(waiting)
-        self._serve(group)
+        self._serve([group])
         # The first pull of a new group waits for the group's record, whatever its time.
         if group.ready and not waiting.answered:
             self._time(waiting)
@@ -133,14 +127,12 @@ class Pulls:
             self.counters["acked" if op == PullOp.ACK else "nacked"] += sum(map(group.apply, entries))
         self._log.when_durable(partial(answer, stale))
         if op == PullOp.NACK:
-            self._serve(group)
+            self._serve([group])
 
     def messages_came(self, subjects: Iterable[Subject]) -> None:
         """Serve who waits for messages of these subjects."""
-        for subject in subjects:
-            for group in self._of_subject.get(subject.name, ()):
-                if group.waiting:
-                    self._serve(group)
+        found = (group for subject in subjects for group in self._of_subject.get(subject.name, ()) if group.waiting)
+        self._serve(list(found))
 
     def disconnected(self, peer: Peer) -> None:
         """Nothing is delivered for the waiting PULLs of a connection that is gone."""
@@ -191,102 +183,81 @@ class Pulls:
 
     def _created(self, group: Group) -> None:
         group.ready = True
-        self._serve(group)
+        self._serve([group])
         for waiting in list(group.waiting):
             self._time(waiting)
 
-    def _serve(self, group: Group) -> None:
-        """Answer who waits, in order of arrival, while there are messages."""
+    def _serve(self, groups: Iterable[Group]) -> None:
+        """Answer who waits, in order of arrival, while there are messages: one append of the pull log a round."""
+        while planned := [plan for group in groups if (plan := self._planned(group)) is not None]:
+            self._answer(planned)
+            groups = [plan.group for plan in planned]
+
+    def _planned(self, group: Group) -> Planned | None:
+        """What the first who waits is to get; None when nobody does, or there is nothing."""
         while group.ready and group.waiting and group.has_messages:
             waiting = group.waiting[0]
             try:
-                parts = self._plan(group, waiting)
-                if parts:
-                    self._answer(group, waiting, parts)
-                elif group.has_messages:
-                    # So much could not be read that others get their turn first; who asked asks again.
-                    self._expire(waiting)
+                parts = self._parts.of(group, waiting)
             except ServerStopped:
                 raise
             except DelaydError as error:
-                # A full disk or a damaged consume log concerns who asked for it; all else goes on.
-                log.warning("pull_failed subject=%s group=%s error=%r", group.subject.name, group.name, error.message)
-                self._end(group.waiting.popleft()).answer_error(waiting.request_id, error)
+                # A damaged consume log concerns who asked for it; all else goes on.
+                self._refuse(group, error)
+                continue
+            if parts:
+                return Planned(group, waiting, parts)
+            if group.has_messages:
+                # So much could not be read that others get their turn first; who asked asks again.
+                self._expire(waiting)
+        return None
 
-    def _answer(self, group: Group, waiting: Waiting, parts: Sequence[Part]) -> None:
+    def _answer(self, planned: Sequence[Planned]) -> None:
         now_ms = self._clock.now_ms()
-        entries: list[PullEntry] = []
-        rows_of_head: list[list[int]] = []
+        entries: list[tuple[Planned, PullEntry]] = []
         pull_first = self.next_pull
-        for part in parts:
-            rows_of_head.append([pull_first, part.consume_first, part.rows, part.attempt])
-            last = entries[-1] if entries else None
-            if (
-                last is not None
-                and last.attempt == part.attempt
-                and last.consume_first + last.covered == part.consume_first
-            ):
-                entries[-1] = last._replace(covered=last.covered + part.rows)
-            else:
-                at = (self.incarnation, pull_first, part.consume_first, part.rows, now_ms)
-                entries.append(PullEntry(PullOp.PULL, part.attempt, group.group_id, *at))
-            pull_first += part.rows
-        self._log.append(entries)
-        self.counters["pulled"] += pull_first - self.next_pull
-        self.next_pull = pull_first
-        for entry in entries:
-            group.apply(entry)
-            self._lease(group, entry.pull_first, waiting.lease_ms)
+        for plan in planned:
+            group_id, last = plan.group.group_id, None
+            for part in plan.parts:
+                if (
+                    last is not None
+                    and last.attempt == part.attempt
+                    and last.consume_first + last.covered == part.consume_first
+                ):
+                    last = last._replace(covered=last.covered + part.rows)
+                    entries[-1] = plan, last
+                else:
+                    at = (self.incarnation, pull_first, part.consume_first, part.rows, now_ms)
+                    last = PullEntry(PullOp.PULL, part.attempt, group_id, *at)
+                    entries.append((plan, last))
+                pull_first += part.rows
+        try:
+            self._log.append([entry for _, entry in entries])
+        except RetryLater as error:
+            # A full disk; whoever asked asks again.
+            for plan in planned:
+                self._refuse(plan.group, error)
+            return
+        answered_first, self.next_pull = self.next_pull, pull_first
+        self.counters["pulled"] += pull_first - answered_first
+        for plan, entry in entries:
+            plan.group.apply(entry)
+            self._lease(plan.group, entry.pull_first, plan.waiting.lease_ms)
             if entry.attempt > 1:
                 self.counters["redelivered"] += entry.covered
-        answer = self._head(rows_of_head, now_ms)
-        self._end(group.waiting.popleft()).answer(waiting.request_id, answer, [part.batch for part in parts])
+        for plan in planned:
+            rows: list[list[int]] = []
+            for part in plan.parts:
+                rows.append([answered_first, part.consume_first, part.rows, part.attempt])
+                answered_first += part.rows
+            waiting = plan.group.waiting.popleft()
+            self._end(waiting).answer(waiting.request_id, self._head(rows, now_ms), [part.batch for part in plan.parts])
 
-    def _plan(self, group: Group, waiting: Waiting) -> list[Part]:
-        """Choose what an answer holds; none when nothing that was looked at can be read."""
-        parts: list[Part] = []
-        rotten: list[Rotten] = []
-        while group.has_messages and not parts and len(rotten) < BATCHES_A_PULL:
-            try:
-                for part in self._parts(group, waiting):
-                    parts.append(part)
-            except Rotten as found:
-                # What lies before the damage is delivered; the next pull begins at it.
-                if not parts:
-                    self.quarantine.take(group, found)
-                    rotten.append(found)
-            except DamagedData:
-                if not parts:
-                    raise
-        if rotten:
-            self.quarantine.tell(group, rotten)
-        return parts
-
-    def _parts(self, group: Group, waiting: Waiting) -> Iterator[Part]:
-        """Whole stored batches wherever they fit; one is split only at the start of an answer, or by its offer."""
-        messages, size_bytes, parts = waiting.max_messages, waiting.max_bytes, 0
-        for offer in group.offers():
-            first, left = offer.consume_first, offer.count
-            while left and messages and size_bytes > 0 and parts < PARTS_MAX:
-                run = self._index.locate(group.subject, first)
-                try:
-                    batch = self._stored.fetch(run.offset)
-                except DamagedData as error:
-                    raise Rotten(Offer(first, min(run.rows, left), offer.attempt), run, error) from error
-                available = min(run.rows, left)
-                rows = min(available, messages)
-                whole = rows == batch.count
-                buffer: Buffer = batch.buffer
-                if not whole or batch.total_bytes > size_bytes:
-                    fitting = _rows_that_fit(batch, run.row, rows, size_bytes)
-                    if parts and (whole or fitting < available):
-                        return
-                    rows = max(1, fitting)
-                    buffer = batch.buffer if rows == batch.count else _cut_out(batch, run.row, rows, group.subject.name)
-                yield Part(first, rows, offer.attempt, buffer)
-                parts += 1
-                first, left, messages = first + rows, left - rows, messages - rows
-                size_bytes -= len(buffer)
+    def _refuse(self, group: Group, error: DelaydError) -> None:
+        """Answer the first who waits with an error."""
+        log.warning("pull_failed subject=%s group=%s error=%r", group.subject.name, group.name, error.message)
+        waiting = group.waiting.popleft()
+        self._end(waiting).answer_error(waiting.request_id, error)
 
     def _lost(self, group: Group, incarnation: int, start: int, end: int, held: Sequence[Pull]) -> Ranges:
         """What an acknowledgement names in vain, which may be a part of it: clients merge neighbouring handles."""
@@ -316,7 +287,7 @@ class Pulls:
                 self._lease(group, entry.pull_first, error.retry_after_ms)
             return
         self.counters["lapsed"] += sum(map(group.apply, entries))
-        self._serve(group)
+        self._serve([group])
 
     def _time(self, waiting: Waiting) -> None:
         if waiting.deadline_ms <= self._clock.monotonic_ms():
@@ -357,21 +328,3 @@ def _is_held(ends_ms: int, lease: Lease) -> bool:
 
 def _waits(deadline_ms: int, waiting: Waiting) -> bool:
     return not waiting.answered
-
-
-def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:
-    if batch.total_bytes <= size_bytes:
-        return rows
-    sizes = np.cumsum(row_bytes(batch)[row : row + rows])
-    return int(np.searchsorted(sizes, np.int64(size_bytes - OVERHEAD_BYTES), side="right"))
-
-
-def _cut_out(batch: Batch, row: int, rows: int, subject: str) -> bytes:
-    picked = range(row, row + rows)
-    gathered = gather([Pick(batch, picked)])
-    accepted = None
-    if ColumnId.ACCEPTED_AT_MS in batch:
-        accepted = batch.int64s(ColumnId.ACCEPTED_AT_MS)[row : row + rows]
-    sequences = batch.uint64s(ColumnId.SEQUENCE)[row : row + rows]
-    part = batch.dispatch
-    return compose(BatchKind.DISPATCH, part, gathered, sequences, [subject.encode()], accepted_at_ms=accepted)

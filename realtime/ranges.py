@@ -18,6 +18,14 @@ class Ranges:
         for start, end in runs:
             self.add(start, end)
 
+    @classmethod
+    def of(cls, start: int, end: int) -> "Ranges":
+        """The run [start, end), which is not empty."""
+        made = cls()
+        made._starts.append(start)
+        made._ends.append(end)
+        return made
+
     def __bool__(self) -> bool:
         return bool(self._starts)
 

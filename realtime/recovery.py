@@ -144,9 +144,7 @@ def _take_again(recovered: Recovered, group: LogGroup, fresh: bool) -> None:
         origin = recovered.origins.origin(part.origin_log_id)
         origin.remember(batch, part, offset, group.header.offset, group.header.appended_at_ms)
         if fresh:
-            table = batch.subject_table
-            subject = recovered.index.subject_of_table(table, batch.subjects()[0].decode())
-            subject.add(offset, batch.count, batch.total_bytes)
+            recovered.index.subject_of(batch).add(offset, batch.count, batch.total_bytes)
 
 
 def _replay_pull_log(recovered: Recovered) -> None:

@@ -105,6 +105,7 @@ class RealtimeServer:
         if self._home is None or self._core is None or self._timer is None:
             return
         wake_ms = self._core.next_wake_ms()
-        if wake_ms != self._wake_set_ms:
+        # A later time is set when the earlier one has come: with each pull the time moves, and setting it is a call.
+        if self._wake_set_ms is None or wake_ms < self._wake_set_ms:
             self._wake_set_ms = wake_ms
             self._timer.set_after_ms(wake_ms - self._home.clock.monotonic_ms())

@@ -1,0 +1,101 @@
+"""Parts: which messages an answer to a PULL holds, as stored batches that go out as they are.
+
+Invariant: a part's batch holds exactly its messages, verified; what can't be read is quarantined and passed over
+(rule L5).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from delayd.batch import Batch, BatchKind, Buffer, ColumnId
+from delayd.errors import DamagedData
+from delayd.gather import Pick, compose, gather, row_bytes
+
+from .groups import Group, Offer, Waiting
+from .index import Index
+from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
+from .stored import StoredBatches
+
+PARTS_MAX = 512  # Of one answer: each costs the loop some 20 us, and nobody else is served meanwhile.
+OVERHEAD_BYTES = 512  # Header, directory and subject table of a batch, at most.
+
+
+class Part(NamedTuple):
+    """Neighbouring messages of one answer; ``batch`` holds exactly them."""
+
+    consume_first: int
+    rows: int
+    attempt: int
+    batch: Buffer
+
+
+class Parts:
+    """Chooses; changes no group but for what it quarantines."""
+
+    def __init__(self, index: Index, stored: StoredBatches, quarantine: Quarantine) -> None:
+        self._index = index
+        self._stored = stored
+        self._quarantine = quarantine
+
+    def of(self, group: Group, waiting: Waiting) -> list[Part]:
+        """What an answer to the one who waits holds; none when nothing that was looked at can be read."""
+        parts: list[Part] = []
+        rotten: list[Rotten] = []
+        while group.has_messages and not parts and len(rotten) < BATCHES_A_PULL:
+            try:
+                self._choose(parts, group, waiting)
+            except Rotten as found:
+                # What lies before the damage is delivered; the next pull begins at it.
+                if not parts:
+                    self._quarantine.take(group, found)
+                    rotten.append(found)
+            except DamagedData:
+                if not parts:
+                    raise
+        if rotten:
+            self._quarantine.tell(group, rotten)
+        return parts
+
+    def _choose(self, parts: list[Part], group: Group, waiting: Waiting) -> None:
+        """Whole stored batches wherever they fit; one is split only at the start of an answer, or by its offer."""
+        messages, size_bytes = waiting.max_messages, waiting.max_bytes
+        for offer in group.offers():
+            first, left = offer.consume_first, offer.count
+            while left and messages and size_bytes > 0 and len(parts) < PARTS_MAX:
+                run = self._index.locate(group.subject, first)
+                try:
+                    batch = self._stored.fetch(run.offset)
+                except DamagedData as error:
+                    raise Rotten(Offer(first, min(run.rows, left), offer.attempt), run, error) from error
+                available = min(run.rows, left)
+                rows = min(available, messages)
+                whole = rows == batch.count
+                buffer: Buffer = batch.buffer
+                if not whole or batch.total_bytes > size_bytes:
+                    fitting = _rows_that_fit(batch, run.row, rows, size_bytes)
+                    if parts and (whole or fitting < available):
+                        return
+                    rows = max(1, fitting)
+                    buffer = batch.buffer if rows == batch.count else _cut_out(batch, run.row, rows, group.subject.name)
+                parts.append(Part(first, rows, offer.attempt, buffer))
+                first, left, messages = first + rows, left - rows, messages - rows
+                size_bytes -= len(buffer)
+
+
+def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:
+    if batch.total_bytes <= size_bytes:
+        return rows
+    sizes = np.cumsum(row_bytes(batch)[row : row + rows])
+    return int(np.searchsorted(sizes, np.int64(size_bytes - OVERHEAD_BYTES), side="right"))
+
+
+def _cut_out(batch: Batch, row: int, rows: int, subject: str) -> bytes:
+    picked = range(row, row + rows)
+    gathered = gather([Pick(batch, picked)])
+    accepted = None
+    if ColumnId.ACCEPTED_AT_MS in batch:
+        accepted = batch.int64s(ColumnId.ACCEPTED_AT_MS)[row : row + rows]
+    sequences = batch.uint64s(ColumnId.SEQUENCE)[row : row + rows]
+    part = batch.dispatch
+    return compose(BatchKind.DISPATCH, part, gathered, sequences, [subject.encode()], accepted_at_ms=accepted)
