@@ -26,12 +26,13 @@ def main() -> None:
     parser.add_argument("--meta", default=os.environ.get("DELAYD_META", "127.0.0.1:7400"), metavar="HOST:PORT")
     parser.add_argument("--recipients", type=int, default=1_000_000, metavar="N")
     parser.add_argument("--hours", type=float, default=8.0, help="how long the night is")
+    parser.add_argument("--start-in", type=float, default=5.0, metavar="SECONDS", help="time to schedule all of them")
     parser.add_argument("--watch", type=int, default=3, metavar="SECONDS", help="how long to watch what comes")
     arguments = parser.parse_args()
 
     subject = f"newsletter.{uuid.uuid4().hex[:8]}"
     night_ms = int(arguments.hours * 3_600_000)
-    begins_ms = time.time_ns() // 1_000_000 + 5_000  # Time enough to schedule all of them.
+    begins_ms = time.time_ns() // 1_000_000 + int(arguments.start_in * 1000)
     began = time.monotonic()
     with delayd.Producer(arguments.meta) as producer:
         for first in range(0, arguments.recipients, PIECE):
