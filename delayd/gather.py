@@ -44,7 +44,7 @@ def gather(picks: Sequence[Pick]) -> Gathered:
         BatchMalformed: a source's checksum differs.
     """
     if all(len(pick.rows) == 1 for pick in picks):
-        return _gather_singles(picks)
+        return gather_singles([pick.batch for pick in picks], [int(pick.rows[0]) for pick in picks])
     due: list[Int64s] = []
     regions: dict[ColumnId, tuple[list[Int64s], list[Buffer]]] = {ColumnId.BODY_END: ([], [])}
     if any(ColumnId.HEADERS_END in pick.batch for pick in picks):
@@ -69,6 +69,35 @@ def gather(picks: Sequence[Pick]) -> Gathered:
         None if headers_lengths is None else np.concatenate(headers_lengths),
         headers,
         body_lengths[0] if len(body_lengths) == 1 else np.concatenate(body_lengths),
+        bodies,
+    )
+
+
+def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
+    """The same as `gather` for row ``rows[i]`` of ``batches[i]``, without the fixed cost of numpy calls: 2 us a row.
+
+    Raises:
+        BatchMalformed: a source's checksum differs.
+    """
+    due, headers_lengths, headers, body_lengths, bodies = [], [], list[Buffer](), [], list[Buffer]()
+    for batch, row in zip(batches, rows, strict=True):
+        if not batch.verified:
+            batch.verify()
+        due.append(DUE.unpack_from(batch.buffer, batch.offsets[ColumnId.DELIVER_AT_MS] + 8 * row)[0])
+        if ColumnId.HEADERS_END in batch.offsets:
+            length, piece = _item(batch, ColumnId.HEADERS_END, row)
+            headers_lengths.append(length)
+            headers.append(piece)
+        else:
+            headers_lengths.append(0)
+        length, piece = _item(batch, ColumnId.BODY_END, row)
+        body_lengths.append(length)
+        bodies.append(piece)
+    return Gathered(
+        np.array(due, np.int64),
+        np.array(headers_lengths, np.int64) if headers else None,
+        headers,
+        np.array(body_lengths, np.int64),
         bodies,
     )
 
@@ -162,35 +191,6 @@ def _ends(lengths: Int64s, begin: int) -> tuple[Columns, int]:
     return ends, following
 
 
-def _gather_singles(picks: Sequence[Pick]) -> Gathered:
-    """The same as the rest of `gather` for one row of each batch, without the fixed cost of numpy calls."""
-    due, headers_lengths, headers, body_lengths, bodies = [], [], list[Buffer](), [], list[Buffer]()
-    with_headers = False
-    for batch, rows in picks:
-        if not batch.verified:
-            batch.verify()
-        row = rows.start if isinstance(rows, range) else int(rows[0])
-        buffer, offsets, heap = batch.buffer, batch.offsets, batch.heap_offset
-        due.append(DUE.unpack_from(buffer, offsets[ColumnId.DELIVER_AT_MS] + 8 * row)[0])
-        if ColumnId.HEADERS_END in offsets:
-            with_headers = True
-            start, end = _bounds_of_row(batch, ColumnId.HEADERS_END, offsets[ColumnId.HEADERS_END], row)
-            headers_lengths.append(end - start)
-            headers.append(buffer[heap + start : heap + ((end + 7) & ~7)])
-        else:
-            headers_lengths.append(0)
-        start, end = _bounds_of_row(batch, ColumnId.BODY_END, offsets[ColumnId.BODY_END], row)
-        body_lengths.append(end - start)
-        bodies.append(buffer[heap + start : heap + ((end + 7) & ~7)])
-    return Gathered(
-        np.array(due, np.int64),
-        np.array(headers_lengths, np.int64) if with_headers else None,
-        headers,
-        np.array(body_lengths, np.int64),
-        bodies,
-    )
-
-
 def _reordered(pieces: list[Buffer], lengths: Int64s, order: Int64s) -> list[Buffer]:
     words = np.frombuffer(b"".join(pieces), np.uint64)
     count = (lengths + 7) >> 3
@@ -201,23 +201,27 @@ def _reordered(pieces: list[Buffer], lengths: Int64s, order: Int64s) -> list[Buf
 def _copy_neighbours(batch: Batch, column: ColumnId, rows: range, pieces: list[Buffer]) -> Int64s:
     offset = batch.offsets[column]
     if len(rows) == 1:
-        start, end = _bounds_of_row(batch, column, offset, rows.start)
-        pieces.append(batch.heap[start : (end + 7) & ~7])
-        return np.array([end - start], np.int64)
+        length, piece = _item(batch, column, rows.start)
+        pieces.append(piece)
+        return np.array([length], np.int64)
     ends = np.frombuffer(batch.buffer, np.uint32, len(rows), offset + 4 * rows.start).astype(np.int64)
-    start, first_end = _bounds_of_row(batch, column, offset, rows.start)
+    first_length, _ = _item(batch, column, rows.start)
     lengths = np.empty_like(ends)
-    lengths[0] = first_end - start
+    lengths[0] = first_length
     np.subtract(ends[1:], (ends[:-1] + 7) & ~7, out=lengths[1:])
-    pieces.append(batch.heap[start : (int(ends[-1]) + 7) & ~7])
+    pieces.append(batch.heap[int(ends[0]) - first_length : (int(ends[-1]) + 7) & ~7])
     return lengths
 
 
-def _bounds_of_row(batch: Batch, column: ColumnId, offset: int, row: int) -> tuple[int, int]:
-    if row == 0:
-        return batch.region_start(column), ONE_END.unpack_from(batch.buffer, offset)[0]
-    before, end = TWO_ENDS.unpack_from(batch.buffer, offset + 4 * (row - 1))
-    return (before + 7) & ~7, end
+def _item(batch: Batch, column: ColumnId, row: int) -> tuple[int, Buffer]:
+    """The exact length of a row's item in a region, and its padded bytes."""
+    offset = batch.offsets[column] + 4 * row
+    if row:
+        before, end = TWO_ENDS.unpack_from(batch.buffer, offset - 4)
+        start = (before + 7) & ~7
+    else:
+        start, (end,) = batch.region_start(column), ONE_END.unpack_from(batch.buffer, offset)
+    return end - start, batch.buffer[batch.heap_offset + start : batch.heap_offset + ((end + 7) & ~7)]
 
 
 def _copy_scattered(batch: Batch, column: ColumnId, rows: Int64s, pieces: list[Buffer]) -> Int64s:

@@ -8,9 +8,12 @@ import numpy as np
 from delayd.batch import BatchKind, DispatchPart, Int64s
 from delayd.delay.rows import BATCH_ROW_BITS, Rows
 from delayd.delay.sources import Sources
-from delayd.gather import Gathered, Pick, compose, gather, reorder
+from delayd.gather import Gathered, Pick, compose, gather, gather_singles, reorder
 
 PICKS_MAX = 32  # More runs than this are gathered by source and put in order after, at two copies a row.
+SINGLES_MAX = 64  # So many rows are gathered one by one, unless neighbours come in runs.
+ROW_MASK = (1 << BATCH_ROW_BITS) - 1
+RUN_ROWS = 4  # Gathering a run costs as much as gathering so many rows one by one.
 
 
 def split_by_subject_and_hour(rows: Rows) -> Iterator[Rows]:
@@ -44,18 +47,18 @@ def collect(rows: Rows, sources: Sources) -> Gathered:
     """
     hour = int(rows["hour"][0])
     locations = rows["location"]
-    if len(rows) == 1:
-        location = int(locations[0])
-        row = location & ((1 << BATCH_ROW_BITS) - 1)
-        return gather([Pick(sources.batch(hour, location), range(row, row + 1))])
     # Neighbours in a batch have neighbouring locations; batch offsets are multiples of 8, so no carry looks like one.
     breaks = np.flatnonzero(locations[1:] != locations[:-1] + np.uint64(1)) + 1
-    if len(breaks) < PICKS_MAX:
+    runs = len(breaks) + 1
+    if len(rows) <= SINGLES_MAX and len(rows) < RUN_ROWS * runs:
+        places = locations.tolist()
+        return gather_singles([sources.batch(hour, place) for place in places], [place & ROW_MASK for place in places])
+    if runs <= PICKS_MAX:
         bounds = [0, *breaks.tolist(), len(rows)]
         firsts = locations.take(bounds[:-1]).tolist()
         picks = []
         for location, low, high in zip(firsts, bounds[:-1], bounds[1:], strict=True):
-            row = location & ((1 << BATCH_ROW_BITS) - 1)
+            row = location & ROW_MASK
             picks.append(Pick(sources.batch(hour, location), range(row, row + high - low)))
         return gather(picks)
     return _collect_by_source(hour, rows, sources)
@@ -65,7 +68,7 @@ def _collect_by_source(hour: int, rows: Rows, sources: Sources) -> Gathered:
     order = np.argsort(rows["location"])
     locations = rows["location"].take(order)
     batches = locations >> np.uint64(BATCH_ROW_BITS)
-    numbers = (locations & np.uint64((1 << BATCH_ROW_BITS) - 1)).astype(np.int64)
+    numbers = (locations & np.uint64(ROW_MASK)).astype(np.int64)
     bounds = [0, *(np.flatnonzero(batches[1:] != batches[:-1]) + 1).tolist(), len(rows)]
     picks: list[Pick] = []
     for low, high in pairwise(bounds):
