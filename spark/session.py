@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 DISTRIBUTIONS = ("pyspark", "pyarrow", "pandas")
 JAVA_MIN = 17  # What PySpark 4 is compiled for.
-REMEDY = "install 'delayd[spark]' and Java 17"
+INSTALL = "pip install 'delayd[spark]'"
+INSTALL_JAVA = f"install Java {JAVA_MIN}, or set JAVA_HOME to one that is there"
 LOOPBACK = "127.0.0.1"
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -59,12 +60,12 @@ def check_spark() -> None:
     """Raise BadSetting, with what to do, unless pyspark and a Java for it are there."""
     for name in DISTRIBUTIONS:
         if find_spec(name) is None:
-            raise BadSetting(f"an audit in Spark needs {name}: {REMEDY}")
+            raise BadSetting(f"an audit in Spark needs {name}: {INSTALL}")
     version = java_version()
     if version is None:
-        raise BadSetting(f"an audit in Spark needs Java, and there is none: {REMEDY}, or set JAVA_HOME")
+        raise BadSetting(f"an audit in Spark needs Java, and there is none: {INSTALL_JAVA}")
     if version < JAVA_MIN:
-        raise BadSetting(f"an audit in Spark needs Java {JAVA_MIN} or newer, this is Java {version}: {REMEDY}")
+        raise BadSetting(f"an audit in Spark needs Java {JAVA_MIN} or newer, this is Java {version}: {INSTALL_JAVA}")
 
 
 def java_version() -> int | None:

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from delayd.errors import CallerError, DamagedData, DataError, DelaydError, ServerStopped
 from delayd.net.collector import QuietCollector
-from delayd.net.server import run
+from delayd.net.server import CONNECTIONS_MAX, run
 
 EXIT_OK = 0
 EXIT_BUG = 1  # The log has the traceback; the supervisor may start it again.
@@ -31,7 +31,8 @@ EXIT_USAGE = 2  # A setting or the state of the directory; starting again does n
 EXIT_STOPPED = 3  # It stopped itself on a failed sync or on damage: not to be started again before someone has looked.
 
 STOP_MS_MAX = 5_000
-FILES_MIN = 4_096  # Connections, segments, and the 512 files that one part of a checkpoint holds open.
+# As many files as connections: 512 that a checkpoint holds open, and one for each 256 MiB of log, here 900 GiB.
+FILES_MIN = 2 * CONNECTIONS_MAX
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STDIN = 0
@@ -168,6 +169,7 @@ def _exit_within(limit_ms: int) -> None:
 
 
 def _raise_file_limit() -> None:
+    # The soft limit is for programs that use select; a server may have what its user may have.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < FILES_MIN:

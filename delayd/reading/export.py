@@ -226,7 +226,7 @@ def _check_form(form: str) -> None:
     if form not in FORMATS:
         raise BadArgument(f"format {form!r} is not one of {', '.join(FORMATS)}")
     if form == "parquet" and find_spec("pyarrow") is None:
-        raise BadSetting("an export to Parquet needs pyarrow: install 'delayd[spark]', or export with --format csv")
+        raise BadSetting("an export to Parquet needs pyarrow: pip install 'delayd[spark]', or export with --format csv")
 
 
 class _CsvWriter:
