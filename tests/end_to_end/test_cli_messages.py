@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 from tests.unit.cli.runner import run
+from tests.unit.test_operations import as_on_the_page, files_on_the_page
 
 from .up_process import DEADLINE_S, Up, is_running, up
 
@@ -191,6 +192,14 @@ def test_files_of_running_servers_are_listed_verified_and_audited(servers: Up, s
     report = json.loads(_run("audit", "--format", "json", *data))
     assert report["balanced"] is True
     assert report["total"]["early"] == 0
+
+
+def test_every_file_of_a_data_directory_is_on_the_page_of_operations(servers: Up, subject: str) -> None:
+    _run("send", subject, "b", "--at", "now", *_meta(servers))
+    _consumed(servers, subject, "--max", "1", "--wait", "20s")
+    found = {str(path.relative_to(servers.data)) for path in servers.data.rglob("*") if path.is_file()}
+    assert len(found) > 10
+    assert {as_on_the_page(path) for path in found} <= files_on_the_page()
 
 
 def test_a_server_that_is_killed_comes_back_with_what_it_had(tmp_path: Path) -> None:

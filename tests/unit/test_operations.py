@@ -1,0 +1,133 @@
+"""The page of operations agrees with the code: every setting with its default, every line of the log, every file."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from delayd.config import CONFIGS, Value, load_config
+from delayd.delay.retention import NOT_SEALED
+from delayd.net.registration import RegistrationState
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+SOURCES = ("delayd", "meta", "realtime", "cli", "spark")
+LEVELS = ("info", "warning", "error", "critical")  # Debugging is off, and no change of state.
+SAYS_LEVEL_LATER = "log"  # Its level is computed, so that the page may name several.
+CALLS = (*LEVELS, "exception", SAYS_LEVEL_LATER)
+
+# Events whose name is computed, by the rest of their line.
+COMPUTED = {
+    "%s meta=%s code=%s message=%r": {RegistrationState.AWAY.value, RegistrationState.REFUSED.value},
+    "%s hour=%s reason=%r": {NOT_SEALED, "hour_damaged", "seal_differs"},
+}
+
+
+class Line(NamedTuple):
+    """A line that the code logs or the page tells of."""
+
+    event: str
+    keys: tuple[str, ...]
+
+
+def _logged() -> Iterator[tuple[str, str, str]]:
+    """Path, level and format of each logging call."""
+    for path in sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=level)) if level in CALLS:
+                    form = node.args[1 if level == SAYS_LEVEL_LATER else 0]
+                    assert isinstance(form, ast.Constant), f"{path}:{node.lineno} logs no literal"
+                    yield str(path.relative_to(ROOT)), level.replace("exception", "error"), str(form.value)
+
+
+def _line(form: str) -> Line:
+    return Line(form.split()[0], tuple(re.findall(r"(\w+)=", form)))
+
+
+def _told() -> dict[Line, set[str]]:
+    """The lines of the page with their levels."""
+    told: dict[Line, set[str]] = {}
+    for cells, levels in re.findall(r"^\| (`[^|]+`) \| ((?:info|warning|error|critical)[^|]*) \|", PAGE, re.MULTILINE):
+        for form in re.findall(r"`([^`]+)`", cells):
+            told.setdefault(_line(form), set()).update(levels.split(", "))
+    return told
+
+
+LOGGED = list(_logged())
+TOLD = _told()
+
+
+def _lines(form: str) -> list[Line]:
+    if not form.startswith("%s"):
+        return [_line(form)]
+    return [_line(form.replace("%s", event, 1)) for event in sorted(COMPUTED[form])]
+
+
+@pytest.mark.parametrize(("path", "level", "form"), LOGGED)
+def test_each_line_of_the_log_is_on_the_page_with_its_level(path: str, level: str, form: str) -> None:
+    for line in _lines(form):
+        assert line in TOLD, f"{path} logs {form!r}; docs/operations.md has no `{line.event} {'= '.join(line.keys)}=`"
+        if level != SAYS_LEVEL_LATER:
+            assert level in TOLD[line], f"{path} logs {line.event} as {level}"
+
+
+def test_the_page_tells_of_no_line_that_is_not_logged() -> None:
+    assert len(LOGGED) > 50, "the calls were found"
+    assert set(TOLD) == {line for _, _, form in LOGGED for line in _lines(form)}
+    assert {level for levels in TOLD.values() for level in levels} <= set(LEVELS)
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+def test_each_setting_is_on_the_page_with_its_default_and_range(role: str) -> None:
+    section = re.search(rf"^\*\*`\[{role}\]`\*\*\n\n(.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    told = re.findall(r"^\| `(\w+)` \| `([^`]+)`[^|]* \| ([^|]*)\| (.+) \|$", section[1], re.MULTILINE)
+    expected = []
+    defaults = CONFIGS[role]()
+    for each in fields(defaults):
+        bounds = f"{each.metadata['least']} to {each.metadata['most']}" if "least" in each.metadata else ""
+        expected.append((each.name, _toml(getattr(defaults, each.name)), bounds))
+    assert [(name, default, bounds.strip()) for name, default, bounds, _ in told] == expected
+    assert all(len(reason) > 5 for *_, reason in told)
+
+
+def _toml(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int) else f'"{value}"'
+
+
+def files_on_the_page() -> set[str]:
+    """Files of a data directory, as the page writes them."""
+    section = PAGE[PAGE.index("## Files") : PAGE.index("## Settings")]
+    rows = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
+    return {path for cells in rows for path in re.findall(r"`([^`]+)`", cells)}
+
+
+def as_on_the_page(path: str) -> str:
+    """A file's path in a data directory, as the page writes it."""
+    path = re.sub(r"\d{20}", "<offset>", path)
+    path = re.sub(r"\d{10}", "<hour>", path)
+    path = re.sub(r"consume/\d{8}", "consume/<subject>", path)
+    return re.sub(r"\d{8}", "<day>", path)
+
+
+def test_the_page_has_a_row_for_each_folder_of_logs() -> None:
+    told = files_on_the_page()
+    folders = ("message", "schedule", "dispatch", "seal", "quarantine", "consume", "pull")
+    assert {path.split("/")[1] for path in told if path.endswith(".log")} == set(folders)
+    assert as_on_the_page("realtime/consume/00000001/00000000000000000000.log") in told
+    assert as_on_the_page("delay/schedule/20261121/2026112115.log") in told
+
+
+def test_the_example_of_a_config_file_is_one(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    path = tmp_path / "delayd.toml"
+    path.write_text(example)
+    for role in CONFIGS:
+        assert load_config(role, str(path)).data == "/var/lib/delayd"
