@@ -1,17 +1,16 @@
-"""Which cases there are, in which sizes, and who is compared with whom.
-
-Invariant: a side of a case ends within its limit, whoever runs it (`bench.runs`).
-"""
+"""Which cases there are, in which sizes, and who is compared with whom."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from bench import herd, schedule
+from bench import far, herd, memory, near, restart, schedule, steady, written
 from bench.figures import Figures
-from bench.steady import redis_steady, steady
 
 DELAYD, REDIS, REDIS_PY = "delayd", "redis", "redis_py"
+
+RATES = (5_000, 20_000)
+SUBJECTS_RATE = 5_000
 
 Side = Callable[[], Figures]
 
@@ -23,37 +22,91 @@ class Case:
     name: str  # On the command line.
     title: str
     sides: Mapping[str, Side]  # In the order in which they take turns.
-    rate: str = ""  # The figure, more of which is better, whose quotient is told.
+    quotient: str = ""  # The figure whose quotient is told: how many times as good as Redis.
+    more_is_better: bool = True
     runs: int = 3
     limit_s: int = 60  # Of one run of one side.
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of everything; messages, unless the name says otherwise."""
+    """How much of everything: messages, unless the name says otherwise."""
 
     batches: int
     redis_batches: int
     singles: int
-    herd: int
+    herds: tuple[int, ...]
     steady_s: int
-    rates: tuple[int, ...]
+    rate_divisor: int  # A tiny run is to work beside other tests.
+    subjects: tuple[tuple[int, int], ...]  # How many, and how many of them have a consumer.
+    near_s: tuple[int, int]  # Of the flood, and for the checkpoint behind it.
+    far: int
+    restarts: tuple[int, ...]
+    redis_restart_max: int  # Above it the yardstick takes minutes to fill.
+    memory: int
+    written: int
+    long_runs: int  # Of the cases that take long.
 
 
 SIZES = {
-    "tiny": Sizes(batches=20_000, redis_batches=10_000, singles=4_000, herd=5_000, steady_s=1, rates=(500,)),
+    "tiny": Sizes(
+        batches=20_000,
+        redis_batches=10_000,
+        singles=2_000,
+        herds=(5_000,),
+        steady_s=1,
+        rate_divisor=20,
+        subjects=((20, 5),),
+        near_s=(1, 1),
+        far=1_000,
+        restarts=(5_000,),
+        redis_restart_max=5_000,
+        memory=10_000,
+        written=5_000,
+        long_runs=1,
+    ),
     "quick": Sizes(
-        batches=1_000_000, redis_batches=300_000, singles=100_000, herd=200_000, steady_s=5, rates=(5_000, 20_000)
+        batches=1_000_000,
+        redis_batches=300_000,
+        singles=100_000,
+        herds=(200_000,),
+        steady_s=5,
+        rate_divisor=1,
+        subjects=((1_000, 50),),
+        near_s=(5, 10),
+        far=500_000,
+        restarts=(1_000_000,),
+        redis_restart_max=1_000_000,
+        memory=1_000_000,
+        written=200_000,
+        long_runs=1,
     ),
     "full": Sizes(
-        batches=2_000_000, redis_batches=1_000_000, singles=200_000, herd=200_000, steady_s=10, rates=(5_000, 20_000)
+        batches=2_000_000,
+        redis_batches=1_000_000,
+        singles=200_000,
+        herds=(200_000, 1_000_000),
+        steady_s=10,
+        rate_divisor=1,
+        subjects=((1_000, 50), (5_000, 50)),
+        near_s=(10, 30),
+        far=5_000_000,
+        restarts=(1_000_000, 10_000_000),
+        redis_restart_max=1_000_000,
+        memory=2_000_000,
+        written=1_000_000,
+        long_runs=3,
     ),
 }
 
 
 def cases(size: str) -> list[Case]:
-    """All cases in a size."""
+    """All cases in a size; where time runs out, the last ones run once."""
     of = SIZES[size]
+    return [*_schedule(of), *_herds(of), *_steady(of), *_near(of), *_stored(of)]
+
+
+def _schedule(of: Sizes) -> list[Case]:
     return [
         Case(
             "batches",
@@ -63,7 +116,7 @@ def cases(size: str) -> list[Case]:
                 REDIS: partial(schedule.redis_batches, of.redis_batches),
                 REDIS_PY: partial(schedule.redis_py_batches, of.redis_batches),
             },
-            rate="messages_s",
+            "messages_s",
         ),
         Case(
             "singles",
@@ -73,20 +126,93 @@ def cases(size: str) -> list[Case]:
                 REDIS: partial(schedule.redis_singles, of.singles),
                 REDIS_PY: partial(schedule.redis_py_singles, of.singles),
             },
-            rate="messages_s",
+            "messages_s",
         ),
+    ]
+
+
+def _herds(of: Sizes) -> list[Case]:
+    return [
         Case(
-            "herd",
-            f"herd of {of.herd:,}",
-            {DELAYD: partial(herd.herd, of.herd), REDIS: partial(herd.redis_herd, of.herd)},
-            rate="messages_s",
-        ),
+            f"herd-{messages}",
+            f"herd of {messages:,}",
+            {DELAYD: partial(herd.herd, messages), REDIS: partial(herd.redis_herd, messages)},
+            "messages_s",
+            limit_s=120,
+        )
+        for messages in of.herds
+    ]
+
+
+def _steady(of: Sizes) -> list[Case]:
+    rates = [rate // of.rate_divisor for rate in RATES]
+    many = SUBJECTS_RATE // of.rate_divisor
+    return [
         *(
             Case(
                 f"steady-{rate}",
                 f"steady {rate:,}/s",
-                {DELAYD: partial(steady, rate, of.steady_s), REDIS: partial(redis_steady, rate, of.steady_s)},
+                {
+                    DELAYD: partial(steady.steady, rate, of.steady_s),
+                    REDIS: partial(steady.redis_steady, rate, of.steady_s),
+                },
             )
-            for rate in of.rates
+            for rate in rates
+        ),
+        *(
+            Case(
+                f"subjects-{count}",
+                f"{count:,} subjects at {many:,}/s",
+                {DELAYD: partial(steady.subjects, many, of.steady_s, count, consumed)},
+                runs=of.long_runs,
+            )
+            for count, consumed in of.subjects
+        ),
+    ]
+
+
+def _near(of: Sizes) -> list[Case]:
+    return [
+        Case(
+            "near",
+            "near messages, 1,000/s, while far ones flood in and are filed",
+            {DELAYD: partial(near.near, *of.near_s)},
+            runs=of.long_runs,
+            limit_s=180,
+        )
+    ]
+
+
+def _stored(of: Sizes) -> list[Case]:
+    restarts = []
+    for messages in of.restarts:
+        sides: dict[str, Side] = {DELAYD: partial(restart.restart, messages)}
+        if messages <= of.redis_restart_max:
+            sides[REDIS] = partial(restart.redis_restart, messages)
+        title = f"restart after SIGKILL with {messages:,} pending"
+        restarts.append(Case(f"restart-{messages}", title, sides, "first_dispatch_s", False, of.long_runs, limit_s=180))
+    return [
+        Case(
+            "far",
+            f"{of.far:,} due over two years, until all are filed",
+            {DELAYD: partial(far.far, of.far), REDIS: partial(far.redis_far, of.far)},
+            "messages_s",
+            runs=of.long_runs,
+            limit_s=240,
+        ),
+        *restarts,
+        Case(
+            "memory",
+            f"memory of a pending message, {of.memory:,} pending",
+            {DELAYD: partial(memory.memory, of.memory), REDIS: partial(memory.redis_memory, of.memory)},
+            runs=of.long_runs,
+            limit_s=180,
+        ),
+        Case(
+            "written",
+            "bytes written to disk for a message of 200 bytes",
+            {DELAYD: partial(written.written, of.written), REDIS: partial(written.redis_written, of.written)},
+            runs=of.long_runs,
+            limit_s=90,
         ),
     ]

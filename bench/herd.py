@@ -12,12 +12,12 @@ from itertools import repeat
 import numpy as np
 import uvloop
 
+from bench.arrivals import freeze
 from bench.figures import Figures
 from bench.messages import BATCH_ROWS, now_ms, send_batches
 from bench.redis_load import fill
 from bench.redis_peer import Line, Taker, redis_server
 from bench.servers import servers
-from bench.steady import freeze
 from delayd.client.consumer import AsyncConsumer
 from delayd.client.producer import AsyncProducer
 

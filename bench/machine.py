@@ -40,7 +40,10 @@ def fsync_ms() -> dict[str, float]:
             began = time.perf_counter()
             os.fdatasync(file.fileno())
             took.append((time.perf_counter() - began) * 1e3)
-    return {"p50": round(statistics.median(took), 3), "p99": round(statistics.quantiles(took, n=100)[98], 3)}
+    return {
+        "fsync_ms_p50": round(statistics.median(took), 3),
+        "fsync_ms_p99": round(statistics.quantiles(took, n=100)[98], 3),
+    }
 
 
 def _cpu_model() -> str:

@@ -6,10 +6,10 @@ from bench.messages import BATCH_ROWS, BODIES, UNDER_WAY, Instants
 from bench.redis_peer import Line, zadd
 
 
-def fill(line: Line, batches: Iterable[Instants]) -> None:
+def fill(line: Line, batches: Iterable[Instants], first_id: int = 0) -> None:
     """Schedule all of them; returns when the last one was answered."""
     for number, due_ms in enumerate(batches):
-        line.send(zadd(number * BATCH_ROWS, due_ms.tolist(), BODIES), 1)
+        line.send(zadd(first_id + number * BATCH_ROWS, due_ms.tolist(), BODIES), 1)
         if line.unanswered == UNDER_WAY:
             line.settle(UNDER_WAY // 2)
     line.settle()

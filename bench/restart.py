@@ -1,4 +1,4 @@
-"""How long after ``kill -9`` of a delay server with a full hour its next message leaves.
+"""How long after ``kill -9`` of a server with a full hour its next message leaves.
 
 The messages are due evenly over the coming 50 minutes, so some fall due at every moment; the clock runs from the kill
 until a consumer holds the first message that fell due after it.
@@ -8,44 +8,61 @@ import asyncio
 import time
 from datetime import timedelta
 
-import numpy as np
 import uvloop
 
+from bench.figures import Figures
+from bench.messages import now_ms, send_batches, spread
+from bench.process import memory_bytes
+from bench.redis_load import fill
+from bench.redis_peer import Line, Taker, redis_server
 from bench.servers import Servers, servers
 from delayd.client.consumer import AsyncConsumer
 from delayd.client.producer import AsyncProducer
 
 SUBJECT = "bench.restart"
-BODY_BYTES = 200
-ROWS = 500
-BATCHES_A_TURN = 100
 AHEAD_MS = (500, 3_000_000)
 LIMIT_S = 60  # A server that does not come back ends the run.
+SYNCED_S = 1.5  # Redis has synced what it accepted.
+REDIS_ROWS = 1_000
 
 
-def restart(messages: int) -> dict[str, float]:
+def restart(messages: int) -> Figures:
     """Schedule, kill the delay server, start it again; seconds from the kill."""
     with servers("realtime", "delay") as running:
         return uvloop.run(_kill_and_wait(running, messages))
 
 
-async def _kill_and_wait(running: Servers, messages: int) -> dict[str, float]:
-    draw = np.random.default_rng(1)
-    bodies = [bytes(BODY_BYTES)] * ROWS
+def redis_restart(messages: int) -> Figures:
+    """The same with Redis, which loads its append-only file; the consumer connects as soon as it answers."""
+    with redis_server() as server:
+        with Line(server.port) as line:
+            fill(line, spread(messages, now_ms() + AHEAD_MS[0], now_ms() + AHEAD_MS[1]))
+        time.sleep(SYNCED_S)
+        server.kill()
+        killed = time.monotonic()
+        server.start()
+        with Line(server.port) as line:
+            taker = Taker(line, REDIS_ROWS)
+            while not taker.take():
+                pass
+        return {"pending": messages, "first_dispatch_s": round(time.monotonic() - killed, 2)}
+
+
+async def _kill_and_wait(running: Servers, messages: int) -> Figures:
     async with AsyncProducer(running.meta) as producer, AsyncConsumer(running.meta, SUBJECT, "bench") as consumer:
-        now_ms = time.time_ns() // 1_000_000
-        due = now_ms + draw.integers(*AHEAD_MS, (messages // ROWS, ROWS))
-        for turn in range(0, len(due), BATCHES_A_TURN):
-            rows = due[turn : turn + BATCHES_A_TURN]
-            await asyncio.gather(*(producer.send_batch(SUBJECT, bodies, row) for row in rows))
-        await _first_due_after(consumer, time.time_ns() // 1_000_000)
+        await send_batches(producer, SUBJECT, spread(messages, now_ms() + AHEAD_MS[0], now_ms() + AHEAD_MS[1]))
+        await _first_due_after(consumer, now_ms())
         running.kill("delay")
-        killed, killed_ms = time.monotonic(), time.time_ns() // 1_000_000
+        killed, killed_ms = time.monotonic(), now_ms()
         starting = asyncio.get_running_loop().run_in_executor(None, running.start, "delay")
         await _first_due_after(consumer, killed_ms)
         first_s = time.monotonic() - killed
         await starting
-    return {"pending": messages, "first_dispatch_s": round(first_s, 2)}
+    return {
+        "pending": messages,
+        "first_dispatch_s": round(first_s, 2),
+        "memory_mb": round(memory_bytes(running.pid("delay")) / 1e6),
+    }
 
 
 async def _first_due_after(consumer: AsyncConsumer, instant_ms: int) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from bench import machine
 from bench.cases import DELAYD, Case
-from bench.figures import ratio, spreads
+from bench.figures import Spread, ratio, spreads
 
 STEAL_S_MAX = 0.2  # More of it turned a p99 of 2.5 ms into 25.
 REPEATS_MAX = 2
@@ -79,12 +79,12 @@ class Runner:
 
     def _summary(self, case: Case, done: Mapping[str, list[Line]]) -> Line:
         summary: Line = {side: {"runs": len(lines), **spreads(lines)} for side, lines in done.items() if lines}
-        ours = _rates(done.get(DELAYD, []), case.rate)
-        ratios = {
-            side: ratio(ours, _rates(lines, case.rate))
-            for side, lines in done.items()
-            if case.rate and side != DELAYD and lines and ours
-        }
+        ours = _values(done.get(DELAYD, []), case.quotient)
+        ratios: dict[str, Spread] = {}
+        for side, lines in done.items():
+            theirs = _values(lines, case.quotient)
+            if ours and theirs and side != DELAYD:
+                ratios[side] = ratio(ours, theirs) if case.more_is_better else ratio(theirs, ours)
         return {**summary, "ratio": ratios}
 
 
@@ -94,7 +94,7 @@ def attempt(size: str, case: Case, side: str) -> Line:
         before = machine.steal_s()
         figures = _in_a_process([size, case.name, side], folder, case.limit_s)
         steal = machine.steal_s() - before
-    return {**figures, "steal_s": round(steal, 2), "fsync_ms": machine.fsync_ms()}
+    return {**figures, "steal_s": round(steal, 2), **machine.fsync_ms()}
 
 
 def _in_a_process(words: list[str], folder: str, limit_s: float) -> Line:
@@ -124,7 +124,7 @@ def _in_a_process(words: list[str], folder: str, limit_s: float) -> Line:
     return line
 
 
-def _rates(lines: list[Line], name: str) -> list[float]:
+def _values(lines: list[Line], name: str) -> list[float]:
     return [float(value) for line in lines if isinstance(value := line.get(name), int | float)]
 
 

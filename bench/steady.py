@@ -1,12 +1,11 @@
 """How late messages arrive at a consumer, at a steady rate with delays of 1 to 5 s.
 
-A producer process sends one message at a time, and a consumer in this process, whose collector is frozen, takes what is
-due. Lateness is the wall clock when a taken batch is in the consumer's hands, less the instant at which it was due.
+A producer process sends one message at a time, and consumers in this process take what is due. Of many subjects only
+some have a consumer, drawn at random: thousands of consumers in one Python process would measure that process.
 """
 
 import asyncio
 import contextlib
-import gc
 import random
 import subprocess
 import sys
@@ -16,13 +15,12 @@ from datetime import timedelta
 
 import numpy as np
 import uvloop
-from numpy.typing import NDArray
 
+from bench.arrivals import Arrivals, consume, freeze
 from bench.figures import Figures
 from bench.messages import BATCH_ROWS, BODIES, BODY_BYTES, now_ms
 from bench.redis_peer import ID_BYTES, Line, Taker, redis_server, zadd
 from bench.servers import servers
-from delayd.client.consumer import AsyncConsumer
 from delayd.client.producer import AsyncProducer
 from delayd.client.receipt import Receipt
 
@@ -31,54 +29,51 @@ DELAY_MS = (1_000, 5_000)
 TURN_S = 0.001
 DRAIN_S = 15  # A run that loses messages ends all the same.
 REDIS_ROWS = 1_000
-CURVE = (0, 1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 100)  # Percentiles.
-
-Lateness = NDArray[np.float64]
 
 
-def steady(rate: int, seconds: int, subjects: int = 1) -> Figures:
-    """Run servers, producer and consumer once; messages a second, spread over so many subjects."""
-    with servers("realtime", "delay") as running, producing("delayd", running.meta, rate, seconds, subjects):
-        late_ms = uvloop.run(_consume(running.meta, rate * seconds, seconds, subjects))
-    return {**lateness_figures(late_ms), "lost": rate * seconds - len(late_ms)}
+def steady(rate: int, seconds: int) -> Figures:
+    """Run servers, producer and consumer once, so many messages a second."""
+    with servers("realtime", "delay") as running, producing("delayd", running.meta, rate, seconds):
+        arrivals = uvloop.run(consume(running.meta, [subject_name(0)], rate * seconds, seconds + DRAIN_S))
+    return {**arrivals.figures(), "lost": rate * seconds - arrivals.count}
+
+
+def subjects(rate: int, seconds: int, count: int, consumed: int) -> Figures:
+    """The same over so many subjects, of which some have a consumer."""
+    numbers = random.Random(2).sample(range(count), consumed)
+    names = [subject_name(number) for number in numbers]
+    # The producer draws the same subjects again, so what is expected is known.
+    draw = np.bincount(_subjects(rate * seconds, count), minlength=count)
+    expected = int(draw[numbers].sum())
+    with servers("realtime", "delay") as running, producing("delayd", running.meta, rate, seconds, count):
+        arrivals = uvloop.run(consume(running.meta, names, expected, seconds + DRAIN_S))
+    return {**arrivals.figures(), "lost": expected - arrivals.count, "subjects": count, "consumed": consumed}
 
 
 def redis_steady(rate: int, seconds: int) -> Figures:
     """The same through Redis; the consumer looks again at once when it found something, else after a millisecond."""
+    arrivals = Arrivals()
     freeze()
-    taken: list[Lateness] = []
-    count, end = 0, time.monotonic() + seconds + DRAIN_S
-    with redis_server() as server, Line(server.port) as line, producing("redis", str(server.port), rate, seconds, 1):
+    end = time.monotonic() + seconds + DRAIN_S
+    with redis_server() as server, Line(server.port) as line, producing("redis", str(server.port), rate, seconds):
         taker = Taker(line, REDIS_ROWS, depth=1)
-        while count < rate * seconds and time.monotonic() < end:
+        while arrivals.count < rate * seconds and time.monotonic() < end:
             members = taker.take()
-            if not members:
+            if members:
+                words = np.frombuffer(b"".join(members), np.int64).reshape(len(members), -1)
+                arrivals.add(words[:, ID_BYTES // 8])
+            else:
                 time.sleep(TURN_S)
-                continue
-            now = time.time_ns() / 1e6
-            words = np.frombuffer(b"".join(members), np.uint64).reshape(len(members), -1)
-            taken.append(now - words[:, ID_BYTES // 8].astype(np.float64))
-            count += len(members)
-    late_ms = np.concatenate(taken)
-    return {**lateness_figures(late_ms), "lost": rate * seconds - len(late_ms)}
+    return {**arrivals.figures(), "lost": rate * seconds - arrivals.count}
 
 
-def lateness_figures(late_ms: Lateness) -> Figures:
-    """What is told of the lateness of messages."""
-    p50, p99, p999 = np.percentile(late_ms, (50, 99, 99.9))
-    return {
-        "messages": len(late_ms),
-        "early": int((late_ms < 0).sum()),
-        "late_ms_p50": round(float(p50), 2),
-        "late_ms_p99": round(float(p99), 2),
-        "late_ms_p99_9": round(float(p999), 2),
-        "late_ms_max": round(float(late_ms.max()), 2),
-        "late_ms_curve": [round(float(value), 3) for value in np.percentile(late_ms, CURVE)],
-    }
+def subject_name(number: int) -> str:
+    """The subject of a number."""
+    return f"{SUBJECT}.{number}"
 
 
 @contextlib.contextmanager
-def producing(side: str, where: str, rate: int, seconds: int, subjects: int) -> Iterator[None]:
+def producing(side: str, where: str, rate: int, seconds: int, subjects: int = 1) -> Iterator[None]:
     """A producer process beside the block; its failure is the run's."""
     command = [sys.executable, "-m", "bench.steady", side, where, str(rate), str(seconds), str(subjects)]
     with subprocess.Popen(command) as child:
@@ -91,36 +86,13 @@ def producing(side: str, where: str, rate: int, seconds: int, subjects: int) -> 
         raise RuntimeError("the producer failed; its messages are above")
 
 
-def freeze() -> None:
-    """The harness's own collector would stop the consumer for milliseconds."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-
-
-async def _consume(meta: str, expected: int, seconds: int, subjects: int) -> Lateness:
-    lateness: list[Lateness] = []
-    count = 0
-    end = time.monotonic() + seconds + DRAIN_S
-
-    async def consume(subject: str) -> None:
-        nonlocal count
-        async with AsyncConsumer(meta, subject, "bench") as consumer:
-            while count < expected and time.monotonic() < end:
-                batch = await consumer.pull(wait=timedelta(milliseconds=500))
-                now = time.time_ns() / 1e6
-                if len(batch):
-                    lateness.append(now - batch.deliver_at_ms.astype(np.float64))
-                    count += len(batch)
-                    await batch.ack(wait=False)
-
-    freeze()
-    await asyncio.gather(*(consume(f"{SUBJECT}.{number}") for number in range(subjects)))
-    return np.concatenate(lateness)
+def _subjects(messages: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    return np.random.default_rng(3).integers(0, count, messages)
 
 
 async def _produce(meta: str, rate: int, seconds: int, subjects: int) -> None:
     draw = random.Random(1)
+    names = [subject_name(number) for number in _subjects(rate * seconds, subjects).tolist()]
     failed: list[BaseException] = []
 
     def answered(future: asyncio.Future[Receipt]) -> None:
@@ -136,8 +108,8 @@ async def _produce(meta: str, rate: int, seconds: int, subjects: int) -> None:
             due = min(rate * seconds, int((time.perf_counter() - began) * rate))
             for number in range(sent, due):
                 at_ms = now_ms() + draw.randint(*DELAY_MS)
-                subject = f"{SUBJECT}.{draw.randrange(subjects)}"
-                producer.send(subject, BODIES[number % BATCH_ROWS], deliver_at_ms=at_ms).add_done_callback(answered)
+                future = producer.send(names[number], BODIES[number % BATCH_ROWS], deliver_at_ms=at_ms)
+                future.add_done_callback(answered)
             sent = due
             await asyncio.sleep(TURN_S)
         await producer.flush()

@@ -1,0 +1,88 @@
+"""When messages arrived at the harness's consumers, and what is told of it.
+
+Lateness is the wall clock when a taken batch is in the consumer's hands, less the instant at which it was due; all are
+processes of one machine, so it is one clock.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.figures import Figures
+from bench.messages import Instants
+from delayd.client.consumer import AsyncConsumer
+
+PULL_WAIT = timedelta(milliseconds=500)
+CURVE = (0, 1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95, 100)  # Percentiles.
+
+Lateness = NDArray[np.float64]
+
+
+class Arrivals:
+    """Collects instants and lateness, a pair of arrays for each batch."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._due_ms: list[Instants] = []
+        self._late_ms: list[Lateness] = []
+
+    def add(self, due_ms: Instants) -> None:
+        """A batch is in the consumer's hands."""
+        now_ms = time.time_ns() / 1e6
+        self._due_ms.append(due_ms)
+        self._late_ms.append(now_ms - due_ms.astype(np.float64))
+        self.count += len(due_ms)
+
+    def between(self, first_ms: float, last_ms: float) -> Lateness:
+        """Lateness of what was due in a span."""
+        due_ms = np.concatenate(self._due_ms)
+        return np.concatenate(self._late_ms)[(due_ms >= first_ms) & (due_ms < last_ms)]
+
+    def figures(self) -> Figures:
+        """What is told of all of them."""
+        late_ms = np.concatenate(self._late_ms)
+        return {
+            "messages": len(late_ms),
+            "early": int((late_ms < 0).sum()),
+            **percentiles("late_ms", late_ms),
+            "late_ms_curve": [round(float(value), 3) for value in np.percentile(late_ms, CURVE)],
+        }
+
+
+def percentiles(name: str, late_ms: Lateness) -> dict[str, float]:
+    """The p50, p99, p99.9 and the worst; nothing of no messages."""
+    if not len(late_ms):
+        return {}
+    p50, p99, p999 = np.percentile(late_ms, (50, 99, 99.9))
+    values = {"p50": p50, "p99": p99, "p99_9": p999, "max": late_ms.max()}
+    return {f"{name}_{key}": round(float(value), 2) for key, value in values.items()}
+
+
+async def consume(meta: str, subjects: Iterable[str], expected: int, limit_s: float) -> Arrivals:
+    """Pull and acknowledge with a consumer for each subject until all arrived or the time is over."""
+    arrivals = Arrivals()
+    end = time.monotonic() + limit_s
+
+    async def one(subject: str) -> None:
+        async with AsyncConsumer(meta, subject, "bench") as consumer:
+            while arrivals.count < expected and time.monotonic() < end:
+                batch = await consumer.pull(wait=PULL_WAIT)
+                if len(batch):
+                    arrivals.add(batch.deliver_at_ms)
+                    await batch.ack(wait=False)
+
+    freeze()
+    await asyncio.gather(*map(one, subjects))
+    return arrivals
+
+
+def freeze() -> None:
+    """The harness's own collector would stop its process for milliseconds."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
