@@ -28,7 +28,7 @@ from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
 from .hour_range import HourRange, Hours
 from .listing import Cell, Column, Kind, show
-from .options import data_option, format_option
+from .options import data_option, examples, format_option
 from .programs import Programs
 from .progress import progress
 from .times import duration, duration_text, instant
@@ -102,7 +102,13 @@ def _terms(command: Callable[P, R]) -> Callable[P, R]:
     return command
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "delayd audit --data /var/lib/delayd --from -24h",
+        "delayd audit --data /var/lib/delayd --late-limit 100ms --findings 50",
+        "delayd audit --data /var/lib/delayd --format json | jq .total",
+    )
+)
 @_terms
 def audit(
     data: str,
@@ -122,8 +128,6 @@ def audit(
     Verifies the seals of the hours that it reads, too.
 
     Exit codes: 0 the books balance, 3 they do not, a seal is broken or a file is damaged.
-
-    Example: delayd audit --data /var/lib/delayd --from -24h
     """
     with all_damage_named(data), progress("hours", None) as advance:
         report = audit_directory(
@@ -146,7 +150,7 @@ def audit(
     return code
 
 
-@click.command("spark-audit")
+@click.command("spark-audit", epilog=examples("delayd spark-audit --data /var/lib/delayd --from -24h"))
 @_terms
 @click.pass_obj
 def spark_audit(
@@ -164,8 +168,6 @@ def spark_audit(
     It needs the extra: pip install 'delayd[spark]', and Java 17. The figures are those of `delayd audit`.
 
     Exit codes: 0 the books balance, 3 they do not, a seal is broken or a file is damaged.
-
-    Example: delayd spark-audit --data /var/lib/delayd --from -24h
     """
     report = programs.spark_audit(
         data,

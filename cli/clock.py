@@ -8,7 +8,7 @@ from delayd.wire.requests import RequestType, need_bool, need_int
 
 from . import ask
 from .listing import Cell, Column, Kind, show
-from .options import format_option, meta_option
+from .options import examples, format_option, meta_option
 
 COLUMNS = (
     Column("role"),
@@ -19,7 +19,12 @@ COLUMNS = (
 )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "delayd clock",
+        "delayd clock --role delay --trust",
+    )
+)
 @meta_option
 @click.option("--role", type=click.Choice(["delay", "realtime"]), help="Servers of this role only.")
 @click.option("--trust", is_flag=True, help="Tell the servers that their wall clocks are right.")
@@ -30,8 +35,6 @@ def clock(meta: str, role: str | None, trust: bool, form: str) -> None:
     A wall clock that jumped ahead by more than 5 s is believed after 30 s, and one of a machine that was started again
     after 30 s or when meta's agrees. Until then a server goes on by the time that has passed. With --trust it is
     believed at once: what is due by it is handed out.
-
-    Example: delayd clock --role delay --trust
     """
     show(COLUMNS, ask.run(lambda: _clocks(meta, role, trust)), form)
 

@@ -16,7 +16,7 @@ from delayd.client.sync_consumer import Consumer, MessageBatch
 from delayd.errors import RetryLater
 
 from .listing import printable
-from .options import meta_option
+from .options import examples, meta_option
 from .times import duration, duration_text, instant_text
 
 MESSAGES = 500  # Pulled at once.
@@ -28,7 +28,13 @@ FOLLOW_WAIT = timedelta(seconds=5)  # How often a quiet --follow looks whether i
 _MS = timedelta(milliseconds=1)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "delayd consume orders.cancel --group billing --max 10",
+        "delayd consume orders.cancel --group billing --follow --format json | jq .body",
+        "delayd consume orders.cancel --group look --max 5 --no-ack",
+    )
+)
 @click.argument("subject")
 @click.option("--group", required=True, metavar="NAME", help="Consumers of one group share the messages.")
 @click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
@@ -67,11 +73,6 @@ def consume(
     A new group begins with the earliest message that is kept. Each message goes to one consumer of the group.
 
     Exit codes: 0 also when nothing came, 4 when the servers could not be reached.
-
-    \b
-    Examples:
-        delayd consume orders.cancel --group billing --max 10
-        delayd consume orders.cancel --group billing --follow --format json | jq .body
     """
     write = _WRITERS[form]
     taken = 0

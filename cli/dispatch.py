@@ -9,7 +9,7 @@ from delayd.disk import RealDisk
 from delayd.log.dispatch import Outcome
 
 from .listing import Cell, Column, Kind, show
-from .options import data_option, format_option, from_option, limit_option, subject_option, to_option
+from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
 from .rows import NONE, Hour, Schedule, Window, in_chunks, schedules
 
 COLUMNS = (
@@ -29,15 +29,18 @@ COLUMNS = (
 )
 
 
-@click.group(no_args_is_help=True)
+@click.group(no_args_is_help=True, epilog=examples("delayd dispatch show --data /var/lib/delayd --from -10m"))
 def dispatch() -> None:
-    """Look at what became of messages, from files.
-
-    Example: delayd dispatch show --from -10m
-    """
+    """Look at what became of messages, from files."""
 
 
-@dispatch.command("show")
+@dispatch.command(
+    "show",
+    epilog=examples(
+        "delayd dispatch show --subject orders.cancel --from -10m --format csv",
+        "delayd dispatch show --data /var/lib/delayd --outcome dead --limit 0",
+    ),
+)
 @data_option
 @subject_option
 @from_option
@@ -56,8 +59,6 @@ def show_outcomes(
 
     How late a message is counts from when it was due, or from when it was accepted if that was later, to when the
     realtime server appended it.
-
-    Example: delayd dispatch show --subject orders.cancel --from -10m --format csv
     """
     kind = None if outcome is None else Outcome[outcome.upper()]
     show(COLUMNS, _rows(schedules(RealDisk(), data), Window(from_ms, to_ms, subject), kind), form, limit)

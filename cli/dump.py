@@ -150,9 +150,11 @@ def _messages(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
     numbers = batch.uint32s(ColumnId.SUBJECT) if ColumnId.SUBJECT in batch else np.zeros(batch.count, np.uint32)
     due_ms = batch.int64s(ColumnId.DELIVER_AT_MS).tolist()
     starts, ends = batch.region(ColumnId.BODY_END)
+    body_bytes = batch.body_bytes().tolist()
     for row in range(batch.count):
         body = bytes(batch.heap[int(starts[row]) : int(ends[row])])
-        yield sequences[row], subjects[int(numbers[row])], due_ms[row], printable(body)
+        content = printable(body) if len(body) == body_bytes[row] else f"(left out, {body_bytes[row]} bytes)"
+        yield sequences[row], subjects[int(numbers[row])], due_ms[row], content
 
 
 def _fact(name: str, value: object) -> str:

@@ -8,14 +8,19 @@ from delayd.reading.export import FORMATS, export_directory
 
 from .hour_range import HourRange, Hours
 from .listing import Column, Kind, show
-from .options import data_option, subject_option
+from .options import data_option, examples, subject_option
 from .progress import progress
 from .times import instant
 
 COLUMNS = (Column("table"), Column("rows", Kind.NUMBER))
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "delayd export --data /var/lib/delayd --out books --from -24h",
+        "delayd export --data /var/lib/delayd --out books --format csv --subject orders.cancel",
+    )
+)
 @data_option
 @click.option("--out", type=click.Path(file_okay=False), required=True, metavar="FOLDER", help="A new or empty folder.")
 @click.option(
@@ -33,8 +38,6 @@ def export(data: str, out: str, form: str, from_ms: int | None, to_ms: int | Non
     """Write the logs as tables, one file each: schedule, dispatch, message, and what an audit of them needs.
 
     Reads the files of running servers, stopped ones, or a copy. Bodies are not written.
-
-    Example: delayd export --data /var/lib/delayd --out books --from -24h
     """
     with progress("hours", None) as advance:
         counts = export_directory(

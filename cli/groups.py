@@ -8,7 +8,7 @@ from delayd.wire.requests import RequestType, need_int, need_maps, need_str
 
 from . import ask
 from .listing import Cell, Column, Kind, show
-from .options import format_option, meta_option
+from .options import examples, format_option, meta_option
 
 COLUMNS = (
     Column("subject"),
@@ -22,7 +22,12 @@ COLUMNS = (
 )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "delayd groups",
+        "delayd groups --subject orders.cancel",
+    )
+)
 @meta_option
 @click.option("--subject", metavar="NAME", help="Groups of this subject only.")
 @format_option
@@ -32,8 +37,6 @@ def groups(meta: str, subject: str | None, form: str) -> None:
     Waiting messages are due and were not pulled yet; outstanding ones were pulled and not acknowledged; redelivering
     ones came back and are offered again. Quarantined ones can't be read, for their file is damaged: the server's log
     names them. Groups of a server that can't be asked are missing, and stderr says so.
-
-    Example: delayd groups --subject orders.cancel
     """
     show(COLUMNS, ask.run(lambda: _rows(meta, subject)), form)
 

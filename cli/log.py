@@ -13,7 +13,7 @@ from delayd.reading.verify_file import FileReport, State
 from .dump import BATCH_COLUMNS, GROUP_COLUMNS, MESSAGE_COLUMNS, batch_rows, group_rows, message_rows
 from .exits import NOT_BALANCED, OK
 from .listing import Cell, Column, Kind, show, size_text
-from .options import format_option, limit_option
+from .options import examples, format_option, limit_option
 from .progress import progress
 
 COLUMNS = (
@@ -33,15 +33,18 @@ _LEVELS = {
 }
 
 
-@click.group(no_args_is_help=True)
+@click.group(no_args_is_help=True, epilog=examples("delayd log verify --data /var/lib/delayd"))
 def log() -> None:
-    """Verify or dump log files.
-
-    Example: delayd log verify --data /var/lib/delayd
-    """
+    """Verify or dump log files."""
 
 
-@log.command("verify")
+@log.command(
+    "verify",
+    epilog=examples(
+        "delayd log verify --data /var/lib/delayd --all",
+        "delayd log verify delayd-data/delay/message/00000000000000000000.log",
+    ),
+)
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, dir_okay=False), metavar="[FILE]...")
 @click.option(
     "--data",
@@ -61,8 +64,6 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
     under way or one that a crash cut short, which the server takes off at its next start.
 
     Exit codes: 0 no file is damaged, 3 one is.
-
-    Example: delayd log verify --data /var/lib/delayd --all
     """
     reports: list[VerifyReport] = []
     if paths:
@@ -86,7 +87,13 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
     return NOT_BALANCED if damaged else OK
 
 
-@log.command("dump")
+@log.command(
+    "dump",
+    epilog=examples(
+        "delayd log dump delayd-data/delay/message/00000000000000000000.log --level messages",
+        "delayd log dump delayd-data/delay/dispatch/20261121/2026112116.log --level messages --limit 0 --format csv",
+    ),
+)
 @click.argument("path", type=click.Path(exists=True, dir_okay=False), metavar="FILE")
 @click.option(
     "--level",
@@ -103,8 +110,6 @@ def dump(path: str, level: str, limit: int, form: str) -> None:
     FILE is a .log file below message, schedule, dispatch, pull or seal in a server's directory, or a copy of one.
 
     Exit codes: 2 FILE is no such file, 3 it is damaged; what is before the damage is listed.
-
-    Example: delayd log dump delayd-data/delay/message/00000000000000000000.log --level messages
     """
     columns, read = _LEVELS[level]
     torn: list[str] = []

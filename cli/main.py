@@ -19,6 +19,7 @@ import delayd
 from delayd.errors import DelaydError
 
 from .exits import INTERRUPTED, NOBODY_READS, OK, USAGE, exit_code_of
+from .options import examples
 from .programs import Programs
 
 # Without any handler Python writes the warnings of clients to stderr, which is for one sentence; servers set up others.
@@ -111,17 +112,21 @@ def main(programs: Programs, arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else OK
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    epilog=examples(
+        "delayd up",
+        'delayd send orders.cancel "order 42" --in 10s',
+        "delayd consume orders.cancel --group billing",
+        "delayd audit",
+        of="Examples, the first in a terminal of its own",
+    ),
+)
 @click.version_option(delayd.__version__, prog_name="delayd")
 def commands() -> None:
     """Holds messages until they are due and delivers each of them once, on time.
-
-    Example, in three terminals:
-
-    \b
-        delayd up
-        delayd send orders.cancel "order 42" --in 10s
-        delayd consume orders.cancel --group billing
 
     Exit codes: 0 done, 1 a bug of delayd, 2 an argument or setting, 3 damage or books that do not balance,
     4 try later, 130 interrupted.

@@ -57,3 +57,9 @@ text_format_option = click.option(
     show_default=True,
     help="Text for people; JSON with exact values for programs.",
 )
+
+
+def examples(*lines: str, of: str = "Examples") -> str:
+    """The end of a help: command lines as they are typed."""
+    # The mark keeps the lines as they are.
+    return "\n".join(("\b", f"{of}:", *(f"  {line}" for line in lines)))

@@ -10,7 +10,7 @@ from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
 
 from .listing import Cell, Column, Kind, printable, show
-from .options import data_option, format_option, from_option, limit_option, subject_option, to_option
+from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
 from .progress import progress
 from .rows import NONE, Hour, Schedule, Window, in_chunks, schedules
 
@@ -35,15 +35,12 @@ MESSAGE_COLUMNS = (
 )
 
 
-@click.group(no_args_is_help=True)
+@click.group(no_args_is_help=True, epilog=examples("delayd schedule hours --data /var/lib/delayd"))
 def schedule() -> None:
-    """Look at what is scheduled, from files.
-
-    Example: delayd schedule hours --data /var/lib/delayd
-    """
+    """Look at what is scheduled, from files."""
 
 
-@schedule.command()
+@schedule.command(epilog=examples("delayd schedule hours --from now --to +2d"))
 @data_option
 @subject_option
 @from_option
@@ -51,15 +48,18 @@ def schedule() -> None:
 @limit_option
 @format_option
 def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None, limit: int, form: str) -> None:
-    """Count the messages of each hour, in UTC, and how many of them still wait.
-
-    Example: delayd schedule hours --from now --to +2d
-    """
+    """Count the messages of each hour, in UTC, and how many of them still wait."""
     window = Window(from_ms, to_ms, subject)
     show(HOUR_COLUMNS, _hour_rows(schedules(RealDisk(), data), window), form, limit)
 
 
-@schedule.command("show")
+@schedule.command(
+    "show",
+    epilog=examples(
+        "delayd schedule show --subject orders.cancel --to +30m --body",
+        "delayd schedule show --data /var/lib/delayd --limit 0 --format csv > pending.csv",
+    ),
+)
 @data_option
 @subject_option
 @from_option
@@ -78,10 +78,7 @@ def show_messages(
     limit: int,
     form: str,
 ) -> None:
-    """List pending messages, the next due first.
-
-    Example: delayd schedule show --subject orders.cancel --to +30m --body
-    """
+    """List pending messages, the next due first."""
     window = Window(from_ms, to_ms, subject)
     columns = (*MESSAGE_COLUMNS, Column("body")) if with_body else MESSAGE_COLUMNS
     rows = _message_rows(schedules(RealDisk(), data), window, everything, with_body)

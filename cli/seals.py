@@ -15,7 +15,7 @@ from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
 from .hour_range import HourRange, Hours
 from .listing import Cell, Column, Kind, show
-from .options import data_option, format_option, limit_option
+from .options import data_option, examples, format_option, limit_option
 from .progress import progress
 from .times import instant
 
@@ -41,7 +41,7 @@ COLUMNS = (
 )
 
 
-@click.command()
+@click.command(epilog=examples("delayd seals --data /var/lib/delayd --from -24h"))
 @data_option
 @click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC.")
 @click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour before this, or that holds it.")
@@ -54,8 +54,6 @@ def seals(data: str, from_ms: int | None, to_ms: int | None, limit: int, form: s
     seals, those of deleted hours too. Names what differs.
 
     Exit codes: 0 no seal is broken, 3 one is or a file is damaged.
-
-    Example: delayd seals --data /var/lib/delayd --from -24h
     """
     hours = HourRange.of(from_ms, to_ms)
     with all_damage_named(data), progress("hours", None) as advance:

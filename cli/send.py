@@ -17,7 +17,7 @@ from delayd.client.receipt import BatchFailed, Receipt
 from delayd.client.sync_producer import Producer
 from delayd.errors import DelaydError, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 
-from .options import meta_option, text_format_option
+from .options import examples, meta_option, text_format_option
 from .progress import progress
 from .times import duration, duration_text, instant, instant_text
 
@@ -36,7 +36,13 @@ class Wish(NamedTuple):
     deliver_at_ms: int | None
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        'delayd send orders.cancel "order 42" --in 30m',
+        "delayd send orders.cancel --file order.json --at 2027-01-01T09:00:00+01:00 --header trace=a1",
+        "seq 1000000 | delayd send numbers --lines --in 10s",
+    )
+)
 @click.argument("subject")
 @click.argument("body", required=False)
 @click.option("--in", "delay", type=duration, metavar="DURATION", help="Due so long from now: 30s, 30m, 1h30m, 2d.")
@@ -76,12 +82,6 @@ def send(
     It ends when they are kept: fsynced by a delay server, which from then on delivers each once and never early.
 
     Exit codes: 2 an argument is refused, 4 no server took it or nobody knows whether one did; the sentence says which.
-
-    \b
-    Examples:
-        delayd send orders.cancel "order 42" --in 30m
-        delayd send orders.cancel --file order.json --at 2027-01-01T09:00:00+01:00 --header trace=a1
-        seq 1000000 | delayd send numbers --lines --in 10s
     """
     if (delay is None) == (at_ms is None):
         raise click.UsageError("say once when it is due: --in DURATION or --at INSTANT")

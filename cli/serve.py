@@ -12,12 +12,19 @@ import click
 from delayd.config import CONFIGS, Value, load_config
 from delayd.errors import BadSetting
 
+from .options import examples
 from .programs import Programs
 
 _EXAMPLES = {
-    "meta": "delayd meta --data /var/lib/delayd --port 7400",
-    "delay": "delayd delay --data /var/lib/delayd --meta 127.0.0.1:7400",
-    "realtime": "delayd realtime --config /etc/delayd.toml --lease-ms 30000",
+    "meta": ("delayd meta --data /var/lib/delayd --host 10.0.0.5",),
+    "delay": (
+        "delayd delay --data /var/lib/delayd --meta 10.0.0.5:7400 --host 10.0.0.6",
+        "delayd delay --config /etc/delayd.toml --retention-hours 168",
+    ),
+    "realtime": (
+        "delayd realtime --data /var/lib/delayd --meta 10.0.0.5:7400 --host 10.0.0.7",
+        "delayd realtime --config /etc/delayd.toml --lease-ms 30000",
+    ),
 }
 _SUMMARIES = {
     "meta": "Run the meta server: who is alive, who serves what.",
@@ -106,9 +113,8 @@ def server_command(role: str) -> click.Command:
 
         It prints `ready {role} HOST:PORT pid=PID` when it serves, and logs to stderr. SIGTERM stops it within five
         seconds; what it acknowledged is safe. It exits with 3 when a failed fsync or damaged data made it stop itself:
-        then look at the disk before you start it again.
-
-        Example: {_EXAMPLES[role]}""",
+        then look at the disk before you start it again.""",
+        epilog=examples(*_EXAMPLES[role]),
     )
 
 

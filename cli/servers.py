@@ -4,7 +4,7 @@ import click
 
 from . import ask
 from .listing import Cell, Column, Kind, show
-from .options import format_option, meta_option
+from .options import examples, format_option, meta_option
 
 COLUMNS = (
     Column("role"),
@@ -17,7 +17,12 @@ COLUMNS = (
 )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "delayd servers",
+        "delayd servers --meta 10.0.0.5:7400 --role delay --format json",
+    )
+)
 @meta_option
 @click.option("--role", type=click.Choice(["delay", "realtime"]), help="Servers of this role only.")
 @format_option
@@ -25,8 +30,6 @@ def servers(meta: str, role: str | None, form: str) -> None:
     """List the servers that meta knows.
 
     One that has not been heard of for its lease is not alive: it keeps its subjects and gets no new ones.
-
-    Example: delayd servers --format json
     """
     show(COLUMNS, [_row(server) for server in ask.run(lambda: _servers(meta, role))], form)
 

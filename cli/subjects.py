@@ -16,7 +16,7 @@ from delayd.wire.requests import RequestType, need_bool, need_int, need_list, ne
 
 from . import ask
 from .listing import Cell, Column, Kind, show
-from .options import format_option, limit_option, meta_option
+from .options import examples, format_option, limit_option, meta_option
 
 PAGE = 1_000  # Subjects asked for at once: an answer of at most 256 KB.
 COLUMNS = (
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
     oldest_ms_ago: int | None
 
 
-@click.command()
+@click.command(epilog=examples("delayd subjects --prefix orders."))
 @meta_option
 @click.option("--prefix", default="", metavar="TEXT", help="Subjects that begin with this only.")
 @limit_option
@@ -54,8 +54,6 @@ def subjects(meta: str, prefix: str, limit: int, form: str) -> None:
     A subject is listed from its first send on; messages, first and end count what was delivered and is still kept.
     Quarantined messages can't be read, as far as that was noticed: the server's log names them. Without any group
     messages are removed unseen when they are older than the retention: see the age of the oldest one.
-
-    Example: delayd subjects --prefix orders.
     """
     show(COLUMNS, ask.run(lambda: _rows(meta, prefix, limit)), form, limit)
 

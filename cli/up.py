@@ -8,11 +8,18 @@ import click
 
 from delayd.config import PORT_MAX
 
+from .options import examples
 from .programs import Programs
 from .supervisor import ROLES, Plan, Supervisor
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "delayd up",
+        "delayd up --data /var/lib/delayd --config /etc/delayd.toml",
+        "delayd up --data /var/lib/delayd --host 0.0.0.0 --advertise-host node-1.internal",
+    )
+)
 @click.option("--data", metavar="DIR", help="Directory of all servers; made if it is missing.  [default: delayd-data]")
 @click.option(
     "--port",
@@ -41,8 +48,6 @@ def up(
     Each server prints its ready line, then `ready` says that all serve. A server that dies is started again; one that
     stopped itself on damaged data or a failed fsync is not, and the others go on. Ctrl-C or SIGTERM stops all within
     five seconds, a second one at once; what was acknowledged is safe either way.
-
-    Example: delayd up --data /var/lib/delayd
 
     Exit codes: 0 stopped, 1 a server can't start or had to be killed, 2 a setting or the directory is wrong,
     3 a server stopped itself on damage or a failed fsync, 130 stopped at once by a second signal.

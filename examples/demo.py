@@ -167,8 +167,10 @@ def show(seen: Seen, report: AuditReport) -> int:
     console.print("[bold]Audit of the logs[/] (schedule, dispatch and realtime, compared message by message)")
     console.print(f"  scheduled {total.scheduled:,} = dispatched {total.dispatched:,} + pending {total.pending:,}")
     console.print(f"  lost {total.lost}, early {total.early}, duplicate {total.duplicate}, orphan {total.orphan}")
-    for finding in report.findings:
-        console.print(f"  {finding}")
+    for found in report.findings:
+        console.print(f"  {found.kind.name} message {found.sequence} of {found.subject}: {found.detail}")
+    if report.findings_count > len(report.findings):
+        console.print(f"  and {report.findings_count - len(report.findings):,} more")
     histogram(total.lateness)
     console.print(f"  p50 {total.late_ms(0.5)} ms, p99 {total.late_ms(0.99)} ms, max {total.late_ms_max} ms (the kill)")
     books = total.scheduled == 20_000 and total.dispatched == expected and report.balanced

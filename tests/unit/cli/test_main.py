@@ -12,7 +12,7 @@ import click
 import pytest
 
 from cli.exits import BUG, INTERRUPTED, NOT_BALANCED, TRY_LATER, USAGE, exit_code_of
-from cli.main import PLACES
+from cli.main import PLACES, commands
 from cli.programs import OWN_COMMAND
 from delayd.errors import (
     BadMagic,
@@ -189,18 +189,54 @@ def test_an_address_that_is_none_is_refused_by_name() -> None:
     assert ran.err == "delayd: meta is 'here'; write it as host:port, such as 127.0.0.1:7400\n"
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_every_command_and_subcommand_has_help_with_an_example(name: str) -> None:
-    place = PLACES[name]
-    command = getattr(import_module(f"cli.{place.module}"), place.name)
-    names = [[name]]
-    if isinstance(command, click.Group):
-        names = [[name, sub] for sub in command.commands]
-    for words in names:
-        ran = run(*words, "--help")
-        assert ran.code == 0
-        assert "Example" in ran.out, words
-        assert f"delayd {' '.join(words)}" in ran.out
+def _every_command() -> dict[str, tuple[click.Command, click.Context]]:
+    """Each command, group and subcommand by its words, in the context of those above it."""
+    found: dict[str, tuple[click.Command, click.Context]] = {
+        "": (commands, click.Context(commands, info_name="delayd"))
+    }
+    for name, place in PLACES.items():
+        command = getattr(import_module(f"cli.{place.module}"), place.name)
+        context = click.Context(command, found[""][1], name)
+        found[name] = (command, context)
+        if isinstance(command, click.Group):
+            found |= {
+                f"{name} {sub}": (each, click.Context(each, context, sub)) for sub, each in command.commands.items()
+            }
+    return found
+
+
+_EVERY = _every_command()
+
+
+def _examples(words: str) -> list[list[str]]:
+    """The command lines at the end of a help, as a shell reads them, from behind ``delayd`` up to a pipe."""
+    ran = run(*words.split(), "--help")
+    assert ran.code == 0
+    heading, *lines = ran.out[ran.out.rindex("\n  Examples") :].strip().splitlines()
+    assert heading.endswith(":")
+    found = []
+    for line in lines:
+        typed = shlex.split(line)
+        typed = typed[typed.index("delayd") + 1 :]
+        found.append(typed[: next((index for index, word in enumerate(typed) if word in ("|", ">")), len(typed))])
+    return found
+
+
+@pytest.mark.parametrize("words", _EVERY)
+def test_every_help_ends_with_examples_of_that_command(words: str) -> None:
+    lines = _examples(words)
+    assert lines
+    assert all(" ".join(line).startswith(words) for line in lines)
+
+
+@pytest.mark.parametrize("words", _EVERY)
+def test_the_examples_of_every_help_are_command_lines_that_parse(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Their files and folders are on the reader's machine.
+    monkeypatch.setattr(click.Path, "convert", lambda self, value, *_: value)
+    for line in _examples(words):
+        count = 2 if isinstance(_EVERY[line[0]][0], click.Group) else 1
+        command, context = _EVERY[" ".join(line[:count])]
+        command.make_context(line[count - 1], line[count:], context.parent)
 
 
 def test_the_overview_says_what_each_command_says_of_itself() -> None:
