@@ -38,6 +38,12 @@ class Up:
         return self._out.read_text().splitlines()
 
     @property
+    def meta(self) -> str:
+        """Where meta is, once all serve."""
+        ready = self.until_ready().ready("meta")[-1]
+        return f"{ready.host}:{ready.port}"
+
+    @property
     def errors(self) -> str:
         """What it and its servers have written to stderr."""
         return self._err.read_text()
@@ -90,10 +96,16 @@ def up_command(folder: Path, *options: str, fakes: bool) -> list[str]:
 @contextmanager
 def up(folder: Path, *options: str, fakes: bool = False) -> Iterator[Up]:
     """Run it for the length of the block; whatever still runs at its end is killed."""
-    command = up_command(folder, *options, fakes=fakes)
+    with watched(up_command(folder, *options, fakes=fakes), folder) as running:
+        yield running
+
+
+@contextmanager
+def watched(command: Sequence[str], folder: Path, cwd: Path | None = None) -> Iterator[Up]:
+    """The same for a command line of the caller's."""
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         # An open stdin, as in a terminal: servers that inherited it would not notice the supervisor's end.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err, cwd=cwd)
     running = Up(process, folder)
     try:
         yield running

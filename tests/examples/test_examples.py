@@ -154,8 +154,7 @@ def start(servers: Up, command: str, *given: str) -> "subprocess.Popen[str]":
 
 
 def spawn(servers: Up, command: list[str]) -> "subprocess.Popen[str]":
-    (ready, *_) = servers.ready("meta")
-    places = {"DELAYD_META": f"{ready.host}:{ready.port}", "DELAYD_DATA": str(servers.data)}
+    places = {"DELAYD_META": servers.meta, "DELAYD_DATA": str(servers.data)}
     environment = {**os.environ, **places}
     return subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -1,0 +1,32 @@
+# delayd in a container: `delayd up`, or with another command any of its programs (docs/deploy.md).
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE pyspark_delayd.py ./
+COPY delayd ./delayd
+COPY meta ./meta
+COPY realtime ./realtime
+COPY cli ./cli
+COPY spark ./spark
+RUN python -m venv /opt/delayd \
+    && /opt/delayd/bin/pip install --no-cache-dir --disable-pip-version-check .
+
+FROM python:${PYTHON}-slim
+# The number is part of the contract: who mounts a directory of the host gives it to this user.
+RUN useradd --system --uid 10740 --user-group --home-dir /var/lib/delayd --shell /usr/sbin/nologin delayd \
+    && install -d -o delayd -g delayd -m 0750 /var/lib/delayd
+COPY --from=build /opt/delayd /opt/delayd
+ENV PATH=/opt/delayd/bin:$PATH
+USER delayd
+WORKDIR /var/lib/delayd
+VOLUME /var/lib/delayd
+EXPOSE 7400 7401 7402
+# The first one begins an orderly stop of at most seven seconds, a second one would end it at once.
+STOPSIGNAL SIGTERM
+# Healthy while meta answers and has just heard of the delay and the realtime server.
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
+    CMD test "$(delayd servers --format csv | grep -c ,true,)" -ge 2
+ENTRYPOINT ["delayd"]
+# Others are told to connect to 127.0.0.1, which is right for the host that publishes these ports; else give the name.
+CMD ["up", "--data", "/var/lib/delayd", "--host", "0.0.0.0", "--advertise-host", "127.0.0.1"]
