@@ -9,9 +9,12 @@ and if it is killed itself, their stdin closes and they stop by themselves.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+from delayd.config import META_LOCAL
 
 from .child import Child
 from .exits import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE
@@ -33,6 +36,7 @@ class Plan:
     options: Sequence[str]
     registering: Sequence[str]  # Options of those that tell meta where they are.
     ports: dict[str, int]
+    folders: Sequence[str]  # Where the data is, for people.
 
 
 class Supervisor:
@@ -98,6 +102,24 @@ class Supervisor:
         self._told_ready = True
         down = [role for role in ROLES if role in self._down]
         self._echo(f"ready without {' and '.join(down)}" if down else "ready")
+        for sentence in self._advice():
+            self._say(sentence)
+
+    def _advice(self) -> Iterator[str]:
+        """What someone who has just started it wants to know."""
+        meta = self._children[FIRST].ready
+        if meta is None:
+            raise AssertionError("the others start when meta serves")
+        address = address_from_here(meta.host, meta.port)
+        others = [
+            f"the {role} server at {address_from_here(child.ready.host, child.ready.port)}"
+            for role, child in self._children.items()
+            if child.ready is not None and role != FIRST and role not in self._down
+        ]
+        yield "; ".join((f"meta is at {address}, which producers and consumers are given", *others))
+        yield f"the data is in {' and '.join(self._plan.folders)}"
+        option = "" if address == META_LOCAL else f" --meta {address}"
+        yield f"Ctrl-C here or `kill {os.getpid()}` stops all; to try it: delayd send hello world --in 5s{option}"
 
     def _on_down(self, child: Child, code: int) -> None:
         self._down[child.role] = code

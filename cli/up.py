@@ -3,14 +3,15 @@
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 
 import click
 
-from delayd.config import PORT_MAX
+from delayd.config import PORT_MAX, Value, load_config
 
 from .options import examples
 from .programs import Programs
-from .supervisor import ROLES, Plan, Supervisor
+from .supervisor import FIRST, ROLES, Plan, Supervisor
 
 
 @click.command(
@@ -45,9 +46,9 @@ def up(
 ) -> int:
     """Run all servers on this machine.
 
-    Each server prints its ready line, then `ready` says that all serve. A server that dies is started again; one that
-    stopped itself on damaged data or a failed fsync is not, and the others go on. Ctrl-C or SIGTERM stops all within
-    five seconds, a second one at once; what was acknowledged is safe either way.
+    Each server prints its ready line, then `ready` says that all serve; stderr says where, and how to stop. A server
+    that dies is started again; one that stopped itself on damaged data or a failed fsync is not, and the others go on.
+    Ctrl-C or SIGTERM stops all within five seconds, a second one at once; what was acknowledged is safe either way.
 
     Exit codes: 0 stopped, 1 a server can't start or had to be killed, 2 a setting or the directory is wrong,
     3 a server stopped itself on damage or a failed fsync, 130 stopped at once by a second signal.
@@ -56,7 +57,16 @@ def up(
     options = [word for name, value in given if value is not None for word in (name, value)]
     ports = {} if port is None else {role: port + index if port else 0 for index, role in enumerate(ROLES)}
     registering = [] if advertise_host is None else ["--advertise-host", advertise_host]
-    return asyncio.run(_run(Plan(programs.command, options, registering, ports)))
+    folders = _folders(config, {"data": data, "host": host}, advertise_host)
+    return asyncio.run(_run(Plan(programs.command, options, registering, ports, folders)))
+
+
+def _folders(config: str | None, given: Mapping[str, str | None], advertise_host: str | None) -> list[str]:
+    """The data directories of all servers, mostly one; BadSetting before any server starts that could not."""
+    settings: dict[str, Value] = {name: value for name, value in given.items() if value is not None}
+    own: dict[str, Value] = {} if advertise_host is None else {"advertise_host": advertise_host}
+    loaded = [load_config(role, config, settings if role == FIRST else settings | own) for role in ROLES]
+    return sorted({os.path.abspath(each.data) for each in loaded})
 
 
 async def _run(plan: Plan) -> int:

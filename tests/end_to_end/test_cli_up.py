@@ -60,6 +60,24 @@ def test_each_server_says_that_it_is_ready_and_then_all_are(running: Up) -> None
     assert running.lines[3:] == ["ready"]
 
 
+def test_stderr_says_where_all_is_and_how_to_stop(running: Up) -> None:
+    meta, delay, realtime = (f"127.0.0.1:{running.ready(role)[0].port}" for role in _ROLES)
+    running.until(lambda: " stops all; " in running.errors, "it has said all")
+    said = running.errors
+    assert f"delayd: meta is at {meta}, which producers and consumers are given; the " in said
+    assert f"the delay server at {delay}" in said and f"the realtime server at {realtime}" in said
+    assert f"delayd: the data is in {running.data}\n" in said
+    assert f"`kill {running.process.pid}` stops all; to try it: delayd send hello world --in 5s --meta {meta}\n" in said
+
+
+def test_a_setting_that_no_server_takes_starts_none(tmp_path: Path) -> None:
+    (tmp_path / "delayd.toml").write_text("[realtime]\nlease_ms = 1\n")
+    for options in (["--config", str(tmp_path / "delayd.toml")], ["--host", "0.0.0.0"], ["--config", "/no/file"]):
+        with up(tmp_path, "--port", "0", *options, fakes=True) as running:
+            assert running.process.wait(30) == 2
+            assert running.lines == [] and running.errors.count("\n") == 1, running.errors
+
+
 def test_the_others_are_told_where_meta_is(running: Up) -> None:
     meta = running.ready("meta")[0]
     for role in ("delay", "realtime"):
