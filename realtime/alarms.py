@@ -38,9 +38,13 @@ class Alarms(Generic[T]):
 
     def next_ms(self) -> int | None:
         """When the first living item is due."""
-        while self._heap and not self._is_alive(self._heap[0][0], self._heap[0][2]):
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        heap, is_alive = self._heap, self._is_alive
+        while heap:
+            at_ms, _, item = heap[0]
+            if is_alive(at_ms, item):
+                return at_ms
+            heapq.heappop(heap)
+        return None
 
     def due(self, now_ms: int) -> Iterator[T]:
         """Take out what is due and alive, in order."""

@@ -9,7 +9,7 @@ from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import INT_MAX, need_int, need_rows, need_str, optional_str
 
 from .answers import groups_head, subjects_head
-from .groups import Waiting
+from .groups import Group, Waiting
 from .index import Index
 from .peer import Peer
 from .pulls import Pulls
@@ -33,11 +33,11 @@ class Consumers:
     def pull(self, peer: Peer, frame: Frame) -> None:
         """Answer a PULL now or later."""
         head = frame.head
-        subject, group = self._names(head)
+        group = self._known(head) or self._pulls.create(*_names(head))
         wait_ms = min(need_int(head, "wait_ms"), WAIT_MS_MAX)
         lease_ms = need_int(head, "lease_ms", 0, self._config.lease_ms_max) or self._config.lease_ms
         waiting = Waiting(
-            self._pulls.group(subject, group),
+            group,
             peer,
             frame.request_id,
             need_int(head, "max_messages", 1),
@@ -69,20 +69,29 @@ class Consumers:
         peer.answer(frame.request_id, answer)
 
     def _acknowledge(self, op: PullOp, peer: Peer, frame: Frame) -> None:
-        names = self._names(frame.head)
+        group = self._known(frame.head)
+        if group is None:
+            # Whether it can be a group at all is said first.
+            _names(frame.head)
         handles = need_rows(frame.head, "handles", 3)
         if any(not 0 < covered <= INT_MAX for _, _, covered in handles):
             raise BadRequest("a handle covers no messages", field="handles")
-        group = self._pulls.groups.get(names)
         request_id = frame.request_id
         if group is None:
             peer.answer(request_id, {"stale": handles})
             return
         self._pulls.acknowledge(op, group, handles, lambda stale: peer.answer(request_id, {"stale": stale}))
 
-    def _names(self, head: Head) -> tuple[str, str]:
-        subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_BYTES_MAX)
-        check_subject(subject.encode())
-        if not group:
-            raise BadRequest("the name of a group is empty", field="group")
-        return subject, group
+    def _known(self, head: Head) -> Group | None:
+        """The group that a request names; None when there is none, or its names are no names."""
+        subject, group = head.get("subject"), head.get("group")
+        # The names of a group that exists were checked when it was made.
+        return self._pulls.groups.get((subject, group)) if isinstance(subject, str) and isinstance(group, str) else None
+
+
+def _names(head: Head) -> tuple[str, str]:
+    subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_BYTES_MAX)
+    check_subject(subject.encode())
+    if not group:
+        raise BadRequest("the name of a group is empty", field="group")
+    return subject, group

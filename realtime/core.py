@@ -158,8 +158,12 @@ class Core:
 
     def next_wake_ms(self) -> int:
         """When `wake` is next needed, on the monotonic clock."""
-        times = (self._pulls.next_wake_ms(), self._commit.retry_at_ms, self._checkpoints.due_ms)
-        return min(time for time in times if time is not None)
+        wake_ms = self._checkpoints.due_ms
+        # Asked for after every frame, so each of the others is looked at alone.
+        for time_ms in (self._pulls.next_wake_ms(), self._commit.retry_at_ms):
+            if time_ms is not None and time_ms < wake_ms:
+                wake_ms = time_ms
+        return wake_ms
 
     def wake(self) -> None:
         """Do what is due by the clock."""

@@ -84,11 +84,6 @@ class Pulls:
             for pull in group.held.values():
                 self._lease(group, pull.pull_first, lease_ms)
 
-    def group(self, subject_name: str, name: str) -> Group:
-        """The group of a name, made when there is none; its record is durable before it is served."""
-        found = self.groups.get((subject_name, name))
-        return self._create(subject_name, name) if found is None else found
-
     def groups_of(self, subject_name: str) -> int:
         """How many groups a subject has."""
         return len(self._of_subject.get(subject_name, ()))
@@ -149,8 +144,10 @@ class Pulls:
 
     def next_wake_ms(self) -> int | None:
         """When `wake` is next needed, monotonic."""
-        times = (self._leases.next_ms(), self._deadlines.next_ms())
-        return min((time for time in times if time is not None), default=None)
+        lease_ms, deadline_ms = self._leases.next_ms(), self._deadlines.next_ms()
+        if lease_ms is None or deadline_ms is None:
+            return deadline_ms if lease_ms is None else lease_ms
+        return lease_ms if lease_ms < deadline_ms else deadline_ms
 
     def wake(self) -> None:
         """End leases and long polls whose time is up."""
@@ -166,7 +163,8 @@ class Pulls:
         for waiting in self._deadlines.due(now_ms):
             self._expire(waiting)
 
-    def _create(self, subject_name: str, name: str) -> Group:
+    def create(self, subject_name: str, name: str) -> Group:
+        """Make a group that there is none of; its record is durable before it is served."""
         if len(self.groups) >= GROUPS_MAX:
             raise BadArgument(f"there are {GROUPS_MAX} groups, no more can be made")
         subject = self._index.subject(subject_name)
