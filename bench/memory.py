@@ -23,9 +23,13 @@ SUBJECT = "bench.memory"
 STILL_S = 0.5
 STILL_BYTES = 512 << 10  # Less change than this is none.
 STILL_WITHIN_S = 15
+LOG_BYTES_MAX = 64 << 30  # A sixteenth of it, at which a checkpoint begins while little arrives, is never reached.
 
 # No checkpoint but those that are asked for, and the whole coming hour is loaded, whatever the minute.
-OPTIONS = ("--checkpoint-every-ms", str(HOUR_MS), "--load-ahead-ms", str(HOUR_MS))
+OPTIONS = (
+    *("--checkpoint-every-ms", str(HOUR_MS), "--load-ahead-ms", str(HOUR_MS)),
+    *("--checkpoint-bytes", str(LOG_BYTES_MAX), "--replay-lag-bytes-max", str(LOG_BYTES_MAX)),
+)
 
 
 def memory(messages: int) -> Figures:

@@ -66,6 +66,7 @@ class ColumnId(IntEnum):
     EXPIRES_AT_MS = 15
     ENTRY = 16
     SEAL = 17
+    BODY_LEFT_OUT = 18
 
 
 DTYPES: dict[int, np.dtype[np.generic]] = {
@@ -86,6 +87,7 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
     ColumnId.EXPIRES_AT_MS: np.dtype("<i8"),
     ColumnId.ENTRY: np.dtype("V48"),
     ColumnId.SEAL: np.dtype("V184"),
+    ColumnId.BODY_LEFT_OUT: np.dtype("<u4"),
 }
 REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)  # In the heap's order.
 
@@ -244,6 +246,14 @@ class Batch:
         starts[1:] += 7
         starts[1:] &= ~7
         return starts, ends
+
+    def body_bytes(self) -> Int64s:
+        """The exact length of each body, int64[count], of those too that a schedule log leaves out."""
+        starts, ends = self.region(ColumnId.BODY_END)
+        ends -= starts
+        if ColumnId.BODY_LEFT_OUT in self.offsets:
+            ends += self.uint32s(ColumnId.BODY_LEFT_OUT)
+        return ends
 
     def region_start(self, column: int) -> int:
         """Where the first item of the region begins: behind the last item of the region before it."""

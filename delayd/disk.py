@@ -108,6 +108,7 @@ class RealDisk:
         self._reports = _kernel_version() >= SYNCFS_REPORTS_SINCE and hasattr(self._libc, "syncfs")
         self._watches: dict[int, int] = {}  # Device number to a descriptor on that file system.
         self._durable_folders: set[str] = set()
+        self._watched_folders: set[str] = set()  # A checkpoint opens thousands of files in few folders.
         self._finalizer = weakref.finalize(self, _close_all, self._watches)
 
     @property
@@ -122,7 +123,10 @@ class RealDisk:
             flags |= os.O_CREAT | os.O_EXCL
         if write or create:
             with _named_errors(path):
-                self._watch(os.path.dirname(path) or ".")
+                folder = path.rpartition("/")[0] or "."
+                if folder not in self._watched_folders:
+                    self._watch(folder)
+                    self._watched_folders.add(folder)
                 return RealFile(path, os.open(path, flags, FILE_MODE))
         return RealFile(path, os.open(path, flags))
 

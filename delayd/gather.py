@@ -43,8 +43,6 @@ def gather(picks: Sequence[Pick]) -> Gathered:
     Raises:
         BatchMalformed: a source's checksum differs.
     """
-    if all(len(pick.rows) == 1 for pick in picks):
-        return gather_singles([pick.batch for pick in picks], [int(pick.rows[0]) for pick in picks])
     due: list[Int64s] = []
     regions: dict[ColumnId, tuple[list[Int64s], list[Buffer]]] = {ColumnId.BODY_END: ([], [])}
     if any(ColumnId.HEADERS_END in pick.batch for pick in picks):
@@ -110,8 +108,12 @@ def compose(
     subjects: Sequence[bytes],
     subject_of: NDArray[np.uint32] = SUBJECT_NONE,
     accepted_at_ms: Int64s | None = None,
+    left_out: NDArray[np.uint32] | None = None,
 ) -> bytes:
-    """Make a batch of gathered rows; ``subject_of`` is empty when all rows have the one subject."""
+    """Make a batch of gathered rows; ``subject_of`` is empty when all rows have the one subject.
+
+    ``left_out`` has the lengths of bodies that are not among the gathered ones, where there are such.
+    """
     table = encode_subject_table(subjects)
     heap: list[Buffer] = [table]
     columns: list[tuple[ColumnId, Columns]] = [
@@ -130,6 +132,8 @@ def compose(
     heap.extend(gathered.bodies)
     if accepted_at_ms is not None:
         columns.append((ColumnId.ACCEPTED_AT_MS, accepted_at_ms))
+    if left_out is not None:
+        columns.append((ColumnId.BODY_LEFT_OUT, left_out))
     return encode(kind, part, len(sequences), columns, heap, len(subjects))
 
 

@@ -29,7 +29,10 @@ _STORED = _MESSAGE | {ColumnId.SEQUENCE}
 _COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
     # Required and allowed ones. A producer names no sequence and no instant of acceptance: the server gives both.
     BatchKind.PRODUCER: (_MESSAGE, _MESSAGE | {ColumnId.SUBJECT, ColumnId.HEADERS_END}),
-    BatchKind.SCHEDULE: (_STORED, _STORED | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS}),
+    BatchKind.SCHEDULE: (
+        _STORED,
+        _STORED | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.BODY_LEFT_OUT},
+    ),
     BatchKind.DISPATCH: (_STORED, _STORED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS}),
     BatchKind.OUTCOME: (
         frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE}),

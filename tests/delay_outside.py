@@ -101,7 +101,7 @@ def small_slots() -> Iterator[None]:
     small_wheel = partial(Wheel, TABLE_ROWS)
     with (
         patch.multiple(checkpoint, SLOT_BYTES=SLOT_BYTES, PAYLOAD_BYTES_MAX=payload_bytes_max),
-        patch.object(pending, "ROWS_MIN", TABLE_ROWS),
+        patch.object(pending, "BLOCK_ROWS", TABLE_ROWS),
         patch.object(recovery, "Wheel", small_wheel),
     ):
         yield

@@ -11,17 +11,16 @@ from typing import NamedTuple
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from delayd.clock import Clock, ClockEvidence
 from delayd.config import DelayConfig
 from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd, hour_put, outcome_put
 from delayd.delay.intake import Mark
-from delayd.delay.pending import PendingColumns
+from delayd.delay.pending import PendingRows, Taken
 from delayd.delay.producers import Producers
 from delayd.delay.recovery import TARGET_PREFIX
-from delayd.delay.rows import Rows
-from delayd.delay.schedule_writer import ScheduleWriter
-from delayd.delay.subjects import Subjects
+from delayd.delay.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull
 from delayd.executor import Done, Executor
@@ -33,6 +32,10 @@ from delayd.state import State
 
 log = logging.getLogger(__name__)
 
+NEAR_PARTS = 4  # With few hours to write, a checkpoint is a copy of some files, and begins at a quarter of the bytes.
+CALM_PARTS = 16  # While little arrives, for later hours, it begins at a sixteenth: a start finds little to replay.
+CALM_MS = 1_000
+CALM_BYTES = 4 << 20  # In so long; 20,000 messages of 200 B. A flood ends, and its rest need not wait for a minute.
 RETRY_MS = 1_000  # After a full disk.
 RETRY_DAMAGED_MS = 30_000  # After a damaged file: an operator restores it, and each try reads the whole range again.
 
@@ -74,9 +77,8 @@ class Checkpointer:
         identity: Identity,
         message_log: Log,
         hours: HourTable,
-        pending: PendingColumns,
+        pending: PendingRows,
         producers: Producers,
-        subjects: Subjects,
         replay: Mark,
         evidence: Evidence,
         rest: Callable[[], None],
@@ -93,7 +95,6 @@ class Checkpointer:
         self._hours = hours
         self._pending = pending
         self._producers = producers
-        self._subjects = subjects
         self._evidence = evidence
         self._rest = rest
         self._file = CheckpointFile(disk, config.folder, identity.log_id)
@@ -104,7 +105,10 @@ class Checkpointer:
         self._abandon_at_ms: int | None = None
         self._told = ""  # Why the last one was put off, as it was told.
         self._not_before_ms = 0
-        self._due_ms = clock.monotonic_ms() + config.checkpoint_every_ms
+        self._looked_ms = clock.monotonic_ms()
+        self._looked_at = replay.offset  # The durable end of the log then.
+        self._calm = False  # Whether little arrived between the last two looks.
+        self._due_ms = self._looked_ms + config.checkpoint_every_ms
 
     @property
     def running(self) -> bool:
@@ -120,8 +124,10 @@ class Checkpointer:
         if self._running:
             return False
         now = self._clock.monotonic_ms()
-        lag = durable - self.replay.offset
-        asked = bool(self._waiters) or lag >= self._config.checkpoint_bytes
+        if now - self._looked_ms >= CALM_MS:
+            self._calm = durable - self._looked_at < CALM_BYTES
+            self._looked_ms, self._looked_at = now, durable
+        asked = bool(self._waiters) or durable - self.replay.offset >= self._bytes_due()
         return now >= self._due_ms or (asked and now >= self._not_before_ms)
 
     def when_covers(self, offset: int, callback: Callable[[], None]) -> None:
@@ -139,12 +145,13 @@ class Checkpointer:
         notes: list[tuple[bytes, int]],
         ends: dict[int, OutcomeEnd],
         moved: Iterable[int],
+        handed_over: NDArray[np.uint64],
         ended: Callable[[bool], None],
     ) -> None:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
 
         ``notes`` are targets of subjects, ``ends`` those of all dispatch logs by hour, ``moved`` the hours whose end is
-        not in the state yet.
+        not in the state yet, ``handed_over`` the sequences, sorted, whose bodies need not be filed.
         """
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
@@ -156,11 +163,20 @@ class Checkpointer:
         owed_puts, owed_removes = self._owed
         self._owed = ([], [])
         facts = Facts(stop, next_sequence, appended_at_ms, owed_puts + puts, owed_removes + removes, ends)
-        rows = self._pending.view()
+        taken = self._pending.take()
         self._executor.submit(
-            partial(self._write, facts, rows, self._clock.now_ms(), self._evidence()),
-            partial(self._written, facts, len(rows), ended),
+            partial(self._write, facts, taken.rows, handed_over, self._clock.now_ms(), self._evidence()),
+            partial(self._written, facts, taken, ended),
         )
+
+    def _bytes_due(self) -> int:
+        """At how many bytes of the message log one begins before its time."""
+        # What is due within the hour may be handed over first, and then its body is not filed at all.
+        if self._calm and self._pending.mostly_later:
+            return self._config.checkpoint_bytes // CALM_PARTS
+        if self._pending.hours_apart <= FILES_A_SYNC:
+            return self._config.checkpoint_bytes // NEAR_PARTS
+        return self._config.checkpoint_bytes
 
     def hurry(self, limit_ms: int) -> None:
         """Give up what is not done within ``limit_ms``: the server stops, and the next start replays the log."""
@@ -170,13 +186,14 @@ class Checkpointer:
         """Close the checkpoint file."""
         self._file.close()
 
-    def _write(self, facts: Facts, rows: Rows, now_ms: int, evidence: ClockEvidence) -> Filed:
+    def _write(
+        self, facts: Facts, rows: int, handed_over: NDArray[np.uint64], now_ms: int, evidence: ClockEvidence
+    ) -> Filed:
         """File, count, publish: on the worker thread. Reads the hour table, which changes on the loop only after."""
         writer = ScheduleWriter(
             self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms, self._pause
         )
-        names = list(self._subjects.names)
-        writer.write(self.replay.offset, facts.stop.offset, self.replay.crc32c, rows, names)
+        writer.write(self.replay.offset, facts.stop.offset, self.replay.crc32c, rows, handed_over)
         checkpoint = {
             "replay_offset": facts.stop.offset,
             "replay_crc32c": facts.stop.crc32c,
@@ -213,7 +230,7 @@ class Checkpointer:
             now_ms,
         )
 
-    def _written(self, facts: Facts, rows: int, ended: Callable[[bool], None], done: Done[Filed]) -> None:
+    def _written(self, facts: Facts, taken: Taken, ended: Callable[[bool], None], done: Done[Filed]) -> None:
         self._running = False
         try:
             filed = done.result()
@@ -223,15 +240,15 @@ class Checkpointer:
             self._put_off(error, ended)
             return
         self._hours.files.update(filed.hours)
-        self._pending.drop(rows)
+        self._pending.drop(taken)
         self.replay, self.appended_at_ms = facts.stop, facts.appended_at_ms
         if filed.unpublished is not None:
             self._put_off(filed.unpublished, ended)
             return
         self._published, self._told = facts.stop.offset, ""
         # One that moved nothing, on an idle server, is no change of state.
-        level = logging.INFO if rows else logging.DEBUG
-        log.log(level, "checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, rows, len(filed.hours))
+        level = logging.INFO if taken.rows else logging.DEBUG
+        log.log(level, "checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, taken.rows, len(filed.hours))
         ready = [callback for offset, callback in self._waiters if offset <= facts.stop.offset]
         self._waiters = [waiter for waiter in self._waiters if waiter[0] > facts.stop.offset]
         for callback in ready:

@@ -139,7 +139,6 @@ class DelayCore:
             found.hours,
             found.pending,
             found.producers,
-            found.subjects,
             found.replay,
             evidence,
             rest,
@@ -257,12 +256,13 @@ class DelayCore:
         """Index a durable group: rows of loaded hours enter the wheel at once, all of them the pending columns."""
         rows = message_rows(committed.stored, self._subjects, committed.appended_at_ms)
         self._sources.remember(committed.stored)
-        self._pending.append(rows)
         near = rows["hour"] <= np.uint32(self._loaded_until)
-        if self._earlier.quarantined:
-            near &= ~np.isin(rows["hour"], list(self._earlier.quarantined))
         if not near.all():
+            self._pending.keep(rows.take(np.flatnonzero(~near)))
             rows = rows.take(np.flatnonzero(near))
+        self._pending.count(rows)
+        if self._earlier.quarantined:
+            rows = rows.take(np.flatnonzero(~np.isin(rows["hour"], list(self._earlier.quarantined))))
         if len(rows) and int(rows["hour"].min()) < self._loaded_from:
             # The clock was set back behind the start: what these hours held was loaded then, so the others are empty.
             self._put_back(rows)
@@ -352,13 +352,16 @@ class DelayCore:
         ends, moved = {**self._quarantined_ends, **outcomes.ends}, sorted(outcomes.moved & outcomes.ends.keys())
         outcomes.moved.clear()
         self._checkpointer.begin(
-            *(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, ends, moved, self._checkpointed),
+            *(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, ends, moved),
+            outcomes.take_handed_over(),
+            partial(self._checkpointed, intake.next_sequence),
         )
 
-    def _checkpointed(self, published: bool) -> None:
+    def _checkpointed(self, next_sequence: int, published: bool) -> None:
         if not published:
             self._end()
             return
+        self._outcomes.filed_below = next_sequence
         self._segments.published(self._checkpointer.replay.offset)
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from delayd.delay.hour_table import HourTable
 from delayd.delay.loader import NO_SEQUENCES, among
-from delayd.delay.pending import PendingColumns
+from delayd.delay.pending import PendingRows
 from delayd.errors import DamagedData
 
 Sequences = NDArray[np.uint64]
@@ -28,7 +28,7 @@ class EarlierOutcomes:
         decided: dict[int, Sequences],
         quarantined: Mapping[int, DamagedData],
         hours: HourTable,
-        pending: PendingColumns,
+        pending: PendingRows,
         settle: Callable[[Sequences], None],
     ) -> None:
         self.quarantined = quarantined
@@ -55,7 +55,7 @@ class EarlierOutcomes:
     def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
         """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""
         if hour not in self._decided and hour not in self._answered:
-            known = hour in self._hours.files or len(self._pending.of_hour(hour))
+            known = hour in self._hours.files or self._pending.has_hour(hour)
             if not known or self._hours.get(hour).sealed:
                 return np.zeros(len(sequences), np.bool_)
         return ~(among(sequences, self._decided.get(hour, NO_SEQUENCES)) | among(sequences, self._answered_of(hour)))

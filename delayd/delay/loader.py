@@ -4,12 +4,13 @@ It reads what the checkpoint counts, minus what the dispatch log already holds. 
 added by whoever loads, when this part is done: no checkpoint publishes in between.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch import ColumnId
 from delayd.delay.hour_table import HourFile
 from delayd.delay.hour_wheel import PreparedRows, prepare
 from delayd.delay.rows import ROW, Rows
@@ -47,7 +48,7 @@ def load_hour(
             table = tabulate(stored)
             hours = np.full(len(table.sequences), hour, np.uint32)
             rows = rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=True)
-            rows = without(rows, decided)
+            rows = without(_with_bodies(rows, stored), decided)
     return LoadedHour(hour, prepare(rows), subjects.names, damage)
 
 
@@ -92,6 +93,19 @@ def scan_schedule_log(disk: Disk, folder: str, log_id: int, hour: int, file: Hou
             raise DamagedData(path, FILE_HEADER_BYTES, reason)
     finally:
         segment.close()
+
+
+def _with_bodies(rows: Rows, stored: Sequence[Stored]) -> Rows:
+    """Rows whose bodies are there: the others were handed over before they were filed, and never are again."""
+    if not any(ColumnId.BODY_LEFT_OUT in entry.batch for entry in stored):
+        return rows
+    left_out = [
+        entry.batch.uint32s(ColumnId.BODY_LEFT_OUT)
+        if ColumnId.BODY_LEFT_OUT in entry.batch
+        else np.zeros(entry.batch.count, np.uint32)
+        for entry in stored
+    ]
+    return rows.take(np.flatnonzero(np.concatenate(left_out) == 0))
 
 
 def without(rows: Rows, decided: NDArray[np.uint64]) -> Rows:

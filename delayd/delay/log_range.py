@@ -9,10 +9,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
-from delayd.delay.table import Stored, tabulate
+from delayd.delay.loader import among
+from delayd.delay.rows import filing_hours
+from delayd.delay.subjects import Subjects
+from delayd.delay.table import Stored, subjects_of, tabulate
+from delayd.errors import DamagedData
+from delayd.gather import ROW_COLUMNS_BYTES
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log
 
@@ -42,10 +48,11 @@ class _Places(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """Groups read at once: where the first begins, the checksum before it, and the number of its first row."""
+    """Neighbouring groups that are read at once: their offsets, one checksum over all, the number of the first row."""
 
     start: int
-    previous_crc32c: int
+    end: int
+    crc32c: int
     first_row: int
 
 
@@ -58,42 +65,79 @@ class LogRange:
 
     def __init__(self, log: Log, start: int, stop: int, previous_crc32c: int, count: int) -> None:
         self._log = log
-        self._stop = stop
         self._windows: list[_Window] = []
         self._bodies = _Places(np.empty(count, np.int64), np.empty(count, np.uint32))
         self._headers: _Places | None = None
+        self._subjects = Subjects()  # Numbers of its own, for those of the server are given on the loop.
         self.deliver_at_ms = np.empty(count, np.int64)
         self.sequences = np.empty(count, np.uint64)
         self.accepted_at_ms = np.empty(count, np.int64)
+        self.hours = np.empty(count, np.uint32)
+        self.subject_of = np.empty(count, np.uint32)
+        self.left_out: NDArray[np.uint32] | None = None  # Lengths of bodies that are not copied.
         at = 0
         for window in _windows(log.scan(start, stop, previous_crc32c)):
-            first = window[0].header
-            self._windows.append(_Window(first.offset, first.previous_crc32c, at))
+            checksum = 0
+            for group in window:
+                checksum = crc32c(group.buffer, checksum)
+            self._windows.append(_Window(window[0].header.offset, window[-1].end, checksum, at))
             at = self._index(window, at)
         assert at == count, f"the range holds {at} rows, {count} are pending"
+
+    @property
+    def names(self) -> list[bytes]:
+        """The subjects by the numbers in ``subject_of``."""
+        return self._subjects.names
+
+    def size_bytes(self) -> Int64s:
+        """Bytes of each row's columns, headers and body in a new batch: int64[n], a new array, never 0."""
+        sizes = (self._bodies.length.astype(np.int64) + 7) & ~7
+        if self._headers is not None:
+            sizes += (self._headers.length.astype(np.int64) + 7) & ~7
+        sizes += ROW_COLUMNS_BYTES
+        return sizes
+
+    def leave_out(self, handed_over: NDArray[np.uint64]) -> None:
+        """Copy no bodies and headers of rows whose sequence is among ``handed_over``, which is sorted."""
+        gone = np.flatnonzero(among(self.sequences, handed_over) & (self._bodies.length > 0))
+        if not len(gone):
+            return
+        self.left_out = np.zeros(len(self.sequences), np.uint32)
+        self.left_out[gone] = self._bodies.length[gone]
+        self._bodies.length[gone] = 0
+        if self._headers is not None:
+            self._headers.length[gone] = 0
 
     def copy(self, rows: Rising, order: Rising) -> tuple[Items, Items | None]:
         """Copy bodies and headers of ``rows``; the i-th item is that of row ``rows[order[i]]``; None without headers.
 
         Raises:
-            DamagedData: a group does not check.
+            DamagedData: the log is not what it was when its columns were read.
         """
         regions = [_Region(self._bodies, rows, order)]
         if self._headers is not None:
             regions.append(_Region(self._headers, rows, order))
-        firsts = [window.first_row for window in self._windows]
-        begin = int(np.searchsorted(firsts, rows[0], "right")) - 1
-        scan = self._log.scan(self._windows[begin].start, self._stop, self._windows[begin].previous_crc32c)
-        bounds = np.searchsorted(rows, [*firsts[begin:], len(self.sequences)]).tolist()
-        for window, low, high in zip(_windows(scan), bounds, bounds[1:], strict=False):
+        bounds = np.searchsorted(rows, [*(window.first_row for window in self._windows), len(self.sequences)]).tolist()
+        for window, low, high in zip(self._windows, bounds, bounds[1:], strict=False):
             if low < high:
-                words = _words(window)
+                words = self._read(window)
                 for region in regions:
-                    region.fill(words, window[0].header.offset, low, high)
-            if high == len(rows):
-                break
+                    region.fill(words, window.start, low, high)
         items = [region.items() for region in regions]
         return items[0], items[1] if len(items) > 1 else None
+
+    def _read(self, window: _Window) -> NDArray[np.uint64]:
+        """Read and verify the bytes of a window; a segment may end within it."""
+        pieces: list[bytes] = []
+        at = window.start
+        while at < window.end and (piece := self._log.read_some(at, window.end - at)):
+            pieces.append(piece)
+            at += len(piece)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if crc32c(data) != window.crc32c:
+            path, position = self._log.file_position(window.start)
+            raise DamagedData(path, position, f"{window.end - window.start} bytes from there on have changed")
+        return np.frombuffer(data, np.uint64)
 
     def _index(self, window: list[Group], at: int) -> int:
         stored = _stored(window)
@@ -104,9 +148,12 @@ class LogRange:
         base = heaps.take(table.batch_of)
         rows = slice(at, at + len(base))
         counts = [group.header.row_count for group in window]
-        self.accepted_at_ms[rows] = np.repeat([group.header.appended_at_ms for group in window], counts)
+        accepted_at_ms = np.repeat([group.header.appended_at_ms for group in window], counts)
+        self.accepted_at_ms[rows] = accepted_at_ms
         self.deliver_at_ms[rows] = table.deliver_at_ms
         self.sequences[rows] = table.sequences
+        self.hours[rows] = filing_hours(table.deliver_at_ms, accepted_at_ms)
+        self.subject_of[rows] = subjects_of(stored, table, self._subjects)
         self._bodies.offset[rows] = base + table.body_starts
         self._bodies.length[rows] = table.body_lengths
         if table.headers is not None:
@@ -171,13 +218,3 @@ def _stored(window: list[Group]) -> list[Stored]:
                 stored.append(Stored(offset, sequence, batch))
                 sequence += batch.count
     return stored
-
-
-def _words(window: list[Group]) -> NDArray[np.uint64]:
-    words = np.empty(sum(group.header.total_bytes for group in window) >> 3, np.uint64)
-    at = 0
-    for group in window:
-        end = at + (group.header.total_bytes >> 3)
-        words[at:end] = np.frombuffer(group.buffer, np.uint64)
-        at = end
-    return words

@@ -9,6 +9,9 @@ from collections.abc import Callable, Container
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delayd.batch import ROWS_MAX
 from delayd.clock import Clock
 from delayd.delay.hour_table import OutcomeEnd
@@ -16,7 +19,7 @@ from delayd.delay.quarantine import quarantine_path
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull
 from delayd.executor import Done, Executor
-from delayd.log.dispatch import NewPart, encode_outcomes
+from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
@@ -51,6 +54,7 @@ class OutcomeLog:
         quarantined: Container[int] = (),
     ) -> None:
         self.ends = ends  # By hour, of dispatch logs that are not deleted.
+        self.filed_below = 0  # Sequences below are in schedule logs: nobody asks for them in `take_handed_over`.
         self.moved = set(ends)  # Hours whose end no checkpoint has taken yet.
         self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
         self._disk = disk
@@ -66,6 +70,7 @@ class OutcomeLog:
         self._flushing: list[Recorded] = []
         self._after_waiting: list[Callable[[], None]] = []
         self._after_flushing: list[Callable[[], None]] = []
+        self._handed_over: list[NDArray[np.uint64]] = []
         self._due_ms: int | None = None
 
     @property
@@ -108,6 +113,11 @@ class OutcomeLog:
             by_hour[recorded.hour].append(recorded.part)
         self._executor.submit(partial(self._write, dict(by_hour), self._clock.now_ms()), self._flushed)
 
+    def take_handed_over(self) -> NDArray[np.uint64]:
+        """Take the sequences, sorted, whose outcome DISPATCHED became durable since they were last taken."""
+        taken, self._handed_over = self._handed_over, []
+        return np.sort(np.concatenate(taken)) if taken else np.empty(0, np.uint64)
+
     def segment_of(self, hour: int) -> Segment | None:
         """The open file of an hour, for reading."""
         return self._segments.get(hour)
@@ -149,10 +159,12 @@ class OutcomeLog:
             self._due_ms = self._clock.monotonic_ms() + RETRY_MS
         elif self._waiting:
             self._due_ms = self._clock.monotonic_ms() + self._flush_ms
-        self._note_ends([recorded for recorded in flushed if recorded.hour not in full])
+        if full:
+            flushed = [recorded for recorded in flushed if recorded.hour not in full]
+        self._note_ends(flushed)
+        self._note_handed_over(flushed)
         for recorded in flushed:
-            if recorded.hour not in full:
-                recorded.on_durable()
+            recorded.on_durable()
         for callback in after:
             callback()
 
@@ -166,6 +178,17 @@ class OutcomeLog:
                 rows = self.ends.get(recorded.hour, OutcomeEnd()).rows + len(recorded.part.sequences)
                 self.ends[recorded.hour] = OutcomeEnd(segment.durable, rows)
                 self.moved.add(recorded.hour)
+
+    def _note_handed_over(self, flushed: list[Recorded]) -> None:
+        sequences = [
+            recorded.part.sequences
+            for recorded in flushed
+            # What stands beside a damaged file counts only when that was restored.
+            if recorded.part.outcome is Outcome.DISPATCHED and recorded.hour not in self._quarantined
+        ]
+        if sequences:
+            joined = np.concatenate(sequences)
+            self._handed_over.append(joined[joined >= np.uint64(self.filed_below)])
 
     def _open(self, hour: int, now_ms: int) -> Segment:
         segment = self._segments.get(hour)

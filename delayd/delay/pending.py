@@ -1,54 +1,141 @@
-"""Pending columns: every row of the message log above the replay offset, in the order of the log.
+"""Pending rows: what the message log holds above the replay offset, and no checkpoint counts yet.
 
-They are what the next checkpoint writes to the schedule logs, and, until it has, that part of the schedule.
+Rows of hours that are to be loaded stand here until the next checkpoint, for the loader takes them from here; those of
+loaded hours are in the wheel, and only counted. The checkpoint itself reads the log again and needs none of them.
 """
 
+from collections import Counter
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
-from delayd.delay.rows import ROW, Rows, copy_rows
+from delayd.delay.rows import ROW, Rows, copy_rows, join_rows, new_rows
 
-ROWS_MIN = 65_536  # A first capacity that costs 2 MB.
+BLOCK_ROWS = 65_536  # 2 MB: what a growing array would copy and leave unused is up to as much as it holds.
 
 
-class PendingColumns:
-    """A growing array of ROW; taken from the front by checkpoints."""
+class Taken(NamedTuple):
+    """How far a checkpoint takes the rows: all of them, those that stand here, and those that are counted by hour."""
+
+    rows: int
+    kept: int
+    counted: Counter[int]
+
+
+class PendingRows:
+    """Rows in the order of the log; appended behind, dropped in front by checkpoints."""
 
     def __init__(self) -> None:
-        self._rows = np.empty(ROWS_MIN, ROW)
-        self._count = 0
+        self._blocks: list[Rows] = []  # All but the last one are full, or the first, of which a front was dropped.
+        self._room = 0  # Rows that still fit the last block.
+        self._kept = 0
+        self._counted: Counter[int] = Counter()
+        self._rows = 0
+        self._hours = (1, 0)  # The lowest and the highest hour of kept rows.
 
     def __len__(self) -> int:
-        return self._count
+        return self._rows
 
-    def append(self, rows: Rows) -> None:
-        """Copy rows behind the others."""
-        needed = self._count + len(rows)
-        if needed > len(self._rows):
-            grown = np.empty(max(needed, 2 * len(self._rows)), ROW)
-            copy_rows(grown, 0, self.view())
-            self._rows = grown
-        copy_rows(self._rows, self._count, rows)
-        self._count = needed
+    @property
+    def mostly_later(self) -> bool:
+        """Whether at least half of the rows are of hours that are not loaded."""
+        return 2 * self._kept >= self._rows
 
-    def view(self) -> Rows:
-        """View all rows; valid until the next append or drop."""
-        return self._rows[: self._count]
+    @property
+    def hours_apart(self) -> int:
+        """How many hours the kept rows span: a bound of how many files a checkpoint writes beside the loaded hours."""
+        return self._hours[1] - self._hours[0] + 1
+
+    def keep(self, rows: Rows) -> None:
+        """Copy in rows of hours that are not loaded."""
+        if not len(rows):
+            return
+        hours = rows["hour"]
+        low, high = int(hours.min()), int(hours.max())
+        self._hours = (min(low, self._hours[0]), max(high, self._hours[1])) if self._kept else (low, high)
+        self._rows += len(rows)
+        self._kept += len(rows)
+        at = 0
+        while at < len(rows):
+            if not self._room:
+                self._blocks.append(new_rows(BLOCK_ROWS))
+                self._room = BLOCK_ROWS
+            count = min(self._room, len(rows) - at)
+            copy_rows(self._blocks[-1], len(self._blocks[-1]) - self._room, rows[at : at + count])
+            self._room -= count
+            at += count
+
+    def count(self, rows: Rows) -> None:
+        """Count rows that are in the wheel."""
+        if not len(rows):
+            return
+        self._rows += len(rows)
+        hours = rows["hour"]
+        if len(rows) == 1 or not np.count_nonzero(hours != hours[0]):
+            self._counted[int(hours[0])] += len(rows)
+        else:
+            self._counted.update(_by_hour(hours))
+
+    def settle(self, loaded_until: int) -> None:
+        """Only count what is kept of hours up to ``loaded_until``: they are loaded now."""
+        blocks = self._views()
+        self._blocks, self._room, self._kept, self._hours = [], 0, 0, (1, 0)
+        for rows in blocks:
+            hours = rows["hour"]
+            near = hours <= np.uint32(loaded_until)
+            self._rows -= len(rows)
+            if near.any():
+                self._rows += int(np.count_nonzero(near))
+                self._counted.update(_by_hour(hours[near]))
+                rows = rows.take(np.flatnonzero(~near))
+            self.keep(rows)
 
     def of_hour(self, hour: int) -> Rows:
-        """Copy the rows of one filing hour."""
-        rows = self.view()
-        return rows.take(np.flatnonzero(rows["hour"] == np.uint32(hour)))
+        """Copy the kept rows of one filing hour."""
+        found = [rows.take(np.flatnonzero(rows["hour"] == np.uint32(hour))) for rows in self._views()]
+        return join_rows(found) if found else np.empty(0, ROW)
+
+    def has_hour(self, hour: int) -> bool:
+        """Whether any row is of this hour."""
+        return self._counted[hour] > 0 or any((rows["hour"] == np.uint32(hour)).any() for rows in self._views())
 
     def count_by_hour(self) -> dict[int, int]:
         """How many rows each filing hour has."""
-        hours = self.view()["hour"]
-        first = int(hours.min()) if len(hours) else 0
-        counts = np.bincount(hours - np.uint32(first))
-        return {first + index: int(counts[index]) for index in np.flatnonzero(counts).tolist()}
+        counts = Counter(self._counted)
+        for rows in self._views():
+            counts.update(_by_hour(rows["hour"]))
+        return counts
 
-    def drop(self, count: int) -> None:
-        """Forget the first ``count`` rows, which a published checkpoint covers."""
-        kept = self._rows[count : self._count]
-        self._rows = np.empty(max(ROWS_MIN, 2 * len(kept)), ROW)
-        copy_rows(self._rows, 0, kept)
-        self._count = len(kept)
+    def take(self) -> Taken:
+        """Name what stands here now, for a checkpoint that begins."""
+        return Taken(self._rows, self._kept, Counter(self._counted))
+
+    def drop(self, taken: Taken) -> None:
+        """Forget what a published checkpoint covers."""
+        self._rows -= taken.rows
+        self._kept -= taken.kept
+        self._counted -= taken.counted
+        left = taken.kept
+        while left:
+            first = self._blocks[0]
+            filled = len(first) - (self._room if len(self._blocks) == 1 else 0)
+            if filled > left:
+                # A copy, or the rest of a block would keep all of it.
+                self._blocks[0] = join_rows([first[left:]])
+                break
+            del self._blocks[0]
+            left -= filled
+        if not self._blocks:
+            self._room = 0
+
+    def _views(self) -> list[Rows]:
+        if not self._room:
+            return list(self._blocks)
+        return [*self._blocks[:-1], self._blocks[-1][: len(self._blocks[-1]) - self._room]]
+
+
+def _by_hour(hours: NDArray[np.uint32]) -> dict[int, int]:
+    first = int(hours.min())
+    counts = np.bincount(hours - np.uint32(first))
+    return {first + index: int(counts[index]) for index in np.flatnonzero(counts).tolist()}

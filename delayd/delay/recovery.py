@@ -17,7 +17,7 @@ from delayd.delay.hour_table import PREFIX as HOUR_PREFIX
 from delayd.delay.intake import Mark
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour, load_hour, without
 from delayd.delay.outcomes import append_parts, reopen_dispatch_log
-from delayd.delay.pending import PendingColumns
+from delayd.delay.pending import PendingRows
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import forget_quarantine, missing_parts, quarantine_path
@@ -51,7 +51,7 @@ class Recovered:
     hours: HourTable
     producers: Producers
     subjects: Subjects
-    pending: PendingColumns
+    pending: PendingRows
     wheel: Wheel
     targets: dict[bytes, int]
     targets_owed: set[bytes]  # Subjects whose target only the message log names: the next checkpoint passes it.
@@ -95,8 +95,10 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     dispatch_logs, decided, target_ends = _recover_outcomes(
         disk, folder, identity, hours, known, quarantined, clock.now_ms()
     )
+    next_sequence, appended_at_ms = checkpoint.get("next_sequence", 1), checkpoint.get("appended_at_ms", 0)
+    read = _Replay(producers, targets, next_sequence, appended_at_ms)
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
-    message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c)
+    message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take)
     for tail in message_log.recovered:
         if tail.cut_bytes:
             # Torn by a crash, or what was the last accepted group: nothing tells, so the operator is told.
@@ -106,17 +108,17 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         log=message_log,
         hours=hours,
         producers=producers,
-        subjects=Subjects(),
-        pending=PendingColumns(),
+        subjects=read.subjects,
+        pending=read.pending,
         wheel=Wheel(),
         targets=targets,
-        targets_owed=set(),
+        targets_owed=read.targets_owed,
         dispatch_logs=dispatch_logs,
         decided=decided,
         target_ends=target_ends,
         replay=replay,
-        next_sequence=checkpoint.get("next_sequence", 1),
-        appended_at_ms=checkpoint.get("appended_at_ms", 0),
+        next_sequence=read.next_sequence,
+        appended_at_ms=read.appended_at_ms,
         loaded_until=0,
         quarantined=quarantined,
         quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
@@ -128,8 +130,6 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         found.seals = open_seal_log(disk, state, folder, identity.log_id, identity.epoch, clock.now_ms(), sealed)
     except DamagedData as damage:
         found.damage.append(damage)
-    for group in message_log.scan(replay.offset, message_log.durable, replay.crc32c):
-        _replay(group, found)
     _load(disk, clock, config, found)
     return found
 
@@ -144,28 +144,42 @@ def stored_batches(group: Group) -> list[Stored]:
     return stored
 
 
-def _replay(group: Group, found: Recovered) -> None:
-    header = group.header
-    found.next_sequence = max(found.next_sequence, header.base_sequence + header.row_count)
-    found.appended_at_ms = max(found.appended_at_ms, header.appended_at_ms)
-    if header.kind == GroupKind.DATA:
-        stored = stored_batches(group)
-        found.pending.append(message_rows(stored, found.subjects, header.appended_at_ms))
-        for entry in stored:
-            found.producers.accept(entry.batch, entry.base_sequence, header.appended_at_ms)
-    elif header.kind == GroupKind.CONTROL:
-        for _, batch in group.batches():
-            record = msgpack.unpackb(bytes(batch.heap[: int(batch.uint32s(9)[0])]))
-            if record["type"] == "target":
-                found.targets[record["subject"]] = record["log_id"]
-                found.targets_owed.add(record["subject"])
+class _Replay:
+    """What the message log says above the checkpoint, group by group (rule P1: it decides nothing)."""
+
+    def __init__(
+        self, producers: Producers, targets: dict[bytes, int], next_sequence: int, appended_at_ms: int
+    ) -> None:
+        self.subjects = Subjects()
+        self.pending = PendingRows()
+        self.targets_owed: set[bytes] = set()
+        self.next_sequence = next_sequence
+        self.appended_at_ms = appended_at_ms
+        self._producers = producers
+        self._targets = targets
+
+    def take(self, group: Group) -> None:
+        header = group.header
+        self.next_sequence = max(self.next_sequence, header.base_sequence + header.row_count)
+        self.appended_at_ms = max(self.appended_at_ms, header.appended_at_ms)
+        if header.kind == GroupKind.DATA:
+            stored = stored_batches(group)
+            self.pending.keep(message_rows(stored, self.subjects, header.appended_at_ms))
+            for entry in stored:
+                self._producers.accept(entry.batch, entry.base_sequence, header.appended_at_ms)
+        elif header.kind == GroupKind.CONTROL:
+            for _, batch in group.batches():
+                record = msgpack.unpackb(bytes(batch.heap[: int(batch.uint32s(9)[0])]))
+                if record["type"] == "target":
+                    self._targets[record["subject"]] = record["log_id"]
+                    self.targets_owed.add(record["subject"])
 
 
 def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:
     """Load every hour that is not sealed, up to the one that the loader would have reached by now (rule P5)."""
     now_ms = max(clock.now_ms(), found.appended_at_ms)
     found.loaded_until = hour_of_ms(now_ms + config.load_ahead_ms)
-    pending = set(np.unique(found.pending.view()["hour"]).tolist())
+    pending = found.pending.count_by_hour().keys()
     live = set(range(hour_of_ms(now_ms), found.loaded_until + 1))
     filed = set(found.hours.unsealed(found.loaded_until))
     wanted = filed | live | {hour for hour in pending if hour <= found.loaded_until}
@@ -176,10 +190,11 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
         attach_hour(loaded, decided, found.wheel, found.subjects, found.pending)
         if loaded.damage is not None:
             found.damage.append(loaded.damage)
+    found.pending.settle(found.loaded_until)
 
 
 def attach_hour(
-    loaded: LoadedHour, decided: NDArray[np.uint64], wheel: Wheel, subjects: Subjects, pending: PendingColumns
+    loaded: LoadedHour, decided: NDArray[np.uint64], wheel: Wheel, subjects: Subjects, pending: PendingRows
 ) -> None:
     """Put an hour into the wheel: what its schedule log has, and what only the message log has yet (rule P7)."""
     rows = loaded.prepared.rows

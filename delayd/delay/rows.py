@@ -70,9 +70,11 @@ def due_at_ms(rows: Rows) -> npt.NDArray[np.int64]:
     return instants
 
 
-def filing_hours(deliver_at_ms: npt.NDArray[np.int64], appended_at_ms: int) -> npt.NDArray[np.uint32]:
-    """Hour in which rows appended at one instant are filed (rule P5): that of the later of the two instants."""
-    return (np.maximum(deliver_at_ms, np.int64(appended_at_ms)) // np.int64(HOUR_MS)).astype(np.uint32)
+def filing_hours(
+    deliver_at_ms: npt.NDArray[np.int64], appended_at_ms: int | npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint32]:
+    """Hour in which rows are filed (rule P5): that of the later of the two instants; one of the second serves all."""
+    return (np.maximum(deliver_at_ms, appended_at_ms) // np.int64(HOUR_MS)).astype(np.uint32)
 
 
 def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:

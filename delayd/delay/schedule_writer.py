@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from delayd.batch import BatchKind, Int64s, SchedulePart
 from delayd.delay.hour_table import HourFile, HourTable
 from delayd.delay.log_range import LogRange
-from delayd.delay.rows import Rows
-from delayd.disk import Disk
+from delayd.disk import Disk, File
 from delayd.errors import DamagedData, DiskFull
 from delayd.gather import SUBJECT_NONE, Gathered, compose
 from delayd.log.group import GroupKind, NewGroup
@@ -45,38 +44,40 @@ class ScheduleWriter:
         self._rest = rest
         self._open: list[Segment] = []
         self._dirty_bytes = 0
+        self._made = ""  # The day's folder of the last file that was created; hours come in order.
         self.written: dict[int, HourFile] = {}
 
-    def write(self, start: int, stop: int, previous_crc32c: int, rows: Rows, names: list[bytes]) -> None:
-        """File the message log's range ``start`` to ``stop``, whose rows are ``rows``; durable on return.
+    def write(self, start: int, stop: int, previous_crc32c: int, rows: int, handed_over: NDArray[np.uint64]) -> None:
+        """File the message log's range ``start`` to ``stop``, which has so many rows; durable on return.
+
+        Of rows whose sequence is among ``handed_over``, sorted, body and headers are left out.
 
         Raises:
             DiskFull: some hours were written; nothing counts them.
             DamagedData: a group or a schedule log does not check.
         """
-        if not len(rows):
+        if not rows:
             return
         try:
-            source = LogRange(self._log, start, stop, previous_crc32c, len(rows))
-            assert bool((source.sequences == rows["sequence"]).all()), "pending rows stand in the order of the log"
-            for part in _parts(rows):
-                self._write_part(source, part, rows, names, (start, stop))
+            source = LogRange(self._log, start, stop, previous_crc32c, rows)
+            source.leave_out(handed_over)
+            for part in _parts(source.hours, source.size_bytes()):
+                self._write_part(source, part, (start, stop))
         except (DiskFull, DamagedData):
             # Or each try would leave its files open.
             self._sync()
             raise
         self._sync()
 
-    def _write_part(
-        self, source: LogRange, part: NDArray[np.intp], rows: Rows, names: list[bytes], source_range: tuple[int, int]
-    ) -> None:
-        hours = rows["hour"].take(part)
+    def _write_part(self, source: LogRange, part: NDArray[np.intp], source_range: tuple[int, int]) -> None:
+        hours = source.hours.take(part)
         order = np.argsort((hours - hours.min()).astype(np.uint16), kind="stable")
         bodies, headers = source.copy(part, order)
         hours = hours.take(order)
         chosen = part.take(order)
         deliver_at_ms, sequences = source.deliver_at_ms.take(chosen), source.sequences.take(chosen)
-        numbers, accepted_at_ms = rows["subject"].take(chosen), source.accepted_at_ms.take(chosen)
+        numbers, accepted_at_ms = source.subject_of.take(chosen), source.accepted_at_ms.take(chosen)
+        left_out = None if source.left_out is None else source.left_out.take(chosen)
         cuts = _cuts(hours, bodies.ends if headers is None else bodies.ends + headers.ends)
         pieces = [(int(hours[low]), low, high) for low, high in pairwise(cuts)]
         for hour, bounds in groupby(pieces, key=lambda piece: piece[0]):
@@ -99,9 +100,10 @@ class ScheduleWriter:
                         SchedulePart(*source_range, hour),
                         gathered,
                         sequences[of],
-                        [names[number] for number in used],
+                        [source.names[number] for number in used],
                         subject_of,
                         accepted_at_ms[of] if was_due else None,
+                        left_out[of] if left_out is not None and left_out[of].any() else None,
                     )
                 )
                 count += high - low
@@ -126,19 +128,26 @@ class ScheduleWriter:
     def _segment(self, hour: int, known: HourFile) -> Segment:
         path = schedule_path(self._folder, hour)
         if not known.length:
-            if self._disk.exists(path):
-                self._disk.remove(path)
-            folder = path.rpartition("/")[0]
-            self._disk.make_folder(folder)
             header = FileHeader(FileKind.SCHEDULE, self._log.place.log_id, 0, hour, self._now_ms)
-            segment = Segment(self._disk, path, self._disk.open(path, write=True, create=True), header)
+            segment = Segment(self._disk, path, self._create(path), header, bare=True)
             self._open.append(segment)
-            segment.file.pwritev([header.encode()], 0)
             return segment
         segment = open_segment(self._disk, path, FileKind.SCHEDULE, self._log.place.log_id, write=True)
         self._open.append(segment)
         cut_to_checkpoint(segment, known)
         return segment
+
+    def _create(self, path: str) -> File:
+        folder = path.rpartition("/")[0]
+        if folder != self._made:
+            self._disk.make_folder(folder)
+            self._made = folder
+        try:
+            return self._disk.open(path, write=True, create=True)
+        except FileExistsError:
+            # Left by a checkpoint that did not finish; to look first would cost a call for each of 17,568 files.
+            self._disk.remove(path)
+            return self._disk.open(path, write=True, create=True)
 
     def _sync(self) -> None:
         """Make what was appended durable; no descriptor with unsynced writes is closed before (rule L4)."""
@@ -165,11 +174,10 @@ def cut_to_checkpoint(segment: Segment, known: HourFile) -> None:
     segment.crc32c = known.last_crc32c
 
 
-def _parts(rows: Rows) -> list[NDArray[np.intp]]:
+def _parts(hours: NDArray[np.uint32], size_bytes: Int64s) -> list[NDArray[np.intp]]:
     """Numbers of rows, rising, that are written together: of neighbouring hours, whole ones where they fit."""
-    hours = rows["hour"]
     base = int(hours.min())
-    ends = np.cumsum(np.bincount(hours - np.uint32(base), weights=rows["length"]))
+    ends = np.cumsum(np.bincount(hours - np.uint32(base), weights=size_bytes))
     parts: list[NDArray[np.intp]] = []
     low = 0
     while low < len(ends):
@@ -177,7 +185,7 @@ def _parts(rows: Rows) -> list[NDArray[np.intp]]:
         high = max(low + 1, int(np.searchsorted(ends, before + PART_BYTES, "right")))
         chosen = np.flatnonzero((hours >= base + low) & (hours < base + high))
         if len(chosen):
-            number = (np.cumsum(rows["length"].take(chosen), dtype=np.int64) - 1) // PART_BYTES
+            number = (np.cumsum(size_bytes.take(chosen)) - 1) // PART_BYTES
             parts.extend(np.split(chosen, np.flatnonzero(number[1:] != number[:-1]) + 1))
         low = high
     return parts

@@ -73,8 +73,7 @@ class _ScheduleSide:
     def add(self, batch: Batch) -> None:
         rows = np.empty(batch.count, SCHEDULE_ROW)
         sequences, due = batch.uint64s(ColumnId.SEQUENCE), batch.int64s(ColumnId.DELIVER_AT_MS)
-        starts, ends = batch.region(ColumnId.BODY_END)
-        lengths = ends - starts
+        lengths = batch.body_bytes()
         rows["sequence"], rows["deliver_at_ms"], rows["body_bytes"] = sequences, due, lengths
         rows["subject"] = self._subjects(batch)
         self._digest.update(rows.view(np.uint8).data)

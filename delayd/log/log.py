@@ -16,6 +16,7 @@ from delayd.log.segment import (
     Recovered,
     Segment,
     UnfinishedFile,
+    Visit,
     create_segment,
     open_segment,
 )
@@ -174,7 +175,14 @@ def segment_name(base_offset: int) -> str:
     return f"{base_offset:0{NAME_DIGITS}}.log"
 
 
-def open_log(disk: Disk, place: LogPlace, now_ms: int, start: int = 0, previous_crc32c: int | None = 0) -> Log:
+def open_log(
+    disk: Disk,
+    place: LogPlace,
+    now_ms: int,
+    start: int = 0,
+    previous_crc32c: int | None = 0,
+    visit: Visit | None = None,
+) -> Log:
     """Open or create a log and recover its tail: from ``start`` on every group is verified (rules L1, L5).
 
     Args:
@@ -183,6 +191,8 @@ def open_log(disk: Disk, place: LogPlace, now_ms: int, start: int = 0, previous_
         now_ms: stamped into a file that is created.
         start: an offset below which everything is known to be durable, of a checkpoint.
         previous_crc32c: header_crc32c of the group that ends there; None when it is not known.
+        visit: gets each group from ``start`` on while it is verified, so that replay does not read the log again; what
+            it builds counts only when this returns, as the tail is durable then and not before.
 
     Raises:
         DamagedData, NewerFormat: with the path and what to do.
@@ -198,7 +208,7 @@ def open_log(disk: Disk, place: LogPlace, now_ms: int, start: int = 0, previous_
         if segments[0].base_offset > start:
             raise DamagedData(segments[0].path, 0, f"the segments before offset {segments[0].base_offset} are gone")
         recovered = [
-            _recover(segment, following, start, previous_crc32c)
+            _recover(segment, following, start, previous_crc32c, visit)
             for segment, following in zip(segments, [*segments[1:], None], strict=True)
         ]
     except BaseException:
@@ -232,7 +242,9 @@ def list_segments(disk: Disk, place: LogPlace, *, write: bool, log_id: int | Non
     return segments
 
 
-def _recover(segment: Segment, following: Segment | None, start: int, previous_crc32c: int | None) -> Recovered:
+def _recover(
+    segment: Segment, following: Segment | None, start: int, previous_crc32c: int | None, visit: Visit | None
+) -> Recovered:
     """Recover one segment; what lies before ``start`` is durable, and what the checkpoint knows is not read again."""
     base, known_crc32c = segment.base_offset, segment.header.previous_crc32c
     if following is not None and following.base_offset <= start:
@@ -245,10 +257,11 @@ def _recover(segment: Segment, following: Segment | None, start: int, previous_c
     begin = base
     if start > base and previous_crc32c is not None:
         begin, known_crc32c = start, previous_crc32c
+    assert visit is None or begin >= start, "what is visited begins at a group whose predecessor is known"
     if following is None:
-        return segment.recover(begin, known_crc32c, max(start, base), last=True)
+        return segment.recover(begin, known_crc32c, max(start, base), True, visit)
     # A roll flushes a segment before it creates the next one.
-    found = segment.recover(begin, known_crc32c, following.base_offset, last=False)
+    found = segment.recover(begin, known_crc32c, following.base_offset, False, visit)
     if (segment.end, segment.crc32c) != (following.base_offset, following.header.previous_crc32c):
         raise DamagedData(following.path, 0, f"it does not follow {segment.path}, which ends at {segment.end}")
     return found

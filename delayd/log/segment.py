@@ -4,7 +4,7 @@ It is written at its known end only; what is behind that end is never trusted an
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -36,6 +36,9 @@ FILE_HEADER_BYTES = FILE_HEADER.size
 READ_BYTES = 4 << 20  # One read of a scan; large enough that its calls do not count.
 GROUP_PLACE = struct.Struct("<QQ")  # log_id and offset in a group's header: what names its place.
 GROUP_PLACE_AT = 16
+
+
+Visit = Callable[[Group], object]
 
 
 class FileKind(IntEnum):
@@ -83,9 +86,12 @@ class Recovered:
 
 
 class Segment:
-    """An open file of groups. ``end`` and ``durable`` are offsets in the log; ``crc32c`` is of the last group."""
+    """An open file of groups. ``end`` and ``durable`` are offsets in the log; ``crc32c`` is of the last group.
 
-    def __init__(self, disk: Disk, path: str, file: File, header: FileHeader) -> None:
+    The header of a ``bare`` file is written with the first groups.
+    """
+
+    def __init__(self, disk: Disk, path: str, file: File, header: FileHeader, *, bare: bool = False) -> None:
         self.disk = disk
         self.path = path
         self.file = file
@@ -93,6 +99,7 @@ class Segment:
         self.base_offset = header.base_offset
         self.end = self.durable = header.base_offset
         self.crc32c = header.previous_crc32c
+        self._bare = bare
         self._broken = False
 
     def append(self, groups: Sequence[NewGroup]) -> list[int]:
@@ -104,7 +111,8 @@ class Segment:
         """
         self._check_usable()
         end, crc, offsets = self.end, self.crc32c, []
-        buffers: list[Buffer] = []
+        buffers: list[Buffer] = [self.header.encode()] if self._bare else []
+        position = 0 if self._bare else self.position(end)
         for group in groups:
             sizes = [len(batch) for batch in group.batches]
             header, crc = encode_header(group, sizes, self.header.log_id, end, self.durable, crc)
@@ -113,11 +121,11 @@ class Segment:
             buffers.extend(group.batches)
             end += len(header) + sum(sizes)
         try:
-            self.file.pwritev(buffers, self.position(self.end))
+            self.file.pwritev(buffers, position)
         except (OSError, DataError) as error:
             self._cut_back(error)
             raise
-        self.end, self.crc32c = end, crc
+        self.end, self.crc32c, self._bare = end, crc, False
         return offsets
 
     def flush(self) -> None:
@@ -151,7 +159,9 @@ class Segment:
         """Close the file; what was appended must have been flushed (rule L4)."""
         self.file.close()
 
-    def recover(self, offset: int, previous_crc32c: int | None, known_durable: int, last: bool) -> Recovered:
+    def recover(
+        self, offset: int, previous_crc32c: int | None, known_durable: int, last: bool, visit: Visit | None = None
+    ) -> Recovered:
         """Find the end from ``offset`` on, cut a torn tail, make the rest durable (docs: segment.md, Recovery).
 
         Args:
@@ -159,6 +169,7 @@ class Segment:
             previous_crc32c: header_crc32c of the group before ``offset``; None when it is not known.
             known_durable: an offset below which the caller knows that everything was fsynced, at least ``offset``.
             last: whether no later segment exists; only the last one may have a torn tail.
+            visit: gets each verified group in the same reading; what it builds counts only once this has returned.
 
         Raises:
             DamagedData: a group does not check and was durable.
@@ -167,6 +178,8 @@ class Segment:
         durable = max(known_durable, offset)
         for group in scan:
             durable = max(durable, group.header.durable_offset)
+            if visit is not None:
+                visit(group)
         end, size = scan.offset, self.base_offset + self.file.size() - FILE_HEADER_BYTES
         if size < end:
             raise DamagedData(self.path, self.position(size), f"the file ends {end - size} bytes early")

@@ -137,13 +137,13 @@ class RowCollector:
 
     def _add(self, batch: Batch, sequence: UInt64s, appended_at_ms: Int64s, ids: UInt32s, location: int) -> None:
         self._close_singles()
-        starts, ends = batch.region(ColumnId.BODY_END)
+        body_bytes = batch.body_bytes().astype(np.uint32)
         subject = np.full(batch.count, ids[0])
         if ColumnId.SUBJECT in batch:
             subject = ids[batch.uint32s(ColumnId.SUBJECT)]
         due = batch.int64s(ColumnId.DELIVER_AT_MS).copy()
         locations = np.arange(location, location + batch.count, dtype=np.uint64)
-        self._pieces.append((sequence, due, appended_at_ms, subject, (ends - starts).astype(np.uint32), locations))
+        self._pieces.append((sequence, due, appended_at_ms, subject, body_bytes, locations))
 
     def _close_singles(self) -> None:
         if self._singles:

@@ -6,7 +6,7 @@ import numpy as np
 
 from delayd.delay.earlier import EarlierOutcomes, Sequences
 from delayd.delay.hour_table import HourTable
-from delayd.delay.pending import PendingColumns
+from delayd.delay.pending import PendingRows
 
 HOUR = 500_000
 ROWS = 1_000_000
@@ -16,7 +16,7 @@ BATCHES = 40  # As many as a window has in the middle of a herd.
 def earlier_outcomes(settled: list[Sequences]) -> EarlierOutcomes:
     """One hour whose even sequences have an outcome."""
     decided = {HOUR: np.arange(0, 2 * ROWS, 2, dtype=np.uint64)}
-    return EarlierOutcomes(decided, {}, HourTable({}), PendingColumns(), settled.append)
+    return EarlierOutcomes(decided, {}, HourTable({}), PendingRows(), settled.append)
 
 
 def test_rows_of_answers_count_as_decided_beside_those_of_the_dispatch_log() -> None:

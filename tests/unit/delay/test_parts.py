@@ -1,5 +1,6 @@
-"""The small parts between a log and the network: pending columns, waiting rows, outcomes, batches by location."""
+"""The small parts between a log and the network: pending rows, waiting rows, outcomes, batches by location."""
 
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import BYTES_MAX, HEADER
 from delayd.delay.outcomes import OutcomeLog
-from delayd.delay.pending import ROWS_MIN, PendingColumns
+from delayd.delay.pending import PendingRows
 from delayd.delay.recovery import list_dispatch_logs
 from delayd.delay.rows import Rows, new_rows, pack_locations
 from delayd.delay.sources import read_batch
@@ -39,18 +40,48 @@ def sequences_of(rows: Rows) -> list[int]:
     return found
 
 
-def test_pending_columns_keep_the_order_of_the_log_while_they_grow_and_while_checkpoints_take_from_the_front() -> None:
-    pending = PendingColumns()
-    pending.append(rows_of(range(10)))
-    view = pending.view()
-    pending.append(rows_of(range(10, ROWS_MIN + 5)))
-    assert sequences_of(view) == list(range(10)), "a checkpoint under way keeps what it was given"
-    pending.drop(len(view))
-    pending.append(rows_of(range(ROWS_MIN + 5, ROWS_MIN + 8), hour=HOUR + 1))
-    assert sequences_of(pending.view()) == list(range(10, ROWS_MIN + 8))
-    assert sequences_of(pending.of_hour(HOUR + 1)) == list(range(ROWS_MIN + 5, ROWS_MIN + 8))
-    assert pending.count_by_hour() == {HOUR: ROWS_MIN - 5, HOUR + 1: 3}
-    assert PendingColumns().count_by_hour() == {}
+def test_pending_rows_of_hours_to_come_stand_in_blocks_while_checkpoints_take_from_the_front() -> None:
+    pending, total = PendingRows(), 0
+    draw = np.random.default_rng(1)
+    kept: list[tuple[int, int]] = []
+    for _ in range(60):
+        rows = rows_of(range(total, total + int(draw.integers(1, 9_000))), hour=HOUR + int(draw.integers(0, 3)))
+        total += len(rows)
+        pending.keep(rows)
+        kept += [(HOUR, sequence) for sequence in sequences_of(rows)] if int(rows["hour"][0]) == HOUR else []
+        if draw.integers(3) == 0:
+            taken, covered = pending.take(), total
+            late = rows_of(range(total, total + 5))
+            total += 5
+            pending.keep(late)
+            pending.drop(taken)
+            kept = [(hour, sequence) for hour, sequence in kept if sequence >= covered]
+            kept += [(HOUR, sequence) for sequence in sequences_of(late)]
+        assert sequences_of(pending.of_hour(HOUR)) == [sequence for _, sequence in kept]
+        assert pending.count_by_hour().get(HOUR, 0) == len(kept) and pending.has_hour(HOUR) == bool(kept)
+    pending.drop(pending.take())
+    assert len(pending) == 0 and pending.count_by_hour() == {} and not pending.has_hour(HOUR)
+
+
+def test_pending_rows_of_loaded_hours_are_counted_and_take_no_memory() -> None:
+    pending = PendingRows()
+    pending.keep(rows_of(range(10), hour=HOUR))
+    pending.keep(rows_of(range(10, 30), hour=HOUR + 7))
+    assert pending.hours_apart == 8
+    pending.settle(HOUR)
+    assert len(pending) == 30 and pending.hours_apart == 1 and not len(pending.of_hour(HOUR))
+    taken = pending.take()
+    pending.count(rows_of(range(30, 34), hour=HOUR + 1))
+    pending.count(np.concatenate((rows_of(range(34, 36)), rows_of(range(36, 40), hour=HOUR + 1))))
+    assert pending.count_by_hour() == {HOUR: 12, HOUR + 7: 20, HOUR + 1: 8} and pending.has_hour(HOUR + 1)
+    tracemalloc.start()
+    for _ in range(50):
+        pending.count(rows_of(range(10_000)))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 10_000, "less than a fiftieth of a byte a row"
+    pending.drop(taken)
+    assert len(pending) == 500_010 and pending.count_by_hour() == {HOUR: 500_002, HOUR + 1: 8}
 
 
 def test_waiting_rows_are_taken_from_the_front_within_both_limits_and_at_least_one() -> None:
