@@ -1,7 +1,7 @@
 """Single sends, of any subjects, that share a batch.
 
-Invariant: columns while they are gathered, so that a send costs a few appends; arrays are made once, when the batch is
-bound to a server.
+Invariant: columns while they are gathered, so that a send costs a few appends and leaves no object behind that the
+garbage collector would visit; arrays are made once, when the batch is bound to a server.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 from delayd.batch import ProducerPart
 from delayd.client.arguments import Single
 from delayd.client.instants import ServerClock
+from delayd.client.limits import NO_HEADERS
 from delayd.client.packing import pack_one, pack_rows
-from delayd.client.receipt import Accepted, Receipt
+from delayd.client.receipt import Accepted, Receipt, receipts
 from delayd.client.rows import Waiter
 from delayd.errors import DelaydError
 
@@ -26,51 +27,73 @@ ROW_BYTES = 64  # What a waiting row holds besides its body: references and colu
 class Gathering:
     """See Rows; each row has a waiter of its own."""
 
-    __slots__ = ("_deliver_at_ms", "held_bytes", "rows", "waiters")
+    __slots__ = (
+        "_bodies",
+        "_deliver",
+        "_deliver_at_ms",
+        "_headers",
+        "_relative",
+        "_subjects",
+        "held_bytes",
+        "waiters",
+    )
 
     def __init__(self) -> None:
-        self.rows: list[Single] = []
         self.waiters: list[Waiter[Receipt]] = []
         self.held_bytes = 0
+        self._subjects: list[str] = []
+        self._bodies: list[bytes] = []
+        self._deliver: list[int] = []
+        self._relative: list[int] = []  # Rows whose `_deliver` is in us on the monotonic clock.
+        self._headers: dict[int, bytes] = {}  # By row; most sends have none.
         self._deliver_at_ms: list[int] = []
 
     @property
     def count(self) -> int:
         """Rows gathered."""
-        return len(self.rows)
+        return len(self.waiters)
 
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
         """Take one row, which holds so many bytes."""
-        self.rows.append(row)
+        subject, body, when, relative, headers = row
+        if relative:
+            self._relative.append(len(self.waiters))
+        if headers:
+            self._headers[len(self.waiters)] = headers
+        self._subjects.append(subject)
+        self._bodies.append(body)
+        self._deliver.append(when)
         self.waiters.append(waiter)
         self.held_bytes += byte_count
 
     def encode(self, part: ProducerPart, clock: ServerClock) -> bytes:
         """See Rows."""
-        if len(self.rows) == 1 and not self.rows[0][4]:
-            subject, body, when, is_relative, _ = self.rows[0]
-            due = clock.latest_ms(when) if is_relative else when
+        subjects, headers = self._subjects, self._headers
+        if len(subjects) == 1 and not headers:
+            due = clock.latest_ms(self._deliver[0]) if self._relative else self._deliver[0]
             self._deliver_at_ms = [due]
-            return pack_one(part, due, subject.encode("ascii"), body)
-        subjects, bodies, deliver, relative, headers = zip(*self.rows, strict=True)
-        deliver_at_ms = np.array(deliver, np.int64)
-        if any(relative):
-            rows = np.array(relative, bool)
-            deliver_at_ms[rows] = clock.latest_ms_column(deliver_at_ms[rows])
-        self._deliver_at_ms = deliver_at_ms.tolist()
-        index = {subject: at for at, subject in enumerate(dict.fromkeys(subjects))}
-        names = [subject.encode("ascii") for subject in index]
-        subject_of = np.array([index[subject] for subject in subjects], np.uint32) if len(index) > 1 else None
-        return pack_rows(part, deliver_at_ms, names, subject_of, headers if any(headers) else None, bodies)
+            return pack_one(part, due, subjects[0].encode("ascii"), self._bodies[0])
+        deliver_at_ms = np.array(self._deliver, np.int64)
+        self._deliver_at_ms = self._deliver
+        if self._relative:
+            deliver_at_ms[self._relative] = clock.latest_ms_column(deliver_at_ms[self._relative])
+            self._deliver_at_ms = deliver_at_ms.tolist()
+        subject_of = None
+        names = subjects[:1]
+        if subjects.count(names[0]) < len(subjects):
+            index = {subject: at for at, subject in enumerate(dict.fromkeys(subjects))}
+            names = list(index)
+            subject_of = np.array([index[subject] for subject in subjects], np.uint32)
+        packed = [headers.get(at, NO_HEADERS) for at in range(len(subjects))] if headers else None
+        encoded = [name.encode("ascii") for name in names]
+        return pack_rows(part, deliver_at_ms, encoded, subject_of, packed, self._bodies)
 
     def accept(self, accepted: Accepted) -> None:
         """See Rows."""
-        log_id, sequence, _, at_ms, duplicate = accepted
-        for waiter, due in zip(self.waiters, self._deliver_at_ms, strict=True):
+        for waiter, receipt in zip(self.waiters, receipts(accepted, self._deliver_at_ms), strict=True):
             # A caller that was cancelled has stopped waiting; its message is kept all the same.
             if not waiter.done():
-                waiter.set_result(Receipt(log_id, sequence, due, at_ms, due <= at_ms, duplicate))
-            sequence += 1
+                waiter.set_result(receipt)
 
     def fail(self, error: DelaydError) -> None:
         """See Rows."""
@@ -84,8 +107,10 @@ class Gathering:
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See Rows."""
         named, others = type(self)(), type(self)()
-        chosen = set(rows)
-        for at, (row, waiter) in enumerate(zip(self.rows, self.waiters, strict=True)):
+        chosen, relative = set(rows), set(self._relative)
+        columns = zip(self._subjects, self._bodies, self._deliver, self.waiters, strict=True)
+        for at, (subject, body, when, waiter) in enumerate(columns):
+            row = (subject, body, when, at in relative, self._headers.get(at, NO_HEADERS))
             (named if at in chosen else others).add(row, row_bytes(row), waiter)
         return named, others
 

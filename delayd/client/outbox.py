@@ -3,8 +3,8 @@
 Invariant: at most two batches of single sends for each delay server are under way, and at most 16 pieces of batches, so
 a slow server makes fuller batches instead of more of them.
 
-A lone send leaves at the end of the loop's turn. While one batch is under way its acknowledgement flushes the next, or
-the linger does; while two are, only an acknowledgement.
+A lone send leaves at the end of the loop's turn, and so does a crowd. While one batch is under way its acknowledgement
+flushes the next, or the linger does; while two are, only an acknowledgement.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from delayd.client.slots import Slots
 from delayd.errors import InternalError, QueueFull
 
 SINGLES_UNDER_WAY = 2  # For each server: one is made durable while the next one travels.
+CROWD_ROWS = 128  # They share what a batch costs both sides, 0.3 ms, well enough to wait for no more.
 PIECES_UNDER_WAY = 16  # 1,035 k messages/s with 16, 784 k with 4, 876 k with 64.
 CLOSE_GATHERING_MS = 500.0  # How much later than its own limit a send may fail, while nothing gets through.
 
@@ -47,15 +48,16 @@ class Outbox:
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
         """Take one send, which holds so many bytes."""
         gathering = self._gathering
-        gathering.rows.append(row)
-        gathering.waiters.append(waiter)
-        gathering.held_bytes += byte_count
+        gathering.add(row, byte_count, waiter)
         if self._timer is None:
             if self._singles.taken:
                 self._timer = self._loop.call_later(self._linger_s, self._flush)
             else:
                 self._timer = self._loop.call_soon(self._flush)
-        elif gathering.held_bytes >= BYTES_TARGET or len(gathering.rows) >= ROWS_TARGET:
+        elif len(gathering.waiters) == CROWD_ROWS and self._singles.free:
+            self._timer.cancel()
+            self._timer = self._loop.call_soon(self._flush)
+        elif gathering.held_bytes >= BYTES_TARGET or len(gathering.waiters) >= ROWS_TARGET:
             self._close_gathering()
 
     async def add_batch(self, progress: Progress, columns: Columns) -> None:

@@ -7,10 +7,10 @@ error that says whether the message may be kept.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from os import getpid
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -76,7 +76,10 @@ class AsyncProducer:
             OutcomeUnknown: it may be kept; `outcome` asks with the error's handle.
         """
         row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
-        return self._standing_core().queue(row)
+        core = self._core
+        if core.pid != getpid():
+            core = self._standing_core()
+        return core.queue(row)
 
     send_nowait = send  # As the blocking Producer calls it.
 
@@ -112,7 +115,7 @@ class AsyncProducer:
         await self._core.close()
 
     def _standing_core(self) -> _AsyncCore:
-        if self._core.core.pid != os.getpid():
+        if self._core.pid != getpid():
             # Sockets and numbers belong to the parent process, which goes on with them (rule I2).
             _LEFT_TO_PARENTS.append(self._core)
             self._core = _AsyncCore(self._address, self._settings)
@@ -124,9 +127,12 @@ class _AsyncCore:
 
     def __init__(self, address: str, settings: ProducerSettings) -> None:
         self.core = ProducerCore(address, settings, self._free)
+        self.pid = self.core.pid
         self._add = self.core.outbox.add
         self._settings = settings
         self._loop = asyncio.get_running_loop()
+        self._new_future = self._loop.create_future
+        self._bytes_max = settings.queue_bytes_max
         self._queued_bytes = 0
         self._line: deque[_InLine] = deque()
 
@@ -134,9 +140,9 @@ class _AsyncCore:
         """Queue one send, or let it wait in line."""
         if self.core.closed:
             self.core.check_open()
-        answered: asyncio.Future[Receipt] = self._loop.create_future()
+        answered: asyncio.Future[Receipt] = self._new_future()
         byte_count = len(row[1]) + len(row[4]) + ROW_BYTES
-        if self._line or self._queued_bytes + byte_count > self._settings.queue_bytes_max:
+        if self._line or self._queued_bytes + byte_count > self._bytes_max:
             timer = self._loop.call_later(self._settings.timeout_ms / 1000, self._queue_full, answered)
             self._line.append(_InLine(row, byte_count, answered, timer))
         else:
@@ -163,7 +169,7 @@ class _AsyncCore:
         while self._line:
             waiting = self._line[0]
             if not waiting.answered.done():
-                if self._queued_bytes + waiting.byte_count > self._settings.queue_bytes_max:
+                if self._queued_bytes + waiting.byte_count > self._bytes_max:
                     return
                 self._queued_bytes += waiting.byte_count
                 self._add(waiting.row, waiting.byte_count, waiting.answered)

@@ -5,7 +5,9 @@ Invariant: a receipt exists only for messages that a delay server has made durab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count, repeat
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -39,6 +41,17 @@ class Receipt(NamedTuple):
     accepted_at_ms: int
     was_due: bool  # It was due when it was accepted, so it is delivered at once.
     duplicate: bool  # The server knew the batch from an earlier try and has kept it once.
+
+
+_new_receipt = partial(tuple.__new__, Receipt)
+
+
+def receipts(accepted: Accepted, deliver_at_ms: Sequence[int]) -> Iterator[Receipt]:
+    """The receipt of each single send of a batch, made without a Python call for each."""
+    log_id, base_sequence, _, at_ms, duplicate = accepted
+    was_due = [due <= at_ms for due in deliver_at_ms]
+    columns = zip(repeat(log_id), count(base_sequence), deliver_at_ms, repeat(at_ms), was_due, repeat(duplicate))
+    return map(_new_receipt, columns)
 
 
 class ReceiptPart(NamedTuple):
