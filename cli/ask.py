@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
 from delayd.config import parse_address
-from delayd.errors import ServerUnavailable, UnknownRequest
+from delayd.errors import RequestFailed, ServerUnavailable, UnknownRequest
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_bool, need_int, need_maps, need_str, need_u64
@@ -66,7 +66,11 @@ async def connected(host: str, port: int, what: str = "server") -> AsyncIterator
 
 async def ask(connection: Connection, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
     """The head of the answer."""
-    frame = await connection.request(request, head, timeout_ms=ANSWER_MS)
+    try:
+        frame = await connection.request(request, head, timeout_ms=ANSWER_MS)
+    except RequestFailed as error:
+        what = f"{connection.peer} gave no answer ({error.message}); look at that server's log, and try again"
+        raise type(error)(what, sent=error.sent) from error
     return frame.head
 
 

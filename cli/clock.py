@@ -41,8 +41,12 @@ def clock(meta: str, role: str | None, trust: bool, form: str) -> None:
 
 async def _clocks(address: str, role: str | None, trust: bool) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
-        servers = [server for server in await ask.known_servers(connection, role) if server.alive]
-    return [await _clock(server, trust) for server in servers]
+        servers = await ask.known_servers(connection, role)
+    for server in servers:
+        if not server.alive:
+            place = f"{server.role} server at {server.host}:{server.port}"
+            click.echo(f"delayd: the clock of the {place} is missing: {server.silence}", err=True)
+    return [await _clock(server, trust) for server in servers if server.alive]
 
 
 async def _clock(server: ask.Known, trust: bool) -> tuple[Cell, ...]:

@@ -5,6 +5,7 @@ Invariant: what it says is kept, is kept: each sentence about a message rests on
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ import click
 
 from delayd.client.receipt import BatchFailed, Receipt
 from delayd.client.sync_producer import Producer
-from delayd.errors import DelaydError, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
+from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
+from delayd.validate import MESSAGE_BYTES_MAX
 
 from .options import examples, meta_option, text_format_option
 from .progress import progress
@@ -101,9 +103,15 @@ def send(
 def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
     """The lines of a source, without their line feeds, some at a time."""
     bodies: list[bytes] = []
-    size = 0
-    for line in source:
+    size = number = 0
+    # What has no line feeds, such as a disk image, must not be read as one line.
+    while line := source.readline(MESSAGE_BYTES_MAX + 2):
+        number += 1
         body = line[:-1] if line.endswith(b"\n") else line
+        if len(body) > MESSAGE_BYTES_MAX:
+            raise MessageTooLarge(
+                f"line {number} is over the limit of {MESSAGE_BYTES_MAX}; send a reference to it instead"
+            )
         bodies.append(body)
         size += len(body)
         if len(bodies) == ROWS or size >= BYTES:
@@ -122,7 +130,9 @@ def _send_one(
         )
     except RetryLater as error:
         # Refused by name, or never connected (rule I3): a script may send it again without fear of a second one.
-        kept = "nothing was sent" if isinstance(error, ServerUnavailable | NoDelayServer) else "nothing is kept"
+        if isinstance(error, NoDelayServer):
+            raise RetryLater(f"{error.message}; see `delayd servers`", retry_after_ms=error.retry_after_ms) from error
+        kept = "nothing was sent" if isinstance(error, ServerUnavailable) else "nothing is kept"
         raise RetryLater(f"{kept}: {error.message}", retry_after_ms=error.retry_after_ms) from error
     if form == "json":
         click.echo(json.dumps(_as_json(subject, receipt)))
@@ -137,20 +147,20 @@ def _send_lines(
     producer: Producer, subject: str, source: BinaryIO, wish: Wish, headers: dict[str, str | bytes], form: str
 ) -> None:
     kept, first_ms, last_ms = 0, None, None
-    with progress("messages", _line_count(source)) as advance:
-        for bodies in line_batches(source):
-            try:
+    try:
+        with progress("messages", _line_count(source)) as advance:
+            for bodies in line_batches(source):
                 receipt = producer.send_batch(
                     subject, bodies, wish.deliver_at_ms, delay=wish.delay, headers=headers or None
                 )
-            except DelaydError as error:
-                _say_what_is_kept(kept, error)
-                raise
-            due_ms = receipt.deliver_at_ms
-            first_ms = int(due_ms.min()) if first_ms is None else min(first_ms, int(due_ms.min()))
-            last_ms = int(due_ms.max()) if last_ms is None else max(last_ms, int(due_ms.max()))
-            kept += len(receipt)
-            advance(len(receipt))
+                due_ms = receipt.deliver_at_ms
+                first_ms = int(due_ms.min()) if first_ms is None else min(first_ms, int(due_ms.min()))
+                last_ms = int(due_ms.max()) if last_ms is None else max(last_ms, int(due_ms.max()))
+                kept += len(receipt)
+                advance(len(receipt))
+    except DelaydError as error:
+        _say_what_is_kept(kept, error)
+        raise
     if form == "json":
         click.echo(json.dumps({"subject": subject, "kept": kept, "first_due_ms": first_ms, "last_due_ms": last_ms}))
     elif first_ms is None or last_ms is None:
@@ -176,8 +186,8 @@ def _say_what_is_kept(kept: int, error: DelaydError) -> None:
 
 
 def _line_count(source: BinaryIO) -> int | None:
-    # Only a file can be read twice, and only a person waits for the bar that this is for.
-    if not sys.stderr.isatty() or not source.seekable():
+    # Only a file has an end and can be read twice, and only a person waits for the bar that this is for.
+    if not sys.stderr.isatty() or not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
         return None
     count, last = 0, b""
     while chunk := source.read(READ_BYTES):
@@ -192,7 +202,11 @@ def _one_body(body: str | None, file: str | None) -> bytes:
         # Bytes of the command line that are no text come back as they were given.
         return os.fsencode(body)
     with _open(file or STDIN) as source:
-        return source.read()
+        data = source.read(MESSAGE_BYTES_MAX + 1)
+    if len(data) > MESSAGE_BYTES_MAX:
+        where = "stdin" if file in (None, STDIN) else file
+        raise MessageTooLarge(f"{where} is over the limit of {MESSAGE_BYTES_MAX}; send a reference to it instead")
+    return data
 
 
 @contextmanager

@@ -266,7 +266,9 @@ class Connection(asyncio.BufferedProtocol):
         self._held_back.clear()
         if self._handler is not None:
             self._guard(self._handler.disconnected, self, self._ending)
-        self.closed.set_result(None)
+        # Whoever waited for it may have been cancelled, as by Ctrl-C, and the future with it.
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     # Requests of the peer.
 

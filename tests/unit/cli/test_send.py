@@ -3,9 +3,12 @@
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from cli.send import line_batches
+from cli.send import _say_what_is_kept, line_batches
+from delayd.client.receipt import BatchFailed, BatchReceipt, Failure
+from delayd.errors import MessageTooLarge, OutcomeUnknown, SendHandle
 
 from .runner import Ran, run
 
@@ -51,6 +54,32 @@ def test_a_body_over_the_limit_is_refused_by_name(tmp_path: Path) -> None:
     ran = _send("s", "--in", "1s", "--file", str(large))
     assert ran.code == 2
     assert "is over the limit of 4194304; send a reference to it instead" in ran.err
+
+
+def test_what_has_no_end_is_refused_before_it_fills_the_memory() -> None:
+    for options in (("--file", "/dev/zero"), ("--file", "/dev/zero", "--lines")):
+        ran = _send("s", "--in", "1s", *options)
+        assert ran.code == 2
+        assert " is over the limit of 4194304; send a reference to it instead\n" in ran.err
+
+
+def test_a_line_of_the_limit_is_taken_and_one_over_it_is_named() -> None:
+    longest = b"x" * (4 << 20)
+    assert list(line_batches(BytesIO(b"a\n" + longest + b"\n" + longest))) == [[b"a", longest, longest]]
+    batches = line_batches(BytesIO(b"a\n" + longest + b"\n" + longest + b"y\n"))
+    with pytest.raises(MessageTooLarge, match="line 3 is over the limit"):
+        list(batches)
+
+
+def test_a_batch_of_which_nobody_knows_is_told_as_such(capfd: pytest.CaptureFixture[str]) -> None:
+    _say_what_is_kept(20_000, OutcomeUnknown("x", SendHandle(1, 2, 3)))
+    failures = [Failure(np.arange(7), OutcomeUnknown("x", SendHandle(1, 2, 3)))]
+    _say_what_is_kept(0, BatchFailed.of(BatchReceipt(()), failures))
+    first, second = capfd.readouterr().err.splitlines()
+    assert first.endswith(
+        "the first 20,000 lines are kept, and 0 of the batch that begins at line 20,001, all of it may be"
+    )
+    assert second.endswith("and 0 of the batch that begins at line 1, 7 more of it may be")
 
 
 def test_when_no_server_takes_it_the_exit_code_says_try_later() -> None:
