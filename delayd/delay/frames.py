@@ -2,18 +2,24 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from delayd.batch import BatchKind, DispatchPart, Int64s
+from delayd.batch import Batch, BatchKind, DispatchPart, Int64s
 from delayd.delay.rows import BATCH_ROW_BITS, Rows
-from delayd.delay.sources import Sources
-from delayd.gather import Gathered, Pick, compose, gather, gather_singles, reorder
+from delayd.gather import SHORT, Gathered, Pick, compose, gather, gather_singles, reorder
 
-PICKS_MAX = 32  # More runs than this are gathered by source and put in order after, at two copies a row.
-SINGLES_MAX = 64  # So many rows are gathered one by one, unless neighbours come in runs.
 ROW_MASK = (1 << BATCH_ROW_BITS) - 1
-RUN_ROWS = 4  # Gathering a run costs as much as gathering so many rows one by one.
+PICK_ROWS = 8  # A pick costs as much as so many rows one by one: numpy calls against plain integers.
+
+
+class Batches(Protocol):
+    """Where stored batches are had from: `delayd.delay.sources.Sources`."""
+
+    def batch(self, hour: int, location: int) -> Batch:
+        """The verified batch that a location of a row filed in ``hour`` names."""
 
 
 def split_by_subject_and_hour(rows: Rows) -> Iterator[Rows]:
@@ -39,7 +45,7 @@ def split_by_source(rows: Rows) -> list[Rows]:
     return np.split(rows.take(order), np.flatnonzero(batches[1:] != batches[:-1]) + 1)
 
 
-def collect(rows: Rows, sources: Sources) -> Gathered:
+def collect(rows: Rows, sources: Batches) -> Gathered:
     """Copy headers and bodies of rows of one hour, in their order.
 
     Raises:
@@ -50,10 +56,7 @@ def collect(rows: Rows, sources: Sources) -> Gathered:
     # Neighbours in a batch have neighbouring locations; batch offsets are multiples of 8, so no carry looks like one.
     breaks = np.flatnonzero(locations[1:] != locations[:-1] + np.uint64(1)) + 1
     runs = len(breaks) + 1
-    if len(rows) <= SINGLES_MAX and len(rows) < RUN_ROWS * runs:
-        places = locations.tolist()
-        return gather_singles([sources.batch(hour, place) for place in places], [place & ROW_MASK for place in places])
-    if runs <= PICKS_MAX:
+    if len(rows) >= PICK_ROWS * runs:
         bounds = [0, *breaks.tolist(), len(rows)]
         firsts = locations.take(bounds[:-1]).tolist()
         picks = []
@@ -61,18 +64,27 @@ def collect(rows: Rows, sources: Sources) -> Gathered:
             row = location & ROW_MASK
             picks.append(Pick(sources.batch(hour, location), range(row, row + high - low)))
         return gather(picks)
-    return _collect_by_source(hour, rows, sources)
+    if len(rows) > SHORT:
+        order = np.argsort(locations)
+        ordered = locations.take(order)
+        batches = ordered >> np.uint64(BATCH_ROW_BITS)
+        bounds = [0, *(np.flatnonzero(batches[1:] != batches[:-1]) + 1).tolist(), len(rows)]
+        if len(rows) >= PICK_ROWS * (len(bounds) - 1):
+            return _collect_by_source(hour, ordered, order, bounds, sources)
+    places = locations.tolist()
+    return gather_singles([sources.batch(hour, place) for place in places], [place & ROW_MASK for place in places])
 
 
-def _collect_by_source(hour: int, rows: Rows, sources: Sources) -> Gathered:
-    order = np.argsort(rows["location"])
-    locations = rows["location"].take(order)
-    batches = locations >> np.uint64(BATCH_ROW_BITS)
+def _collect_by_source(
+    hour: int, locations: NDArray[np.uint64], order: Int64s, bounds: list[int], sources: Batches
+) -> Gathered:
+    """Copy batch by batch, between ``bounds`` of sorted locations, then put the rows back into their order."""
     numbers = (locations & np.uint64(ROW_MASK)).astype(np.int64)
-    bounds = [0, *(np.flatnonzero(batches[1:] != batches[:-1]) + 1).tolist(), len(rows)]
-    picks: list[Pick] = []
-    for low, high in pairwise(bounds):
-        picks.append(Pick(sources.batch(hour, int(locations[low])), _rows(numbers[low:high])))
+    firsts = locations.take(bounds[:-1]).tolist()
+    picks = [
+        Pick(sources.batch(hour, location), _rows(numbers[low:high]))
+        for location, (low, high) in zip(firsts, pairwise(bounds), strict=True)
+    ]
     inverse = np.empty_like(order)
     inverse[order] = np.arange(len(order))
     return reorder(gather(picks), inverse)

@@ -7,7 +7,7 @@ import pytest
 
 from delayd.batch import BatchKind, ColumnId, DispatchPart, SchedulePart, parse
 from delayd.errors import BatchMalformed
-from delayd.gather import Pick, compose, gather, reorder, row_bytes
+from delayd.gather import Pick, compose, gather, gather_singles, reorder, row_bytes
 from delayd.validate import check_batch
 from tests.batches import bodies_of, messages, parsed
 
@@ -21,6 +21,19 @@ def composed(picks: list[Pick], rows: int) -> list[tuple[int, bytes]]:
     batch = parsed(data)
     check_batch(batch)
     return list(zip(batch.int64s(ColumnId.DELIVER_AT_MS).tolist(), bodies_of(batch), strict=True))
+
+
+def test_rows_one_by_one_are_what_picks_of_one_row_are() -> None:
+    plain, with_headers = parse(messages(BODIES)), parse(messages(BODIES, headers=HEADERS))
+    for batches in ([plain] * 5, [with_headers] * 5, [plain, with_headers, plain, with_headers, with_headers]):
+        rows = [4, 0, 1, 2, 0]
+        singles = gather_singles(batches, rows)
+        picked = gather([Pick(batch, range(row, row + 1)) for batch, row in zip(batches, rows, strict=True)])
+        made = [
+            compose(BatchKind.DISPATCH, DISPATCH, gathered, np.arange(5, dtype=np.uint64), [b"s"])
+            for gathered in (singles, picked)
+        ]
+        assert made[0] == made[1]
 
 
 def test_single_rows_of_several_batches_come_in_the_order_of_the_picks() -> None:
@@ -107,6 +120,8 @@ def test_a_schedule_batch_keeps_subjects_and_instants_of_acceptance() -> None:
 def test_a_source_that_rotted_is_found_before_anything_is_copied() -> None:
     data = bytearray(messages(BODIES))
     data[-1] ^= 1
+    with pytest.raises(BatchMalformed, match="checksum of its heap"):
+        gather_singles([parse(data)], [0])
     with pytest.raises(BatchMalformed, match="checksum of its heap"):
         gather([Pick(parse(data), range(1))])
 

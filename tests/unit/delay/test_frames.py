@@ -1,0 +1,80 @@
+"""Rows become frames in the order that they have, from however many batches, by whichever way is cheapest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from delayd.batch import Batch, BatchKind, DispatchPart, parse
+from delayd.delay import frames
+from delayd.delay.frames import PICK_ROWS, collect, encode_dispatch
+from delayd.delay.rows import BATCH_ROW_BITS, Rows, new_rows
+from delayd.gather import SHORT, Gathered
+from tests.batches import bodies_of, messages, parsed
+
+BATCHES = 40
+BATCH_ROWS = 50
+
+
+class Heap:
+    """Batches at the places that rows name."""
+
+    def __init__(self) -> None:
+        bodies = [[b"%d/%d" % (number, row) for row in range(BATCH_ROWS)] for number in range(BATCHES)]
+        self.batches = [parse(messages(each)) for each in bodies]
+
+    def batch(self, hour: int, location: int) -> Batch:
+        """See Sources."""
+        assert hour == 1
+        return self.batches[(location >> BATCH_ROW_BITS) // 8]
+
+
+def rows_at(places: list[tuple[int, int]]) -> Rows:
+    rows = new_rows(len(places))
+    rows["hour"] = 1
+    rows["location"] = [(8 * batch << BATCH_ROW_BITS) | row for batch, row in places]
+    return rows
+
+
+def drawn(rows: int, batches: int) -> list[tuple[int, int]]:
+    draw = np.random.default_rng(rows * 100 + batches)
+    return list(zip(draw.integers(0, batches, rows).tolist(), draw.integers(0, BATCH_ROWS, rows).tolist(), strict=True))
+
+
+RUNS = [(batch, row) for batch in (3, 1, 2) for row in range(7, 7 + 2 * PICK_ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("places", "way"),
+    [
+        ([(5, 0)], "gather_singles"),
+        (drawn(SHORT, 1), "gather_singles"),
+        (drawn(SHORT + 1, BATCHES), "gather_singles"),
+        (drawn(500, 10), "_collect_by_source"),
+        (RUNS, "gather"),
+        ([(batch, row) for batch in range(BATCHES) for row in range(BATCH_ROWS)], "gather"),
+    ],
+)
+def test_rows_come_in_their_order_by_the_way_that_fits_them(
+    places: list[tuple[int, int]], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+
+    def noted(name: str) -> None:
+        original = getattr(frames, name)
+
+        def call(*args: object) -> Gathered:
+            taken.append(name)
+            gathered: Gathered = original(*args)
+            return gathered
+
+        monkeypatch.setattr(frames, name, call)
+
+    for name in ("gather_singles", "_collect_by_source", "gather"):
+        noted(name)
+    rows = rows_at(places)
+    part = DispatchPart(1, 2, 3, 4, 5, 6, 1)
+    batch = parsed(encode_dispatch(part, rows, collect(rows, Heap()), b"s"))
+    assert batch.kind is BatchKind.DISPATCH
+    assert bodies_of(batch) == [b"%d/%d" % place for place in places]
+    assert taken[0] == way
