@@ -136,7 +136,11 @@ def _herds(of: Sizes) -> list[Case]:
         Case(
             f"herd-{messages}",
             f"herd of {messages:,}",
-            {DELAYD: partial(herd.herd, messages), REDIS: partial(herd.redis_herd, messages)},
+            {
+                DELAYD: partial(herd.herd, messages),
+                REDIS: partial(herd.redis_herd, messages),
+                REDIS_PY: partial(herd.redis_py_herd, messages),
+            },
             "messages_s",
             limit_s=120,
         )

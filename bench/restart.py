@@ -1,6 +1,6 @@
 """How long after ``kill -9`` of a server with a full hour its next message leaves.
 
-The messages are due evenly over the coming 50 minutes, so some fall due at every moment; the clock runs from the kill
+The messages are due evenly over the coming 50 minutes, so the next one is always near; the clock runs from the kill
 until a consumer holds the first message that fell due after it.
 """
 
@@ -11,7 +11,7 @@ from datetime import timedelta
 import uvloop
 
 from bench.figures import Figures
-from bench.messages import now_ms, send_batches, spread
+from bench.messages import Instants, now_ms, send_batches, spread
 from bench.process import memory_bytes
 from bench.redis_load import fill
 from bench.redis_peer import Line, Taker, redis_server
@@ -20,7 +20,8 @@ from delayd.client.consumer import AsyncConsumer
 from delayd.client.producer import AsyncProducer
 
 SUBJECT = "bench.restart"
-AHEAD_MS = (500, 3_000_000)
+FIRST_MS, LAST_MS = 500, 3_000_000
+RATE_MIN = 300  # Messages due a second: fewer are due over less than 50 minutes, so that the next one is always near.
 LIMIT_S = 60  # A server that does not come back ends the run.
 SYNCED_S = 1.5  # Redis has synced what it accepted.
 REDIS_ROWS = 1_000
@@ -36,7 +37,7 @@ def redis_restart(messages: int) -> Figures:
     """The same with Redis, which loads its append-only file; the consumer connects as soon as it answers."""
     with redis_server() as server:
         with Line(server.port) as line:
-            fill(line, spread(messages, now_ms() + AHEAD_MS[0], now_ms() + AHEAD_MS[1]))
+            fill(line, _due(messages))
         time.sleep(SYNCED_S)
         server.kill()
         killed = time.monotonic()
@@ -48,9 +49,14 @@ def redis_restart(messages: int) -> Figures:
         return {"pending": messages, "first_dispatch_s": round(time.monotonic() - killed, 2)}
 
 
+def _due(messages: int) -> list[Instants]:
+    first_ms = now_ms() + FIRST_MS
+    return spread(messages, first_ms, first_ms + min(LAST_MS, messages * 1000 // RATE_MIN))
+
+
 async def _kill_and_wait(running: Servers, messages: int) -> Figures:
     async with AsyncProducer(running.meta) as producer, AsyncConsumer(running.meta, SUBJECT, "bench") as consumer:
-        await send_batches(producer, SUBJECT, spread(messages, now_ms() + AHEAD_MS[0], now_ms() + AHEAD_MS[1]))
+        await send_batches(producer, SUBJECT, _due(messages))
         await _first_due_after(consumer, now_ms())
         running.kill("delay")
         killed, killed_ms = time.monotonic(), now_ms()

@@ -92,36 +92,43 @@ def attempt(size: str, case: Case, side: str) -> Line:
     """Run a side once; its figures with the steal meanwhile and the fsync times right after."""
     with tempfile.TemporaryDirectory(prefix="delayd-bench-", ignore_cleanup_errors=True) as folder:
         before = machine.steal_s()
-        figures = _in_a_process([size, case.name, side], folder, case.limit_s)
+        command = [sys.executable, "-m", "bench.child", size, case.name, side]
+        figures = last_line(command, {**os.environ, "TMPDIR": folder}, case.limit_s)
         steal = machine.steal_s() - before
     return {**figures, "steal_s": round(steal, 2), **machine.fsync_ms()}
 
 
-def _in_a_process(words: list[str], folder: str, limit_s: float) -> Line:
+def last_line(command: list[str], environment: Mapping[str, str], limit_s: float) -> Line:
+    """Run a program; what it printed last, as JSON.
+
+    Raises:
+        RunFailed: it ended with an error or took too long; nothing that it started is left.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-m", "bench.child", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": folder},
-        start_new_session=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
     try:
         output, errors = child.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired as error:
         raise RunFailed(f"not done within {limit_s:g} s") from error
     finally:
-        # Servers of a run that failed are of its group; of one that went well none is left.
-        try:
-            os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        child.wait()
+        _end_group(child)
     if child.returncode:
+        sys.stderr.write(errors)
         raise RunFailed((errors.strip().splitlines() or [f"exit code {child.returncode}"])[-1])
     line = json.loads(output.splitlines()[-1])
     assert isinstance(line, dict)
     return line
+
+
+def _end_group(child: subprocess.Popen[str]) -> None:
+    """Servers of a run that failed are of its process group; of one that went well none is left."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    # The pipes end when the last of the group is gone.
+    child.communicate()
 
 
 def _values(lines: list[Line], name: str) -> list[float]:

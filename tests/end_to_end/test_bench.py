@@ -1,0 +1,63 @@
+"""The benchmarks as a user runs them, in sizes that measure nothing: each line is there, and the report tells them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.report import BEGIN, END, report
+from bench.results import read_results
+
+pytestmark = pytest.mark.serial
+
+Line = dict[str, object]
+
+
+def bench(*words: str, path: str = os.environ["PATH"]) -> list[Line]:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "--tiny", "--runs", "1", *words],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+def test_cases_run_against_both_and_the_report_tells_them(tmp_path: Path) -> None:
+    lines = bench("batches", "far", "restart-5000")
+    runs = [line for line in lines if "run" in line]
+    assert [(line["case"], line["side"]) for line in runs] == [
+        *(("batches", side) for side in ("delayd", "redis", "redis_py")),
+        *(("far", side) for side in ("delayd", "redis")),
+        *(("restart-5000", side) for side in ("delayd", "redis")),
+    ]
+    for line in lines:
+        assert {"cpu", "cores", "kernel", "commit", "date"} <= line.keys()
+    for line in runs:
+        assert {"steal_s", "fsync_ms_p50", "fsync_ms_p99", "repeated"} <= line.keys()
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    report(read_results(map(json.dumps, lines)), tmp_path)
+    assert "| schedule, batches of 500 |" in (tmp_path / "README.md").read_text()
+
+
+def test_without_redis_delayd_is_measured_and_the_line_says_what_to_install(tmp_path: Path) -> None:
+    lines = bench("batches", path=str(tmp_path))
+    ours, *others, summary = lines
+    assert ours["side"] == "delayd" and "messages_s" in ours
+    assert all("apt-get install redis-server" in str(line["skipped"]) for line in others)
+    assert len(others) == 2
+    of = summary["of"]
+    assert isinstance(of, dict) and set(of) == {"delayd", "ratio"} and not of["ratio"]
+
+
+def test_a_case_that_is_not_there_is_named() -> None:
+    done = subprocess.run([sys.executable, "-m", "bench", "heard"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "there is no case 'heard'; choose of batches, singles" in done.stderr

@@ -1,0 +1,1 @@
+"""Tests of what the benchmarks do with their figures; none of them measures anything."""
