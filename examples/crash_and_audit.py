@@ -29,7 +29,7 @@ def kill_delay_server(meta: str) -> None:
     """End it as a power cut would; meta knows its process id."""
     command = ("servers", "--meta", meta, "--role", "delay", "--format", "json")
     listed = subprocess.run([sys.executable, "-m", "delayd", *command], check=True, stdout=subprocess.PIPE).stdout
-    (pid,) = [server["pid"] for server in json.loads(listed) if server["alive"]]
+    pid = json.loads(listed)[0]["pid"]
     os.kill(pid, signal.SIGKILL)
     print(f"kill -9 {pid}: the delay server is gone, and is started again")
 

@@ -45,11 +45,12 @@ def main() -> None:
         f"{arguments.recipients:,} messages are kept after {took_s:.2f} s; {rate:g} a second over {arguments.hours:g} h"
     )
 
+    watched_ms = min(1000 * arguments.watch, night_ms)
+    watched = -(-arguments.recipients * watched_ms // night_ms)  # Rounded up: the first one comes at once.
     counts = np.zeros(arguments.watch, np.int64)
     with delayd.Consumer(arguments.meta, subject, "mailer") as consumer:
-        ends_ms = begins_ms + 1000 * arguments.watch
-        while (left_ms := ends_ms - time.time_ns() // 1_000_000) > 0:
-            batch = consumer.pull(wait=timedelta(milliseconds=left_ms))
+        while counts.sum() < watched:
+            batch = consumer.pull(wait=timedelta(seconds=5))
             seconds = (batch.deliver_at_ms - begins_ms) // 1000
             counts += np.bincount(seconds[seconds < arguments.watch], minlength=arguments.watch)
             batch.ack(wait=False)
