@@ -60,7 +60,7 @@ def show(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], form: str, l
     A sentence on stderr says when more were there, or, below a table, that nothing was.
     """
     source = iter(rows)
-    counted = _Counted(islice(source, limit) if limit else source)
+    counted = _Counted(islice(source, min(limit, sys.maxsize)) if limit else source)
     writers = {"table": _write_table, "json": _write_json, "csv": _write_csv}
     writers[form](columns, counted, sys.stdout)
     if form == "table" and not counted.count:

@@ -11,6 +11,8 @@ import click
 
 from delayd.errors import BadArgument
 
+DURATION_MAX = timedelta(days=36_500)  # Beyond any use, and below what clocks and timers of the system can count.
+
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
@@ -23,6 +25,8 @@ def duration(text: str) -> timedelta:
     length = parse_duration(text)
     if length is None:
         raise click.BadParameter(f"{text!r} is no duration; write one such as 250ms, 30s, 30m, 1h30m, 2d or 1w")
+    if length > DURATION_MAX:
+        raise click.BadParameter(f"{text!r} is longer than {DURATION_MAX.days} days; write a shorter one")
     return length
 
 

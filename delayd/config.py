@@ -247,6 +247,10 @@ def load_config(role: str, path: str | None = None, overrides: Mapping[str, Valu
     known = {each.name for each in fields(kind)}
     for name in given:
         if name not in known:
+            owners = [other for other, their in CONFIGS.items() if name in {each.name for each in fields(their)}]
+            if owners:
+                where = " or ".join(f"[{owner}]" for owner in owners)
+                raise _bad(role, name, f"is a setting of the {' and '.join(owners)} server; put it below {where}")
             raise _bad(role, name, f"is not a setting; take it out or choose one of {', '.join(sorted(known))}")
     build: Callable[..., Config] = kind  # It checks the type of each value itself.
     return build(**given)

@@ -115,6 +115,11 @@ def test_a_listing_within_its_limit_says_nothing(limit: int, capsys: pytest.Capt
     assert capsys.readouterr().err == ""
 
 
+def test_a_limit_may_be_any_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(_COLUMNS, _ROWS, "csv", 10**30) == 2
+    assert capsys.readouterr().err == ""
+
+
 def test_no_row_beyond_the_limit_is_made_but_the_one_that_tells_that_there_are_more() -> None:
     source = iter(_ROWS * 500)
     show(_COLUMNS, source, "csv", 5)

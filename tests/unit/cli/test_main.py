@@ -1,6 +1,7 @@
 """Errors of the command line: one sentence on stderr that says what to do, and the documented exit code."""
 
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -175,6 +176,16 @@ def test_messages_that_can_not_travel_are_one_sentence_and_never_a_success(
     assert (ran.code, ran.out) == (TRY_LATER, "")
     said = "nothing was sent: " if arguments[0] == "send" else ""
     assert ran.err.startswith(f"delayd: {said}no connection to 127.0.0.1:{unused_port} ")
+    assert ran.err.count("\n") == 1
+
+
+def test_a_server_that_takes_a_connection_and_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.ask.ANSWER_MS", 100)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        ran = run("servers", "--meta", address)
+    assert (ran.code, ran.out) == (TRY_LATER, "")
+    assert ran.err.startswith(f"delayd: {address} gave no answer (")
     assert ran.err.count("\n") == 1
 
 

@@ -45,6 +45,14 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert config == MetaConfig(host="127.0.0.2", lease_ms=8000, heartbeat_ms=500)
 
 
+def test_a_setting_of_another_server_at_the_top_of_a_file_is_told_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "delayd.toml"
+    file.write_text("retention_hours = 5\n")
+    ran, config = _configured("meta", "--config", str(file))
+    assert (ran.code, config) == (2, None)
+    assert "is a setting of the delay server; put it below [delay]" in ran.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -34,6 +34,12 @@ def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
         duration(text)
 
 
+def test_a_duration_beyond_what_a_timer_can_count_is_refused() -> None:
+    assert duration("36500d") == timedelta(days=36_500)
+    with pytest.raises(click.BadParameter, match="'36501d' is longer than 36500 days; write a shorter one"):
+        duration("36501d")
+
+
 @pytest.mark.parametrize(
     "text", ["2027-01-01T09:00:00+01:00", "2027-01-01T08:00:00Z", "2027-01-01T08:00Z", "20270101T080000.000Z"]
 )
