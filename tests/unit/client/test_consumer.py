@@ -210,6 +210,58 @@ def test_single_acknowledgements_are_gathered_into_ranges() -> None:
     on_loop(scenario)
 
 
+def test_acknowledgements_that_nobody_waits_for_leave_together_soon_or_with_one_that_is_waited_for() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(4):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world) as consumer:
+            batch = await consumer.pull()
+            for row in (0, 1):
+                await batch[row].ack(wait=False)
+                await asyncio.sleep(0)
+            assert world.realtime.ack_requests == 0
+            await until(lambda: world.realtime.acked == [0, 1])
+            assert world.realtime.ack_requests == 1
+            await batch[2].ack(wait=False)
+            await batch[3].ack()
+            assert world.realtime.acked == [0, 1, 2, 3] and world.realtime.ack_requests == 2
+
+    on_loop(scenario)
+
+
+def test_a_pull_that_goes_well_takes_no_task() -> None:
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            world.realtime.add(b"1")
+            await (await consumer.pull()).ack()
+            tasks = asyncio.all_tasks()
+            for row in range(5):
+                world.realtime.add(b"%d" % row)
+                assert len(await consumer.pull()) == 1
+                assert asyncio.all_tasks() == tasks
+
+    on_loop(scenario)
+
+
+def test_each_of_several_pulls_at_once_gets_messages_of_its_own_and_the_close_ends_those_that_wait() -> None:
+    async def scenario(world: World) -> None:
+        consumer = consumer_of(world, max_messages=1)
+        pulling = [asyncio.create_task(consumer.pull()) for _ in range(3)]
+        await until(lambda: world.realtime.pulls == 1)
+        world.realtime.add(b"a")
+        world.realtime.add(b"b")
+        await until(lambda: sum(task.done() for task in pulling) == 2)
+        done = [task.result() for task in pulling if task.done()]
+        assert sorted(batch.bodies[0] for batch in done) == [b"a", b"b"]
+        for batch in done:
+            await batch.ack()
+        (waits,) = (task for task in pulling if not task.done())
+        await consumer.close()
+        assert isinstance(await error_of(waits), AlreadyClosed)
+
+    on_loop(scenario)
+
+
 def test_a_nack_is_offered_again_at_once_as_the_next_attempt() -> None:
     async def scenario(world: World) -> None:
         world.realtime.add(b"x")

@@ -1,0 +1,96 @@
+"""What one frame, one pull and one acknowledgement cost, as counts that fail when they grow."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+
+from delayd.testing.disk import MemoryDisk
+from delayd.wire.requests import RequestType
+
+from .batches import dispatch_batch
+from .world import GROUP, SUBJECT, SimPeer, World, pull_head
+
+# Calls of Python functions, the disk in memory and this file included, measured and rounded up by a tenth: a call costs
+# a server 0.3 to 1 us, and these run for each dispatch. They grow with neither rows nor bytes.
+FRAME_CALLS_MAX = 156
+ANSWERED_FRAME_CALLS_MAX = 234
+PULL_CALLS_MAX = 40
+ACK_CALLS_MAX = 116
+WAKE_CALLS_MAX = 10
+
+
+def calls(do: Callable[[], object]) -> int:
+    """How many Python functions are called."""
+    count = 0
+
+    def seen(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(seen)
+    try:
+        do()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def waiting_world(*subjects: str) -> tuple[World, SimPeer, SimPeer]:
+    """A delay server has said hello, and a group of each subject waits."""
+    world, peer, consumer = World(), SimPeer(), SimPeer()
+    world.hello(peer, 1)
+    for subject in subjects:
+        world.pull(consumer, subject=subject)
+        world.send(consumer, RequestType.PULL, pull_head(subject=subject, wait_ms=5_000))
+    return world, peer, consumer
+
+
+def operations(disk: MemoryDisk, do: Callable[[], object]) -> list[str]:
+    """What is done to the disk, without the places."""
+    before = len(disk.operations)
+    do()
+    return [operation.split()[0] for operation in disk.operations[before:]]
+
+
+def test_a_frame_costs_one_write_and_one_sync_and_its_answer_one_write() -> None:
+    world, peer, _ = waiting_world(SUBJECT)
+    frames = [dispatch_batch(number, [b"x"] * 5) for number in (1, 2)]
+    answered = operations(world.disk, lambda: world.dispatch(peer, 1, frames[0]))
+    assert sorted(answered) == ["sync", "write", "write"]
+    assert sorted(operations(world.disk, lambda: world.dispatch(peer, 1, frames[1]))) == ["sync", "write"]
+
+
+def test_a_frame_for_many_subjects_costs_the_pull_log_one_write() -> None:
+    subjects = [f"orders.{number}" for number in range(20)]
+    world, peer, consumer = waiting_world(*subjects)
+    asked = len(consumer.answers)
+    batches = [dispatch_batch(number, [b"x"], subject=subject) for number, subject in enumerate(subjects, 1)]
+    assert sorted(operations(world.disk, lambda: world.dispatch(peer, 1, *batches))) == ["sync", "write", "write"]
+    assert len(consumer.answers) == asked + 20
+
+
+def test_an_acknowledgement_costs_one_write_and_one_sync_however_many_handles_it_has() -> None:
+    world, peer, _ = waiting_world()
+    world.dispatch(peer, 1, dispatch_batch(1, [b"x"] * 50))
+    pulled = world.pull(peer)
+    ((first, _, count, _),) = pulled.parts
+    handles = [[pulled.incarnation, first + row, 1] for row in range(count)]
+    assert sorted(operations(world.disk, lambda: world.ack(peer, handles))) == ["sync", "write"]
+
+
+@pytest.mark.parametrize("rows", [5, 500])
+def test_the_calls_of_a_frame_a_pull_and_an_acknowledgement_are_few_and_do_not_grow_with_rows(rows: int) -> None:
+    world, peer, consumer = waiting_world(SUBJECT)
+    first, second, third = (dispatch_batch(number, [b"x"] * rows) for number in (1, 2, 3))
+    world.dispatch(peer, 1, first)
+    assert calls(lambda: world.dispatch(peer, 1, second)) <= FRAME_CALLS_MAX
+    world.pull(consumer)
+    ask = pull_head(wait_ms=5_000)
+    assert calls(lambda: world.send(consumer, RequestType.PULL, ask)) <= PULL_CALLS_MAX
+    assert calls(lambda: world.dispatch(peer, 1, third)) <= ANSWERED_FRAME_CALLS_MAX
+    held = next(iter(world.core._pulls.groups[SUBJECT, GROUP].held.values()))
+    handles = [[held.incarnation, held.pull_first, held.count]]
+    assert calls(lambda: world.ack(consumer, handles)) <= ACK_CALLS_MAX
+    assert calls(world.core.next_wake_ms) <= WAKE_CALLS_MAX
