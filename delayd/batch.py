@@ -328,6 +328,18 @@ def encode(
     subject_count: int = 0,
 ) -> bytes:
     """Make a batch of ``columns``, in rising order of their ids, and a heap whose parts are already laid out."""
+    return b"".join(encode_pieces(kind, part, count, columns, heap, subject_count))
+
+
+def encode_pieces(
+    kind: BatchKind,
+    part: KindPart,
+    count: int,
+    columns: Sequence[tuple[ColumnId, Columns]],
+    heap: Sequence[Buffer],
+    subject_count: int = 0,
+) -> tuple[bytes, bytes]:
+    """`encode` in two pieces, so that the heap need not be copied once more: header and columns, and the heap."""
     kind_part = PARTS[kind][0].pack(*part) if part is not None else b""
     offset = HEADER_BYTES + len(kind_part) + DIRECTORY_ENTRY.size * len(columns)
     directory: list[int] = []
@@ -343,7 +355,7 @@ def encode(
         offset += (size + 7) & ~7
     pieces[0] = struct.pack(DIRECTORY_FORMATS[len(columns)], *directory)
     columns_bytes = b"".join(pieces)
-    heap_bytes = heap[0] if len(heap) == 1 else b"".join(heap)
+    heap_bytes = b"".join(heap)
     total_bytes = offset + len(heap_bytes)
     if len(heap_bytes) & 7:
         raise BatchMalformed(f"a heap of {len(heap_bytes)} bytes is not a multiple of 8")
@@ -354,7 +366,7 @@ def encode(
         *(crc32c(columns_bytes), crc32c(heap_bytes), 0),
     )[:HEADER_CHECKED]
     header_crc32c = crc32c(kind_part, crc32c(checked))
-    return b"".join((checked, header_crc32c.to_bytes(4, "little"), kind_part, columns_bytes, heap_bytes))
+    return b"".join((checked, header_crc32c.to_bytes(4, "little"), kind_part, columns_bytes)), heap_bytes
 
 
 PADS = tuple(bytes(count) for count in range(8))

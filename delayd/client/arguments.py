@@ -22,6 +22,7 @@ from delayd.client.limits import (
     check_bodies,
     check_body,
     check_subject,
+    lengths_of,
     pack_headers,
 )
 from delayd.errors import BadArgument, BadSetting, MessageTooLarge
@@ -64,7 +65,8 @@ class Columns(NamedTuple):
 
     subject: bytes
     bodies: Sequence[bytes]
-    sizes: Int64s
+    body_bytes: Int64s
+    sizes: Int64s  # Of headers and body.
     deliver: Int64s
     relative: bool
     headers: Sequence[bytes] | None
@@ -122,10 +124,10 @@ class Arguments:
         """Check many sends of one subject; row numbers in errors count from 0."""
         name = check_subject(subject)
         bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
-        sizes = check_bodies(bodies)
+        body_bytes = sizes = check_bodies(bodies)
         packed = _pack_each(headers, len(bodies))
         if packed is not None:
-            sizes = sizes + np.fromiter(map(len, packed), np.int64, len(packed))
+            sizes = body_bytes + lengths_of(packed)
         if len(sizes) and sizes.max() > MESSAGE_BYTES_MAX:
             row = int(sizes.argmax())
             raise MessageTooLarge(f"row {row} has {sizes[row]} bytes and is over the limit of {MESSAGE_BYTES_MAX}")
@@ -135,7 +137,7 @@ class Arguments:
             scalar = None if deliver_at_ms is None else int(np.asarray(deliver_at_ms).flat[0])
             when, relative = wish(delay, deliver_at, scalar, self._horizon_ms)
             deliver = np.full(len(bodies), when, np.int64)
-        return Columns(name, bodies, sizes, deliver, relative, packed)
+        return Columns(name, bodies, body_bytes, sizes, deliver, relative, packed)
 
     def _check_subject(self, subject: str) -> None:
         check_subject(subject)

@@ -58,7 +58,17 @@ class Progress:
 class Block:
     """See Rows; all of one subject."""
 
-    __slots__ = ("_bodies", "_deliver", "_deliver_at_ms", "_headers", "_progress", "_relative", "_rows", "_subject")
+    __slots__ = (
+        "_bodies",
+        "_body_bytes",
+        "_deliver",
+        "_deliver_at_ms",
+        "_headers",
+        "_progress",
+        "_relative",
+        "_rows",
+        "_subject",
+    )
 
     def __init__(
         self,
@@ -66,6 +76,7 @@ class Block:
         rows: Int64s,
         subject: bytes,
         bodies: Sequence[bytes],
+        body_bytes: Int64s,
         deliver: Int64s,
         relative: bool,
         headers: Sequence[bytes] | None,
@@ -74,6 +85,7 @@ class Block:
         self._rows = rows
         self._subject = subject
         self._bodies = bodies
+        self._body_bytes = body_bytes
         self._deliver = deliver  # ms since the epoch, or monotonic us if `relative`.
         self._relative = relative
         self._headers = headers
@@ -86,7 +98,8 @@ class Block:
         headers = None if columns.headers is None else columns.headers[piece]
         rows = np.arange(run.start, run.stop)
         deliver = columns.deliver[piece]
-        return cls(progress, rows, columns.subject, columns.bodies[piece], deliver, columns.relative, headers)
+        bodies, body_bytes = columns.bodies[piece], columns.body_bytes[piece]
+        return cls(progress, rows, columns.subject, bodies, body_bytes, deliver, columns.relative, headers)
 
     @property
     def count(self) -> int:
@@ -98,10 +111,11 @@ class Block:
         """See Rows; the bodies are the caller's, who is waiting with them."""
         return 0
 
-    def encode(self, part: ProducerPart, clock: ServerClock) -> bytes:
+    def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
         """See Rows."""
         self._deliver_at_ms = clock.latest_ms_column(self._deliver) if self._relative else self._deliver
-        return pack_rows(part, self._deliver_at_ms, [self._subject], None, self._headers, self._bodies)
+        due, bodies = self._deliver_at_ms, self._bodies
+        return pack_rows(part, due, [self._subject], None, self._headers, bodies, self._body_bytes)
 
     def accept(self, accepted: Accepted) -> None:
         """See Rows."""
@@ -125,6 +139,7 @@ class Block:
             self._rows[rows],
             self._subject,
             [self._bodies[row] for row in chosen],
+            self._body_bytes[rows],
             self._deliver[rows],
             self._relative,
             None if headers is None else [headers[row] for row in chosen],

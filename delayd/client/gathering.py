@@ -15,7 +15,7 @@ import numpy as np
 from delayd.batch import ProducerPart
 from delayd.client.arguments import Single
 from delayd.client.instants import ServerClock
-from delayd.client.limits import NO_HEADERS
+from delayd.client.limits import NO_HEADERS, lengths_of
 from delayd.client.packing import pack_one, pack_rows
 from delayd.client.receipt import Accepted, Receipt, receipts
 from delayd.client.rows import Waiter
@@ -66,13 +66,13 @@ class Gathering:
         self.waiters.append(waiter)
         self.held_bytes += byte_count
 
-    def encode(self, part: ProducerPart, clock: ServerClock) -> bytes:
+    def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
         """See Rows."""
         subjects, headers = self._subjects, self._headers
         if len(subjects) == 1 and not headers:
             due = clock.latest_ms(self._deliver[0]) if self._relative else self._deliver[0]
             self._deliver_at_ms = [due]
-            return pack_one(part, due, subjects[0].encode("ascii"), self._bodies[0])
+            return (pack_one(part, due, subjects[0].encode("ascii"), self._bodies[0]),)
         deliver_at_ms = np.array(self._deliver, np.int64)
         self._deliver_at_ms = self._deliver
         if self._relative:
@@ -86,7 +86,7 @@ class Gathering:
             subject_of = np.array([index[subject] for subject in subjects], np.uint32)
         packed = [headers.get(at, NO_HEADERS) for at in range(len(subjects))] if headers else None
         encoded = [name.encode("ascii") for name in names]
-        return pack_rows(part, deliver_at_ms, encoded, subject_of, packed, self._bodies)
+        return pack_rows(part, deliver_at_ms, encoded, subject_of, packed, self._bodies, lengths_of(self._bodies))
 
     def accept(self, accepted: Accepted) -> None:
         """See Rows."""

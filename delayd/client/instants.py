@@ -89,7 +89,7 @@ def wish_column(deliver_at_ms: DeliverAtMs, count: int, horizon_ms: int = HORIZO
         # Compared before the cast, which would turn an unsigned number above the limit into a negative one.
         _within_horizon(int(column.max()), horizon_ms)
         _within_horizon(int(column.min()), horizon_ms)
-    return np.broadcast_to(column.astype(np.int64), (count,))
+    return column.astype(np.int64) if column.ndim else np.full(count, column, np.int64)
 
 
 class ServerClock:

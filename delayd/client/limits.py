@@ -56,10 +56,16 @@ def check_body(body: bytes, headers_bytes: int = 0) -> None:
 
 def check_bodies(bodies: Sequence[bytes]) -> Int64s:
     """Their lengths; the first one at fault is named by its row."""
-    if set(map(type, bodies)) - {bytes}:
+    # Comprehensions, as `map` over a builtin and `fromiter` take twice their time.
+    if [type(body) for body in bodies].count(bytes) != len(bodies):
         row, body = next((row, body) for row, body in enumerate(bodies) if type(body) is not bytes)
         raise BadArgument(f"the body of row {row} is of type {type(body).__name__}, not bytes; encode it first")
-    return np.fromiter(map(len, bodies), np.int64, len(bodies))
+    return lengths_of(bodies)
+
+
+def lengths_of(items: Sequence[bytes]) -> Int64s:
+    """The length of each."""
+    return np.array([len(item) for item in items], np.int64)
 
 
 def pack_headers(headers: Headers | None) -> bytes:

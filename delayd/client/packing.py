@@ -27,11 +27,11 @@ from delayd.batch import (
     Columns,
     Int64s,
     ProducerPart,
-    encode,
+    encode_pieces,
     encode_subject_table,
-    lay_out,
     padded,
 )
+from delayd.client.limits import lengths_of
 
 ROWS_TARGET = 8_192  # A batch of so many takes a few ms to make and to check: nobody else waits longer for a turn.
 BYTES_TARGET = 4 << 20  # One message of the largest size may come on top, so the limit of 16 MiB is never near.
@@ -49,8 +49,12 @@ def pack_rows(
     subject_of: NDArray[np.uint32] | None,
     headers: Sequence[bytes] | None,
     bodies: Sequence[bytes],
-) -> bytes:
-    """Make the batch; ``subject_of`` is None when all rows have the one subject, ``headers`` when none has any."""
+    body_bytes: Int64s,
+) -> tuple[bytes, bytes]:
+    """Make the batch; ``subject_of`` is None when all rows have the one subject, ``headers`` when none has any.
+
+    In two pieces, for the second one holds the only copy that is made of a body.
+    """
     table = _one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
     columns: list[tuple[ColumnId, Columns]] = [(ColumnId.DELIVER_AT_MS, deliver_at_ms)]
     heap: list[Buffer] = [table]
@@ -58,14 +62,11 @@ def pack_rows(
     if subject_of is not None:
         columns.append((ColumnId.SUBJECT, subject_of))
     if headers is not None:
-        headers_end, packed = lay_out(headers, begin)
+        headers_end, begin = _lay_out(headers, lengths_of(headers), begin, heap)
         columns.append((ColumnId.HEADERS_END, headers_end))
-        heap.append(packed)
-        begin += len(packed)
-    body_end, packed = lay_out(bodies, begin)
+    body_end, _ = _lay_out(bodies, body_bytes, begin, heap)
     columns.append((ColumnId.BODY_END, body_end))
-    heap.append(packed)
-    return encode(BatchKind.PRODUCER, part, len(bodies), columns, heap, len(subjects))
+    return encode_pieces(BatchKind.PRODUCER, part, len(bodies), columns, heap, len(subjects))
 
 
 def pack_one(part: ProducerPart, deliver_at_ms: int, subject: bytes, body: bytes) -> bytes:
@@ -88,8 +89,10 @@ def pack_one(part: ProducerPart, deliver_at_ms: int, subject: bytes, body: bytes
 
 def split_rows(sizes: Int64s) -> list[range]:
     """Cut rows of ``sizes`` bytes into runs within the targets; a row above them is a run of its own."""
-    runs: list[range] = []
     ends = np.cumsum(sizes)
+    if 0 < len(sizes) <= ROWS_TARGET and ends[-1] <= BYTES_TARGET:
+        return [range(len(sizes))]
+    runs: list[range] = []
     start, before = 0, 0
     while start < len(sizes):
         stop = int(np.searchsorted(ends, before + BYTES_TARGET, side="right"))
@@ -97,6 +100,26 @@ def split_rows(sizes: Int64s) -> list[range]:
         runs.append(range(start, stop))
         start, before = stop, int(ends[stop - 1])
     return runs
+
+
+def _lay_out(items: Sequence[bytes], lengths: Int64s, begin: int, heap: list[Buffer]) -> tuple[Int64s, int]:
+    """Put items behind one another on the heap, each at a multiple of 8: their ends, and where the next one begins."""
+    pads = -lengths & 7
+    ends = np.cumsum(lengths + pads)
+    ends += begin
+    following = int(ends[-1])
+    ends -= pads
+    first = int(pads[0])
+    # Messages of one length are common: their pads need no look at each.
+    same = bool((pads == first).all())
+    if same and not first:
+        heap += items
+    else:
+        pieces: list[Buffer] = [b""] * (2 * len(items))
+        pieces[0::2] = items
+        pieces[1::2] = [PADS[first]] * len(items) if same else [PADS[pad] for pad in pads.tolist()]
+        heap += pieces
+    return ends, following
 
 
 @lru_cache(maxsize=1024)

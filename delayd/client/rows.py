@@ -40,8 +40,8 @@ class Rows(Protocol):
     def held_bytes(self) -> int:
         """What they hold in memory."""
 
-    def encode(self, part: ProducerPart, clock: ServerClock) -> bytes:
-        """The batch for one server, whose clock resolves `delay=`."""
+    def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
+        """The batch for one server, whose clock resolves `delay=`: pieces that follow one another."""
 
     def accept(self, accepted: Accepted) -> None:
         """All rows are kept; only after `encode`, whose instants the receipts repeat."""

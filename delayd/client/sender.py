@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from delayd.batch import ROWS_MAX, ProducerPart
@@ -68,7 +69,7 @@ class Parcel:
         self.deadline = deadline  # On the loop's clock.
         self.group: Group | None = None
         self.number = 0
-        self.data = b""  # The batch, once it is bound.
+        self.data: Sequence[bytes] = ()  # The pieces of the batch, once it is bound.
         self.may_be_kept = False  # Bytes left and no outcome came: from now on it belongs to this group.
         self.failure: DelaydError = ServerUnavailable("no delay server was reached in time; nothing was sent")
 
@@ -188,7 +189,7 @@ class Sender:
         assert group is not None, "a parcel is sent after it was bound"
         asked_us = monotonic_us()
         limit_ms = (parcel.deadline - self._loop.time()) * 1000
-        answer = await connection.request(RequestType.SEND, {}, [parcel.data], limit_ms)
+        answer = await connection.request(RequestType.SEND, {}, parcel.data, limit_ms)
         group.link.clock.sample(asked_us, monotonic_us(), need_int(answer.head, "now_ms"))
         if need_u64(answer.head, "log_id") != group.log_id:
             raise BadRequest(f"{group.link.address} answered for another log than {group.log_id:016x}")
@@ -231,7 +232,7 @@ class Sender:
             return
         parcel.group.in_flight -= 1
         parcel.group = None
-        parcel.data = b""
+        parcel.data = ()
         self._in_use.pop(parcel.number)
         if unknown:
             while len(self._unknown) >= UNKNOWN_KEPT_MAX:

@@ -25,10 +25,15 @@ class Slots:
         """Whether a take would not wait."""
         return not self._waiting and self.taken < self._limit()
 
+    def take_free(self) -> bool:
+        """Take one if that needs no waiting; False if it does."""
+        free = self.free
+        self.taken += free
+        return free
+
     async def take(self, deadline: float) -> None:
         """Take one; TimeoutError when none is free before the deadline, which is on the loop's clock."""
-        if self.free:
-            self.taken += 1
+        if self.take_free():
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)

@@ -1,7 +1,7 @@
 """What one connection has written and not yet sent.
 
-Invariant: frames leave in the order in which they were written, and a frame that is still here can be taken back. Those
-of one turn of the loop leave in one write; while the transport is full they stay here instead of in its buffer.
+Invariant: frames leave in the order in which they were written, and a frame that is still here can be taken back. Small
+ones of one turn of the loop leave in one write; while the transport is full they stay here instead of in its buffer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from delayd.batch import Buffer
 
 WRITE_BUFFER_BYTES_MAX = 1 << 20  # Enough to keep a socket busy for a turn of the loop; above it the peer is slow.
+WRITE_NOW_BYTES = 64 << 10  # Worth a system call of their own: the peer begins with them while more is being made.
 
 
 class Writer:
@@ -50,8 +51,8 @@ class Writer:
         """Send one frame at the end of this turn; emptying `pieces` before it left takes it back."""
         self._pending.append(pieces)
         self._pending_bytes += sum(map(len, pieces))
-        if self.writable and self._pending_bytes > WRITE_BUFFER_BYTES_MAX:
-            # So that the transport says in this very turn that it is full, before more is answered.
+        if self.writable and self._pending_bytes > WRITE_NOW_BYTES:
+            # Also so that the transport says in this very turn when it is full, before more is answered.
             self.flush()
             return
         if not self._flush_due:

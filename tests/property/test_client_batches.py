@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -62,7 +63,8 @@ def gathered(sends: list[Single]) -> tuple[Gathering, list[Kept[Receipt]]]:
     return gathering, waiters
 
 
-def unpacked(encoded: bytes) -> list[Row]:
+def unpacked(pieces: Sequence[bytes]) -> list[Row]:
+    encoded = b"".join(pieces)
     batch = parse(encoded)
     batch.verify()
     check_batch(batch)
@@ -117,7 +119,9 @@ def test_rows_that_were_split_off_end_once_and_on_the_right_side(sends: list[Sin
 @given(NAMES, st.binary(max_size=100), st.integers(0, 2**45))
 def test_the_short_way_for_one_row_makes_the_same_bytes(subject: str, body: bytes, due: int) -> None:
     name = subject.encode()
-    assert pack_one(PART, due, name, body) == pack_rows(PART, np.array([due]), [name], None, None, [body])
+    assert pack_one(PART, due, name, body) == b"".join(
+        pack_rows(PART, np.array([due]), [name], None, None, [body], np.array([len(body)]))
+    )
 
 
 @given(st.lists(st.integers(0, 5 << 20), max_size=40), st.integers(0, 3))
@@ -136,7 +140,7 @@ def test_a_block_that_is_split_again_and_again_reports_every_row_once(sends: lis
     bodies = [row[1] for row in sends]
     due: Int64s = np.array([row[2] for row in sends])
     sizes: Int64s = np.array([len(body) for body in bodies])
-    columns = Columns(b"a", bodies, sizes, due, False, [row[4] for row in sends])
+    columns = Columns(b"a", bodies, sizes, sizes, due, False, [row[4] for row in sends])
     answer: Kept[BatchReceipt] = Kept()
     blocks = [Block.cut(Progress(count, answer), columns, range(count))]
     sequence = 1
