@@ -1,19 +1,24 @@
 """What the kernel says of a process: its memory, and what it wrote to the disk."""
 
+import resource
 from pathlib import Path
 
 KIB = 1024
+BLOCK_BYTES = 512  # The kernel's unit, whatever the disk's is.
 
 
 def memory_bytes(pid: int) -> int:
     """Memory that the process keeps from others: its Pss, where pages that several share count in part."""
-    return _fields(f"/proc/{pid}/smaps_rollup")["Pss"] * KIB
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * KIB
 
 
-def written_bytes(pid: int) -> int:
-    """Bytes that it made the disk write, in whole pages; a page that is filled in two syncs counts twice."""
-    fields = _fields(f"/proc/{pid}/io")
-    return fields["write_bytes"] - fields["cancelled_write_bytes"]
+def written_by_children_bytes() -> int:
+    """Bytes that children of this process, which have ended, made the disk write in their lives.
+
+    The kernel counts whole pages (`write_bytes` of /proc/PID/io); a page that is filled in two syncs counts twice.
+    """
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock * BLOCK_BYTES
 
 
 def file_bytes(folder: Path) -> int:
@@ -25,14 +30,3 @@ def file_bytes(folder: Path) -> int:
         except FileNotFoundError:
             continue
     return total
-
-
-def _fields(path: str) -> dict[str, int]:
-    """The lines `name: number [unit]` of a file of /proc."""
-    fields: dict[str, int] = {}
-    for line in Path(path).read_text().splitlines():
-        name, _, value = line.partition(":")
-        words = value.split()
-        if words and words[0].isdigit():
-            fields[name] = int(words[0])
-    return fields
