@@ -187,7 +187,8 @@ def show_report(report: AuditReport, form: str) -> int:
         hours = [_hour_row(summary) for summary in report.hours]
         if form == "table" and len(hours) > 1:
             hours.append(_hour_row(report.total))
-        show(_columns(hours) if form == "table" else HOUR_COLUMNS, hours, form)
+        if hours or form != "table":
+            show(_columns(hours) if form == "table" else HOUR_COLUMNS, hours, form)
     if form == "table":
         if report.findings:
             click.echo()
@@ -229,7 +230,8 @@ def _finding_rows(findings: Sequence[Finding]) -> Iterator[tuple[Cell, ...]]:
 
 def _verdict(report: AuditReport) -> Iterator[str]:
     total = report.total
-    yield ""
+    if report.hours or report.findings:
+        yield ""
     if report.findings_count > len(report.findings):
         yield f"{report.findings_count - len(report.findings):,} more findings; --findings N names more of them"
     for torn in report.torn:
