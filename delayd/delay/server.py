@@ -44,6 +44,7 @@ class DelayServer:
         self._fail = fail
         self._started_at_ms = 0
         self._rearming = False
+        self._armed_for: tuple[int, int | None] | None = None
         self._port = config.port
         self._dials: set[asyncio.Task[None]] = set()
         self._home: Home | None = None
@@ -138,9 +139,11 @@ class DelayServer:
         home, core, timer = self._home, self._core, self._timer
         if home is None or core is None or timer is None:
             return
-        clock = home.clock
-        delay_ms = min(SLEEP_MS_MAX, float(core.next_wake_ms() - clock.monotonic_ms()))
-        due_ms = core.next_due_ms()
+        clock, wake_ms, due_ms = home.clock, core.next_wake_ms(), core.next_due_ms()
+        if timer.is_set and (wake_ms, due_ms) == self._armed_for:
+            return
+        self._armed_for = (wake_ms, due_ms)
+        delay_ms = min(SLEEP_MS_MAX, float(wake_ms - clock.monotonic_ms()))
         if due_ms is not None:
             # The clock counts whole ms: without its fraction a timer would fire up to one of them late.
             fraction_ms = time.time_ns() % 1_000_000 / 1_000_000

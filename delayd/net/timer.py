@@ -37,13 +37,17 @@ class Timer:
     Where the system has no timerfd, the loop's own timer is used, and a firing may be a millisecond late.
     """
 
-    __slots__ = ("_callback", "_descriptor", "_handle", "_libc", "_loop")
+    __slots__ = ("_callback", "_descriptor", "_handle", "_libc", "_loop", "_spec", "_spec_reference", "is_set")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self.is_set = False  # Whether it is going to fire.
         self._loop = loop
         self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
-        self._libc = ctypes.CDLL(None, use_errno=True)
+        # It is set a thousand times a second: a call of a microsecond is not worth giving the interpreter away.
+        self._libc = ctypes.PyDLL(None, use_errno=True)
+        self._spec = _TimerSpec()
+        self._spec_reference = ctypes.byref(self._spec)
         self._descriptor = -1
         if hasattr(self._libc, "timerfd_create"):
             self._descriptor = self._libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
@@ -56,13 +60,15 @@ class Timer:
         delay_ms = min(max(delay_ms, 0.0), DELAY_MS_MAX)
         if self._descriptor < 0:
             self.cancel()
-            self._handle = self._loop.call_later(delay_ms / 1000, self._callback)
+            self._handle = self._loop.call_later(delay_ms / 1000, self._fire)
         else:
             # A time of 0 disarms a timerfd, so the shortest wait is a nanosecond.
             self._arm(max(math.ceil(delay_ms * 1_000_000), 1))
+        self.is_set = True
 
     def cancel(self) -> None:
         """Do not fire."""
+        self.is_set = False
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -78,8 +84,9 @@ class Timer:
             self._descriptor = -1
 
     def _arm(self, nanoseconds: int) -> None:
-        spec = _TimerSpec(_TimeSpec(0, 0), _TimeSpec(nanoseconds // 1_000_000_000, nanoseconds % 1_000_000_000))
-        if self._libc.timerfd_settime(self._descriptor, 0, ctypes.byref(spec), None) < 0:
+        value = self._spec.value
+        value.seconds, value.nanoseconds = divmod(nanoseconds, 1_000_000_000)
+        if self._libc.timerfd_settime(self._descriptor, 0, self._spec_reference, None) < 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
     def _expired(self) -> None:
@@ -88,4 +95,8 @@ class Timer:
         except BlockingIOError:
             # It was set or cancelled again between its expiry and this turn of the loop, which takes the expiry back.
             return
+        self._fire()
+
+    def _fire(self) -> None:
+        self.is_set = False
         self._callback()

@@ -34,12 +34,28 @@ def early_ms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Each test runs with a timerfd and without one; what is early by more than this is wrong."""
     if request.param == "timerfd":
         return 0.0
-    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: object())
+    monkeypatch.setattr(ctypes, "PyDLL", lambda name, use_errno: object())
     return LOOP_CLOCK_MS
 
 
 def on_loop(scenario: Coroutine[object, object, None]) -> None:
     uvloop.run(scenario)
+
+
+def test_it_is_set_until_it_fires_or_is_cancelled(early_ms: float) -> None:
+    async def scenario() -> None:
+        firings = Firings()
+        assert not firings.timer.is_set
+        firings.timer.set_after_ms(0.5)
+        assert firings.timer.is_set
+        await firings.count(1)
+        assert not firings.timer.is_set
+        firings.timer.set_after_ms(1_000)
+        firings.timer.cancel()
+        assert not firings.timer.is_set
+        firings.timer.close()
+
+    on_loop(scenario())
 
 
 def test_it_fires_once_for_each_time_and_never_early(early_ms: float) -> None:
