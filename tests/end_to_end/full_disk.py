@@ -5,6 +5,7 @@ twice: the servers live through it once, and are killed and started on it the se
 anything lost, early, dead, refused without a name, or not recovered by itself.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -270,4 +271,13 @@ def _reserves(story: Story) -> None:
 
 
 if __name__ == "__main__":
-    tell(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.end_to_end.full_disk",
+        description="Fill the disk of real servers to its last byte, and see what waits and what goes on.",
+        epilog="Example: python -m tests.end_to_end.full_disk /mnt/small /var/tmp/data delay",
+    )
+    parser.add_argument("disk", type=Path, help="a mounted file system of some 32 MiB, which is filled")
+    parser.add_argument("data", type=Path, help="an empty folder of another file system")
+    parser.add_argument("roles", nargs="+", choices=("meta", "delay", "realtime"), help="servers on the small disk")
+    arguments = parser.parse_args()
+    tell(arguments.disk, arguments.data, arguments.roles)
