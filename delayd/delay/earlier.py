@@ -34,6 +34,7 @@ class EarlierOutcomes:
         self.quarantined = quarantined
         self._decided = decided
         self._answered: dict[int, Sequences] = {}
+        self._told: list[Sequences] = []  # By the answer that is being read.
         self._hours = hours
         self._pending = pending
         self._settle = settle
@@ -63,7 +64,13 @@ class EarlierOutcomes:
     def decided(self, hour: int, sequences: Sequences) -> None:
         """Rows of an earlier epoch without an outcome that a target holds: they have one now."""
         self._answered[hour] = _merged(self._answered_of(hour), sequences)
-        self._settle(sequences)
+        self._told.append(sequences)
+
+    def settle(self) -> None:
+        """An answer has ended: its rows are dropped wherever they wait, in one pass for all of its batches."""
+        if self._told:
+            self._settle(np.concatenate(self._told))
+            self._told = []
 
     def forget(self, until: int) -> None:
         """No answer comes any more, and hours up to ``until`` are loaded."""
@@ -75,5 +82,5 @@ class EarlierOutcomes:
 
 
 def _merged(these: Sequences, those: Sequences) -> Sequences:
-    # They have nothing in common, and numpy's union costs sixty times a sort.
-    return np.sort(np.concatenate((these, those)))
+    # They have nothing in common, and numpy's union costs a hundred times this sort, which finds runs that are sorted.
+    return np.sort(np.concatenate((these, those)), kind="stable")

@@ -50,7 +50,10 @@ class Earlier(Protocol):
         """Which of an hour's rows have no outcome; none of an hour that is sealed or deleted."""
 
     def decided(self, hour: int, sequences: Sequences) -> None:
-        """These rows have one now: they are not dispatched any more."""
+        """These rows have one now."""
+
+    def settle(self) -> None:
+        """The answer has ended: what it decided is not dispatched any more."""
 
 
 class Phase(Enum):
@@ -216,6 +219,7 @@ class Link:
         self.phase = Phase.RECORDING
         for facts, sequences, deliver_at_ms in window:
             self._arrived(facts, sequences, deliver_at_ms)
+        self._earlier.settle()
         self._answer = []
         self.sender.take_back()
         self._outcomes.when_durable(partial(self._ready, session))

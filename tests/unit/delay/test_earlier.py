@@ -24,8 +24,11 @@ def test_rows_of_answers_count_as_decided_beside_those_of_the_dispatch_log() -> 
     earlier = earlier_outcomes(settled)
     asked = np.array([6, 7, 9, 2 * ROWS], np.uint64)
     assert earlier.without_outcome(HOUR, asked).tolist() == [False, True, True, True]
-    earlier.decided(HOUR, np.array([9, 2 * ROWS], np.uint64))
+    earlier.decided(HOUR, np.array([9], np.uint64))
+    earlier.decided(HOUR, np.array([2 * ROWS], np.uint64))
     assert earlier.without_outcome(HOUR, asked).tolist() == [False, True, False, False]
+    earlier.settle()
+    earlier.settle()
     assert [found.tolist() for found in settled] == [[9, 2 * ROWS]]
     both = earlier.of(HOUR)
     assert len(both) == ROWS + 2 and bool((both[1:] > both[:-1]).all())
