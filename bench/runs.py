@@ -91,11 +91,11 @@ class Runner:
 def attempt(size: str, case: Case, side: str) -> Line:
     """Run a side once; its figures with the steal meanwhile and the fsync times right after."""
     with tempfile.TemporaryDirectory(prefix="delayd-bench-", ignore_cleanup_errors=True) as folder:
-        before = machine.steal_s()
+        before, began = machine.steal_s(), time.monotonic()
         command = [sys.executable, "-m", "bench.child", size, case.name, side]
         figures = last_line(command, {**os.environ, "TMPDIR": folder}, case.limit_s)
         steal = machine.steal_s() - before
-    return {**figures, "steal_s": round(steal, 2), **machine.fsync_ms()}
+    return {**figures, "run_s": round(time.monotonic() - began, 1), "steal_s": round(steal, 2), **machine.fsync_ms()}
 
 
 def last_line(command: list[str], environment: Mapping[str, str], limit_s: float) -> Line:

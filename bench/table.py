@@ -126,11 +126,12 @@ def number(value: float) -> str:
 
 def _machine(results: Mapping[str, Result]) -> str:
     facts = [result.facts for result in results.values()]
-    runs = sorted({count for result in results.values() for count in result.runs.values()})
+    counts = sorted({count for result in results.values() for count in result.runs.values()})
+    runs = f"{' or '.join(map(str, counts))} run{'s' * (counts[-1] > 1)}"
     return (
         f"{_all(facts, 'cpu')}, {_all(facts, 'cores')} cores, Linux {_all(facts, 'kernel')}, "
         f"Python {_all(facts, 'python')}; {_dates(facts)}, commit {_all(facts, 'commit')}; "
-        f"`{_all(facts, 'size')}` sizes; medians of {' or '.join(map(str, runs))} runs (least to most)."
+        f"`{_all(facts, 'size')}` sizes; medians of {runs} (least to most)."
     )
 
 
