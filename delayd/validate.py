@@ -53,7 +53,7 @@ def check_batch(batch: Batch) -> None:
         BadSubject, MessageTooLarge: with the rows at fault, see `refused_rows`.
     """
     _check_columns(batch.kind, frozenset(batch.offsets))
-    begin = _check_subjects(batch)
+    begin = check_subjects(batch)
     heap_bytes = batch.total_bytes - batch.heap_offset
     if ColumnId.BODY_END not in batch.offsets:
         _check_parts(batch, heap_bytes)
@@ -67,6 +67,37 @@ def refused_rows(error: CallerError) -> list[int]:
     """The rows that an error of `check_batch` is about, at most 1,000; none when it is about the whole batch."""
     rows = error.details.get("rows")
     return np.frombuffer(rows, "<u4").tolist() if isinstance(rows, bytes) else []
+
+
+def check_subjects(batch: Batch) -> int:
+    """Prove the subject table and the column that refers to it: where the heap's first region begins.
+
+    Raises:
+        BatchMalformed, BadSubject: what is wrong with them.
+    """
+    count = batch.subject_count
+    if batch.kind not in _WITH_SUBJECTS:
+        if count:
+            raise BatchMalformed(f"a {batch.kind.name} batch has no subjects")
+        return 0
+    if count == 0 or (count > 1 and batch.kind is BatchKind.DISPATCH):
+        raise BatchMalformed(f"a {batch.kind.name} batch can't have {count} subjects")
+    ends_bytes = 4 * count
+    (last,) = struct.unpack_from("<I", batch.buffer, batch.heap_offset + ends_bytes - 4)
+    table_bytes = padded(ends_bytes) + padded(last)
+    if table_bytes > min(batch.total_bytes, len(batch.buffer)) - batch.heap_offset:
+        raise BatchMalformed(f"its subject table of {table_bytes} bytes is longer than its heap")
+    table = bytes(batch.buffer[batch.heap_offset : batch.heap_offset + table_bytes])
+    check = _check_table if table_bytes > _REMEMBERED_BYTES_MAX else _check_table_once
+    try:
+        check(table, count)
+    except _BadName as bad:
+        raise _bad_subject(batch, bad.index, bad.reason) from None
+    if ColumnId.SUBJECT in batch.offsets:
+        beyond = batch.uint32s(ColumnId.SUBJECT) >= count
+        if beyond.any():
+            raise BatchMalformed(f"row {int(beyond.argmax())}: column subject names none of its {count} subjects")
+    return table_bytes
 
 
 def check_subject(name: bytes) -> None:
@@ -89,33 +120,6 @@ def _check_columns(kind: BatchKind, found: frozenset[int]) -> None:
         raise BatchMalformed(f"a {kind.name} batch needs the column {ColumnId(missing).name.lower()}")
     for extra in sorted(found - allowed):
         raise BatchMalformed(f"a {kind.name} batch can't have the column {ColumnId(extra).name.lower()}")
-
-
-def _check_subjects(batch: Batch) -> int:
-    """Check table and indices; where the first region begins."""
-    count = batch.subject_count
-    if batch.kind not in _WITH_SUBJECTS:
-        if count:
-            raise BatchMalformed(f"a {batch.kind.name} batch has no subjects")
-        return 0
-    if count == 0 or (count > 1 and batch.kind is BatchKind.DISPATCH):
-        raise BatchMalformed(f"a {batch.kind.name} batch can't have {count} subjects")
-    ends_bytes = 4 * count
-    (last,) = struct.unpack_from("<I", batch.buffer, batch.heap_offset + ends_bytes - 4)
-    table_bytes = padded(ends_bytes) + padded(last)
-    if table_bytes > batch.total_bytes - batch.heap_offset:
-        raise BatchMalformed(f"its subject table of {table_bytes} bytes is longer than its heap")
-    table = bytes(batch.buffer[batch.heap_offset : batch.heap_offset + table_bytes])
-    check = _check_table if table_bytes > _REMEMBERED_BYTES_MAX else _check_table_once
-    try:
-        check(table, count)
-    except _BadName as bad:
-        raise _bad_subject(batch, bad.index, bad.reason) from None
-    if ColumnId.SUBJECT in batch.offsets:
-        beyond = batch.uint32s(ColumnId.SUBJECT) >= count
-        if beyond.any():
-            raise BatchMalformed(f"row {int(beyond.argmax())}: column subject names none of its {count} subjects")
-    return table_bytes
 
 
 def _check_table(table: bytes, count: int) -> None:
@@ -176,8 +180,8 @@ def _check_few_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
 
 
 def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
-    size = np.zeros(batch.count, np.int64)
-    too_large = np.zeros(batch.count, np.bool_)
+    regions: list[tuple[Int64s, int]] = []  # Lengths, and how long one may be.
+    longest = 0
     for column in REGIONS:
         if column not in batch.offsets:
             continue
@@ -186,17 +190,21 @@ def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         starts[0] = begin
         np.bitwise_and(ends[:-1] + 7, ~7, out=starts[1:])
         lengths = ends - starts
-        if lengths.min() < 0 or ends[-1] > heap_bytes:
+        last = int(ends[-1])
+        if lengths.min() < 0 or last > heap_bytes:
             # Without a fall the last end is the highest: then it alone is outside.
             row = int((lengths < 0).argmax()) if lengths.min() < 0 else batch.count - 1
             raise _outside(column, row, int(ends[row]), int(starts[row]), heap_bytes)
-        if column == ColumnId.HEADERS_END:
-            too_large |= lengths > HEADERS_BYTES_MAX
-        size += lengths
-        begin = padded(int(ends[-1]))
-    too_large |= size > MESSAGE_BYTES_MAX
-    if too_large.any():
-        raise _too_large(np.flatnonzero(too_large))
+        longest = max(longest, int(lengths.max()))
+        regions.append((lengths, HEADERS_BYTES_MAX if column == ColumnId.HEADERS_END else MESSAGE_BYTES_MAX))
+        begin = padded(last)
+    # Nearly every batch has messages so short that no row need be looked at.
+    if longest * len(regions) > HEADERS_BYTES_MAX:
+        too_large = np.sum([lengths for lengths, _ in regions], axis=0) > MESSAGE_BYTES_MAX
+        for lengths, most in regions:
+            too_large |= lengths > most
+        if too_large.any():
+            raise _too_large(np.flatnonzero(too_large))
 
 
 def _outside(column: int, row: int, end: int, start: int, heap_bytes: int) -> BatchMalformed:
