@@ -39,7 +39,7 @@ from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
 LEASE = timedelta(seconds=60)
 MESSAGES_MAX = 500  # Pulled at once, unless the caller says otherwise: enough to make the way to the server cheap.
 PULL_BYTES_MAX = 16 << 20  # Of one answer.
-POLL_MS = 5_000  # A long poll; a consumer that is closed ends it by closing its connection.
+POLL_MS = 30_000  # A long poll, for each costs both sides a frame; the close ends it with its connection.
 WAIT = timedelta(seconds=5)
 
 _MS = timedelta(milliseconds=1)

@@ -5,6 +5,7 @@ Invariant: what is decoded was verified against the batch's checksums, and nothi
 
 from __future__ import annotations
 
+import struct
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -13,7 +14,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s
+from delayd.batch import Batch, ColumnId, Int64s, padded
 from delayd.errors import BatchMalformed
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -223,6 +224,12 @@ def _rows(part: Part, column: NDArray[Item]) -> NDArray[Item]:
 def _items(part: Part, column: ColumnId) -> list[bytes]:
     starts, ends = part.batch.region(column)
     first, last = int(starts[part.rows.start]), int(ends[part.rows.stop - 1])
+    lengths = _rows(part, ends) - _rows(part, starts)
+    size = int(lengths[0])
+    if size and (lengths == size).all():
+        # One call cuts items of one length, in a third of the time; each takes whole words of 8 bytes in the heap.
+        items = part.batch.heap[first : padded(last)]
+        return [item for (item,) in struct.iter_unpack(f"{size}s{padded(size) - size}x", items)]
     # One copy of the whole run, as slices of bytes are bytes again and cost a third of a copy out of a view.
     run = bytes(part.batch.heap[first:last])
     begins, stops = (_rows(part, starts) - first).tolist(), (_rows(part, ends) - first).tolist()

@@ -101,6 +101,18 @@ def test_columns_and_messages_of_a_batch_agree() -> None:
     on_loop(scenario)
 
 
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 200])
+def test_bodies_of_one_length_are_what_was_sent_also_from_the_middle_of_a_batch(size: int) -> None:
+    async def scenario(world: World) -> None:
+        sent = [bytes([row]) * size for row in range(10)]
+        for body in sent:
+            world.realtime.add(body)
+        async with consumer_of(world) as consumer:
+            assert [body for most in (3, 4, 5) for body in (await consumer.pull(most)).bodies] == sent
+
+    on_loop(scenario)
+
+
 def test_a_pull_waits_for_the_first_message_and_returns_nothing_after_its_wait() -> None:
     async def scenario(world: World) -> None:
         for prefetch in (True, False):
