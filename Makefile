@@ -13,7 +13,7 @@ SOURCES := $(wildcard delayd realtime meta cli spark bench examples tests pyspar
 help:
 	@echo "make demo    schedule 20,000 messages, kill the delay server in the middle, show that none is lost"
 	@echo "make test    all tests"
-	@echo "make bench   measure; one JSON line a result"
+	@echo "make bench   measure, with Redis beside it; five minutes, one JSON line a result"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make clean   remove what builds and tools left; the environment in $(VENV) stays"
 
