@@ -1,13 +1,9 @@
 """What one frame, one pull and one acknowledgement cost, as counts that fail when they grow."""
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-
 import pytest
 
-from delayd.testing.disk import MemoryDisk
 from delayd.wire.requests import RequestType
+from tests.counts import calls, operations
 
 from .batches import dispatch_batch
 from .world import GROUP, SUBJECT, SimPeer, World, pull_head
@@ -21,22 +17,6 @@ ACK_CALLS_MAX = 116
 WAKE_CALLS_MAX = 10
 
 
-def calls(do: Callable[[], object]) -> int:
-    """How many Python functions are called."""
-    count = 0
-
-    def seen(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(seen)
-    try:
-        do()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def waiting_world(*subjects: str) -> tuple[World, SimPeer, SimPeer]:
     """A delay server has said hello, and a group of each subject waits."""
     world, peer, consumer = World(), SimPeer(), SimPeer()
@@ -45,13 +25,6 @@ def waiting_world(*subjects: str) -> tuple[World, SimPeer, SimPeer]:
         world.pull(consumer, subject=subject)
         world.send(consumer, RequestType.PULL, pull_head(subject=subject, wait_ms=5_000))
     return world, peer, consumer
-
-
-def operations(disk: MemoryDisk, do: Callable[[], object]) -> list[str]:
-    """What is done to the disk, without the places."""
-    before = len(disk.operations)
-    do()
-    return [operation.split()[0] for operation in disk.operations[before:]]
 
 
 def test_a_frame_costs_one_write_and_one_sync_and_its_answer_one_write() -> None:
