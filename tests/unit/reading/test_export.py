@@ -121,7 +121,7 @@ def test_without_pyarrow_csv_is_written_and_parquet_says_what_to_install(
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "pyarrow" else find_spec(name))
-    with pytest.raises(BadSetting, match=r"needs pyarrow: install 'delayd\[spark\]', or export with --format csv"):
+    with pytest.raises(BadSetting, match=r"needs pyarrow: pip install 'delayd\[spark\]', or export with --format csv"):
         export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS)
     assert export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS, form="csv") == TABLES
 
