@@ -101,8 +101,8 @@ def test_its_command_serves_is_healthy_and_stops_at_its_signal(environment: Path
     here = {"delayd": str(environment / "bin" / "delayd"), DATA: "data", "0.0.0.0": "127.0.0.1"}
     command = [here.get(word, word) for word in words] + ["--port", "0"]
     with watched(command, tmp_path, tmp_path) as running:
-        running.until_ready()
-        assert is_healthy(environment, running)
+        # A server registers with meta a moment after it is ready.
+        running.until(lambda: is_healthy(environment, running), "all serve and are known")
         realtime = running.ready("realtime")[0].pid
         os.kill(realtime, signal.SIGSTOP)
         running.until(lambda: not is_healthy(environment, running), "a server that hangs is noticed")
