@@ -9,6 +9,7 @@ Parts of delayd on their own: ``python -m bench.net``, ``bench.wheel``, ``bench.
 
 import argparse
 import json
+import signal
 import sys
 import time
 
@@ -34,6 +35,8 @@ def main() -> int:
     unknown = sorted(set(arguments.cases) - {case.name for case in chosen})
     if unknown:
         parser.error(f"there is no case {unknown[0]!r}; choose of {', '.join(case.name for case in chosen)}")
+    # So that a run under way ends its processes when this one is told to end.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     end = time.monotonic() + BUDGET_S[size_name]
     runner = Runner(size_name, _print, {"size": size_name, **machine.facts()}, arguments.runs, end)
     for case in chosen:

@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,3 +64,40 @@ def test_a_case_that_is_not_there_is_named() -> None:
     done = subprocess.run([sys.executable, "-m", "bench", "heard"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "there is no case 'heard'; choose of batches, singles" in done.stderr
+
+
+def test_a_benchmark_that_is_ended_ends_its_servers(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "bench", "--tiny", "steady-250"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        try:
+            until(lambda: len(servers_of(tmp_path)) == 3)
+        finally:
+            running.terminate()
+        running.communicate()
+    assert running.returncode == 128 + signal.SIGTERM
+    until(lambda: not servers_of(tmp_path))
+
+
+def servers_of(folder: Path) -> list[str]:
+    """Command lines of servers whose data is below a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_text().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if "delayd" in words and any(word.startswith(str(folder)) for word in words):
+            found.append(" ".join(words))
+    return found
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
