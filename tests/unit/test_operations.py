@@ -11,7 +11,9 @@ import pytest
 
 from delayd.config import CONFIGS, Value, load_config
 from delayd.delay.retention import NOT_SEALED
+from delayd.net.program import FILES_MIN, STOP_MS_MAX
 from delayd.net.registration import RegistrationState
+from delayd.net.server import CONNECTIONS_MAX
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
@@ -123,6 +125,17 @@ def test_the_page_has_a_row_for_each_folder_of_logs() -> None:
     assert {path.split("/")[1] for path in told if path.endswith(".log")} == set(folders)
     assert as_on_the_page("realtime/consume/00000001/00000000000000000000.log") in told
     assert as_on_the_page("delay/schedule/20261121/2026112115.log") in told
+
+
+def test_the_page_names_the_limits_of_the_code() -> None:
+    assert f"warns (`few_files`) below {FILES_MIN:,} " in PAGE
+    assert f"Each takes {CONNECTIONS_MAX:,} connections." in PAGE
+    assert f"{STOP_MS_MAX / 1000:g}" == "5" and "stops a server within five seconds" in PAGE
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+def test_the_page_names_the_port_of_each_server(role: str) -> None:
+    assert f"| {role} | {CONFIGS[role]().port} " in PAGE
 
 
 def test_the_example_of_a_config_file_is_one(tmp_path: Path) -> None:
