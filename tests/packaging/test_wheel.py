@@ -77,9 +77,12 @@ def test_what_is_installed_schedules_delivers_and_audits(environment: Path, tmp_
         meta = up.meta
         kept = run(command, "send", "orders", "order 42", "--in", "100ms", "--meta", meta, folder=tmp_path)
         assert kept.startswith("kept as sequence 1 of log ")
-        came = run(command, *("consume", "orders", "--group", "shop", "--max", "1", "--meta", meta), folder=tmp_path)
+        given = ("--group", "shop", "--max", "1", "--wait", "30s", "--meta", meta)
+        came = run(command, "consume", "orders", *given, folder=tmp_path)
         assert came.rstrip().endswith("order 42")
-        assert "scheduled 1 = dispatched 1" in run(command, "audit", "--data", "data", folder=tmp_path)
+        # The outcome is in the books within 50 ms of the delivery.
+        books = (command, "audit", "--data", "data")
+        up.until(lambda: "scheduled 1 = dispatched 1" in run(*books, folder=tmp_path), "the audit knows the delivery")
         assert up.end() == 0
 
 
