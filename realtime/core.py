@@ -124,7 +124,7 @@ class Core:
         self._last_checkpoint = False
         self._failed = False
         consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
-        self._handlers: dict[RequestType, Callable[[Peer, Frame], None]] = {
+        self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
             RequestType.STATUS: self._status,
             RequestType.TRUST_CLOCK: self._trust_clock,
@@ -141,10 +141,9 @@ class Core:
         """Serve a request, now or later; a DelaydError raised here is its answer."""
         if self._stopping is not None or self._failed:
             raise Stopping("this realtime server is stopping")
-        try:
-            handler = self._handlers[RequestType(frame.type)]
-        except (KeyError, ValueError):
-            raise UnknownRequest(f"a realtime server serves no requests of type {frame.type}") from None
+        handler = self._handlers.get(frame.type)
+        if handler is None:
+            raise UnknownRequest(f"a realtime server serves no requests of type {frame.type}")
         try:
             handler(peer, frame)
         except ServerStopped as error:

@@ -80,9 +80,10 @@ class Pulls:
 
     def lease_all(self, lease_ms: int) -> None:
         """Give every pull that survived a restart a whole lease."""
+        ends_ms = self._clock.monotonic_ms() + lease_ms
         for group in self.groups.values():
             for pull in group.held.values():
-                self._lease(group, pull.pull_first, lease_ms)
+                self._lease(group, pull.pull_first, ends_ms)
 
     def groups_of(self, subject_name: str) -> int:
         """How many groups a subject has."""
@@ -238,9 +239,10 @@ class Pulls:
             return
         answered_first, self.next_pull = self.next_pull, pull_first
         self.counters["pulled"] += pull_first - answered_first
+        monotonic_ms = self._clock.monotonic_ms()
         for plan, entry in entries:
             plan.group.apply(entry)
-            self._lease(plan.group, entry.pull_first, plan.waiting.lease_ms)
+            self._lease(plan.group, entry.pull_first, monotonic_ms + plan.waiting.lease_ms)
             if entry.attempt > 1:
                 self.counters["redelivered"] += entry.covered
         for plan in planned:
@@ -271,8 +273,7 @@ class Pulls:
                 lost.remove(*run)
         return lost
 
-    def _lease(self, group: Group, pull_first: int, lease_ms: int) -> None:
-        ends_ms = self._clock.monotonic_ms() + lease_ms
+    def _lease(self, group: Group, pull_first: int, ends_ms: int) -> None:
         group.held[pull_first].lease_ends_ms = ends_ms
         self._leases.add(ends_ms, Lease(group, pull_first))
 
@@ -281,8 +282,9 @@ class Pulls:
             self._log.append(entries)
         except RetryLater as error:
             log.warning("lapse_put_off subject=%s group=%s error=%r", group.subject.name, group.name, error.message)
+            retry_at_ms = self._clock.monotonic_ms() + error.retry_after_ms
             for entry in entries:
-                self._lease(group, entry.pull_first, error.retry_after_ms)
+                self._lease(group, entry.pull_first, retry_at_ms)
             return
         self.counters["lapsed"] += sum(map(group.apply, entries))
         self._serve([group])
