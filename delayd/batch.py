@@ -270,12 +270,16 @@ class Batch:
         """Check the checksums of columns and heap, once; BatchMalformed when one differs."""
         if self.verified:
             return
-        columns = self.buffer[HEADER_BYTES + self.kind_bytes : self.heap_offset]
-        if crc32c(columns) != self.columns_crc32c:
-            raise BatchMalformed("the checksum of its columns differs")
+        self.verify_columns()
         if crc32c(self.heap) != self.heap_crc32c:
             raise BatchMalformed("the checksum of its heap differs")
         self.verified = True
+
+    def verify_columns(self) -> None:
+        """Check the checksum of directory and columns; BatchMalformed when it differs."""
+        columns = self.buffer[HEADER_BYTES + self.kind_bytes : self.heap_offset]
+        if crc32c(columns) != self.columns_crc32c:
+            raise BatchMalformed("the checksum of its columns differs")
 
     def _subject_table_bytes(self) -> int:
         if not self.subject_count:
@@ -285,8 +289,10 @@ class Batch:
         return padded(ends_bytes) + padded(last)
 
 
-def parse(buffer: Buffer, position: int = 0) -> Batch:
+def parse(buffer: Buffer, position: int = 0, *, front: bool = False) -> Batch:
     """View the batch at ``position``; its bounds, header checksum and column directory are proved, nothing else.
+
+    With ``front`` the buffer may end anywhere in the heap.
 
     Raises:
         BatchMalformed: the bytes are not a whole batch of a known version and kind.
@@ -305,7 +311,8 @@ def parse(buffer: Buffer, position: int = 0) -> Batch:
         raise BatchMalformed(f"version {version} is not known; this is version {VERSION}")
     directory = HEADER_BYTES + kind_bytes
     columns_start = directory + DIRECTORY_ENTRY.size * column_count
-    if not columns_start <= heap_offset <= total_bytes <= available or total_bytes > BYTES_MAX:
+    needed = heap_offset if front else total_bytes
+    if not columns_start <= heap_offset <= total_bytes <= BYTES_MAX or needed > available:
         raise BatchMalformed(f"{total_bytes} bytes with the heap at {heap_offset} do not fit {available} bytes")
     if (heap_offset | total_bytes | kind_bytes) & 7 or column_count > COLUMNS_MAX or not 0 < count <= ROWS_MAX:
         raise BatchMalformed(f"{count} rows, {column_count} columns, {total_bytes} bytes are not possible")
@@ -316,7 +323,7 @@ def parse(buffer: Buffer, position: int = 0) -> Batch:
     if subject_count > SUBJECTS_MAX or 4 * subject_count > total_bytes - heap_offset:
         raise BatchMalformed(f"{subject_count} subjects do not fit its heap")
     offsets = _directory(bytes(view[directory:columns_start]), count, columns_start, heap_offset)
-    return Batch(view if total_bytes == available else view[:total_bytes], KINDS[kind], fields, offsets)
+    return Batch(view if total_bytes >= available else view[:total_bytes], KINDS[kind], fields, offsets)
 
 
 def encode(

@@ -10,18 +10,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ColumnId
+from delayd.batch import HEADER, Batch, BatchKind, ColumnId, padded, parse
 from delayd.delay.hour_table import HourFile
 from delayd.delay.hour_wheel import PreparedRows, prepare
-from delayd.delay.rows import ROW, Rows
+from delayd.delay.rows import ROW, Rows, join_rows
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, rows_of, subjects_of, tabulate
 from delayd.disk import Disk
-from delayd.errors import DamagedData
+from delayd.errors import BadSubject, BatchMalformed, DamagedData
+from delayd.log.group import content_position
 from delayd.log.schedule import schedule_path
-from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.validate import check_subjects
 
 NO_SEQUENCES = np.empty(0, np.uint64)
+PIECE_ROWS = 250_000  # Made into pending rows at a time: the columns of a large hour are not all in memory.
+FRONT_BYTES = 4 << 10  # A batch of 100 rows; from the second one on the first one says how much to read.
+TABLE_BYTES = 1 << 10  # The subject table of most batches, which stands behind the columns.
 
 
 class LoadedHour(NamedTuple):
@@ -38,18 +43,27 @@ def load_hour(
 ) -> LoadedHour:
     """Read an hour, without the rows whose sequences are ``decided`` (sorted). Runs on the worker thread.
 
-    A group that does not check is quarantined with all that follows it in the file: ``damage`` says where.
+    Bodies are not read: they are verified when a row's batch is, before it is handed over. What does not check is
+    quarantined with all that follows it in the file: ``damage`` says where.
     """
-    subjects = Subjects()
-    rows, damage = np.empty(0, ROW), None
-    if file.length:
-        stored, damage = read_schedule_log(disk, folder, log_id, hour, file)
-        if stored:
-            table = tabulate(stored)
-            hours = np.full(len(table.sequences), hour, np.uint32)
-            rows = rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=True)
-            rows = without(_with_bodies(rows, stored), decided)
-    return LoadedHour(hour, prepare(rows), subjects.names, damage)
+    subjects, parts = Subjects(), [np.empty(0, ROW)]
+    damage, stored, count = None, list[Stored](), 0
+    fronts = scan_fronts(disk, folder, log_id, hour, file)
+    while True:
+        try:
+            entry = next(fronts, None)
+        except DamagedData as error:
+            # What is wrong with the file as a whole counts for all of it.
+            entry, damage = None, error
+            if error.position <= FILE_HEADER_BYTES:
+                return LoadedHour(hour, prepare(np.empty(0, ROW)), [], damage)
+        if stored and (entry is None or count >= PIECE_ROWS):
+            parts.append(without(_rows_of(stored, hour, subjects), decided))
+            stored, count = [], 0
+        if entry is None:
+            return LoadedHour(hour, prepare(join_rows(parts)), subjects.names, damage)
+        stored.append(entry)
+        count += entry.batch.count
 
 
 def read_schedule_log(
@@ -67,32 +81,104 @@ def read_schedule_log(
 
 
 def scan_schedule_log(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile) -> Iterator[Stored]:
-    """Yield the batches that the checkpoint counts.
+    """Yield the batches that the checkpoint counts, bodies and all, verified.
 
     Raises:
         DamagedData: a group does not check, or the file is not the one that the checkpoint counts.
     """
-    path = schedule_path(folder, hour)
-    try:
-        segment = open_segment(disk, path, FileKind.SCHEDULE, log_id, write=False)
-    except FileNotFoundError:
-        raise DamagedData(path, 0, "the file is gone; restore it from a copy") from None
-    except UnfinishedFile:
-        raise DamagedData(path, 0, "its file header is cut short") from None
+    segment = _open(disk, folder, log_id, hour)
     try:
         scan = segment.scan(0, 0)
         while scan.offset < file.length:
             group = next(scan, None)
             if group is None:
                 reason = scan.reason or f"the file ends {file.length - scan.offset} bytes early"
-                raise DamagedData(path, scan.offset + FILE_HEADER_BYTES, reason)
+                raise DamagedData(segment.path, scan.offset + FILE_HEADER_BYTES, reason)
             for offset, batch in group.batches():
                 yield Stored(offset, 0, batch)
-        if (scan.offset, scan.crc32c) != (file.length, file.last_crc32c):
-            reason = f"these are other groups than the {file.length} bytes that the checkpoint counts"
-            raise DamagedData(path, FILE_HEADER_BYTES, reason)
+        _check_end(segment, file, scan.offset, scan.crc32c)
     finally:
         segment.close()
+
+
+def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile) -> Iterator[Stored]:
+    """Yield the batches that the checkpoint counts, as far as their subject tables: columns verified, no bodies.
+
+    Raises:
+        DamagedData: something of that does not check, or the file is not the one that the checkpoint counts.
+    """
+    if not file.length:
+        return
+    segment = _open(disk, folder, log_id, hour)
+    try:
+        end, crc32c, ahead = 0, 0, FRONT_BYTES
+        while end < file.length:
+            header, sizes = segment.read_front(end, crc32c)
+            at = end + content_position(len(sizes))
+            for size in sizes:
+                batch = _read_front(segment, at, size, ahead)
+                yield Stored(at, 0, batch)
+                ahead = max(FRONT_BYTES, batch.heap_offset + TABLE_BYTES)
+                at += size
+            end, crc32c = at, header.header_crc32c
+        _check_end(segment, file, end, crc32c)
+    finally:
+        segment.close()
+
+
+def _open(disk: Disk, folder: str, log_id: int, hour: int) -> Segment:
+    path = schedule_path(folder, hour)
+    try:
+        return open_segment(disk, path, FileKind.SCHEDULE, log_id, write=False)
+    except FileNotFoundError:
+        raise DamagedData(path, 0, "the file is gone; restore it from a copy") from None
+    except UnfinishedFile:
+        raise DamagedData(path, 0, "its file header is cut short") from None
+
+
+def _check_end(segment: Segment, file: HourFile, end: int, crc32c: int | None) -> None:
+    if (end, crc32c) != (file.length, file.last_crc32c):
+        reason = f"these are other groups than the {file.length} bytes that the checkpoint counts"
+        raise DamagedData(segment.path, FILE_HEADER_BYTES, reason)
+
+
+def _read_front(segment: Segment, offset: int, size: int, ahead: int) -> Batch:
+    """Read a batch up to the end of its subject table, most often in one read of ``ahead`` bytes."""
+    position = segment.position(offset)
+    data = segment.file.pread(min(size, ahead), position)
+    try:
+        needed = _front_bytes(data)
+        while len(data) < needed <= size:
+            data = segment.file.pread(min(size, needed + TABLE_BYTES), position)
+            needed = _front_bytes(data)
+        batch = parse(data, front=True)
+        if batch.total_bytes != size or batch.kind is not BatchKind.SCHEDULE:
+            raise BatchMalformed(f"a batch of {batch.total_bytes} bytes, the group's table says {size}")
+        batch.verify_columns()
+        check_subjects(batch)
+    except (BatchMalformed, BadSubject) as error:
+        raise DamagedData(segment.path, position, f"the batch at offset {offset}: {error}") from None
+    return batch
+
+
+def _front_bytes(data: bytes) -> int:
+    """How many bytes hold all of a batch but headers and bodies, as far as ``data`` tells; nothing is proved."""
+    if len(data) < HEADER.size:
+        return HEADER.size
+    fields = HEADER.unpack_from(data)
+    heap_offset: int = fields[6]
+    subject_count: int = fields[9]
+    ends = heap_offset + 4 * subject_count
+    if not subject_count or len(data) < ends:
+        return ends
+    return heap_offset + padded(4 * subject_count) + padded(int.from_bytes(data[ends - 4 : ends], "little"))
+
+
+def _rows_of(stored: list[Stored], hour: int, subjects: Subjects) -> Rows:
+    table = tabulate(stored)
+    hours = np.full(len(table.sequences), hour, np.uint32)
+    rows = rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=True)
+    return _with_bodies(rows, stored)
 
 
 def _with_bodies(rows: Rows, stored: Sequence[Stored]) -> Rows:

@@ -71,7 +71,7 @@ class Group(NamedTuple):
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
         """Yield each batch with its offset in the log; their bytes are already verified by the group's checksum."""
-        table = struct.unpack_from(f"<{self.header.batch_count}I", self.buffer, HEADER.size)
+        table = batch_sizes(self.buffer, self.header)
         position = content_position(self.header.batch_count)
         for size in table:
             batch = parse(self.buffer[position : position + size])
@@ -148,16 +148,28 @@ def verify_group(buffer: memoryview, header: GroupHeader, previous_crc32c: int |
     Raises:
         BadGroup: one of them differs; `IncompleteGroup` when only bytes are missing.
     """
-    if previous_crc32c is not None and header.previous_crc32c != previous_crc32c:
-        raise BadGroup("it does not follow the group before it")
+    verify_chain(buffer, header, previous_crc32c)
     if len(buffer) < header.total_bytes:
         raise IncompleteGroup(header.total_bytes, "the batches are cut short")
-    content = content_position(header.batch_count)
-    if crc32c(buffer[content : header.total_bytes]) != header.content_crc32c:
+    if crc32c(buffer[content_position(header.batch_count) : header.total_bytes]) != header.content_crc32c:
         raise BadGroup("the checksum of the batches differs")
-    sizes = struct.unpack_from(f"<{header.batch_count}I", buffer, HEADER.size)
-    if content + sum(sizes) != header.total_bytes:
+
+
+def verify_chain(buffer: Buffer, header: GroupHeader, previous_crc32c: int | None) -> None:
+    """Check what can be said of a group by its header and table: that it follows its predecessor, and its length.
+
+    Raises:
+        BadGroup: one of them differs.
+    """
+    if previous_crc32c is not None and header.previous_crc32c != previous_crc32c:
+        raise BadGroup("it does not follow the group before it")
+    if content_position(header.batch_count) + sum(batch_sizes(buffer, header)) != header.total_bytes:
         raise BadGroup("the lengths of the batches do not add up")
+
+
+def batch_sizes(buffer: Buffer, header: GroupHeader) -> tuple[int, ...]:
+    """The table of the group that begins at byte 0 of ``buffer``: bytes of each batch."""
+    return struct.unpack_from(f"<{header.batch_count}I", buffer, HEADER.size)
 
 
 class NewerGroup(BadGroup):

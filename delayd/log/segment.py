@@ -21,11 +21,14 @@ from delayd.log.group import (
     VERSION,
     BadGroup,
     Group,
+    GroupHeader,
     IncompleteGroup,
     NewerGroup,
     NewGroup,
+    batch_sizes,
     encode_header,
     parse_header,
+    verify_chain,
     verify_group,
 )
 
@@ -34,6 +37,7 @@ FILE_VERSION = 1
 FILE_HEADER = struct.Struct("<8sHHIQQQqIIII")
 FILE_HEADER_BYTES = FILE_HEADER.size
 READ_BYTES = 4 << 20  # One read of a scan; large enough that its calls do not count.
+FRONT_BYTES = 4 << 10  # Header and table of a group of a thousand batches.
 GROUP_PLACE = struct.Struct("<QQ")  # log_id and offset in a group's header: what names its place.
 GROUP_PLACE_AT = 16
 
@@ -154,6 +158,31 @@ class Segment:
     def scan(self, offset: int, previous_crc32c: int | None = None) -> "GroupScan":
         """Iterate over the verified groups from ``offset`` on; None: do not check the first one's chain."""
         return GroupScan(self, offset, previous_crc32c)
+
+    def read_front(self, offset: int, previous_crc32c: int | None) -> tuple[GroupHeader, tuple[int, ...]]:
+        """Read the header of the group at ``offset`` and the lengths of its batches, and nothing of these.
+
+        Raises:
+            DamagedData: header, table or chain do not check, or the file ends within the group.
+        """
+        position, needed = self.position(offset), FRONT_BYTES
+        while True:
+            data = self.file.pread(needed, position)
+            try:
+                header = parse_header(data, 0, self.header.log_id, offset)
+                verify_chain(data, header, previous_crc32c)
+                break
+            except IncompleteGroup as error:
+                if len(data) < needed:
+                    raise DamagedData(self.path, position, str(error)) from None
+                needed = error.size_bytes
+            except NewerGroup as error:
+                raise NewerFormat(self.path, error.version, VERSION) from None
+            except BadGroup as error:
+                raise DamagedData(self.path, position, str(error)) from None
+        if self.file.size() < position + header.total_bytes:
+            raise DamagedData(self.path, position, "the group is cut short")
+        return header, batch_sizes(data, header)
 
     def close(self) -> None:
         """Close the file; what was appended must have been flushed (rule L4)."""
