@@ -36,6 +36,7 @@ class AckLane:
         group: str,
         connection: Callable[[], Awaitable[Connection]],
         timeout_ms: float,
+        failures: deque[DelaydError],
     ) -> None:
         self._request = request
         self._subject = subject
@@ -47,10 +48,10 @@ class AckLane:
         self._waiting: list[_Waiting] = []
         self._lingering: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
-        self._failures: deque[DelaydError] = deque()
+        self._failures = failures
 
     def give(self, handles: Handles) -> None:
-        """Acknowledge soon; a failure is raised by `raise_failures`."""
+        """Acknowledge soon; a failure is added to the failures."""
         self._gathered.extend(handles)
         self._linger()
 
@@ -65,20 +66,6 @@ class AckLane:
         self._waiting.append(_Waiting(handles, durable))
         self._start()
         return durable
-
-    def raise_failures(self) -> None:
-        """Raise what failed while nobody waited, once."""
-        if not self._failures:
-            return
-        # Also called from other threads than the loop's: single operations on a deque need no lock.
-        first = self._failures.popleft()
-        more = 0
-        while self._failures:
-            self._failures.popleft()
-            more += 1
-        if more:
-            first.add_note(f"{more} further requests to acknowledge failed since the last call")
-        raise first
 
     async def flush(self) -> None:
         """Wait until everything that was given is durable or failed."""
@@ -156,6 +143,18 @@ class AckLane:
 class _Waiting(NamedTuple):
     handles: Handles
     durable: asyncio.Future[None]
+
+
+def raise_first(failures: deque[DelaydError]) -> None:
+    """Raise what failed while nobody waited, once; from any thread, for single operations on a deque need no lock."""
+    first = failures.popleft()
+    more = 0
+    while failures:
+        failures.popleft()
+        more += 1
+    if more:
+        first.add_note(f"{more} further requests to acknowledge failed since the last call")
+    raise first
 
 
 def merge(handles: Handles) -> Handles:

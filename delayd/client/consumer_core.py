@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from delayd.batch import BatchKind, parse
-from delayd.client.acks import AckLane, Handles
+from delayd.client.acks import AckLane, Handles, raise_first
 from delayd.client.arguments import TIMEOUT_MS
 from delayd.client.instants import monotonic_us
 from delayd.client.limits import check_group, check_subject
@@ -102,14 +102,18 @@ class ConsumerCore:
             "consumer": f"{socket.gethostname()}:{os.getpid()}",
         }
         self._pulls = PullLane(names, self._standing, self._connection, settings.timeout_ms, self._pulled)
-        self._acks = AckLane(RequestType.ACK, settings.subject, settings.group, self._connection, settings.timeout_ms)
-        self._nacks = AckLane(RequestType.NACK, settings.subject, settings.group, self._connection, settings.timeout_ms)
+        self._failures: deque[DelaydError] = deque()  # Of acknowledgements that nobody waited for.
+        self._acks, self._nacks = (
+            AckLane(kind, settings.subject, settings.group, self._connection, settings.timeout_ms, self._failures)
+            for kind in (RequestType.ACK, RequestType.NACK)
+        )
 
     def check(self) -> None:
         """AlreadyClosed after the close, and what failed while nobody waited; from any thread."""
         if self.closed:
             raise AlreadyClosed("this consumer was closed")
-        self._raise_failures()
+        if self._failures:
+            raise_first(self._failures)
 
     async def pull(self, most: int, wait: timedelta) -> Pulled | None:
         """The next messages, or None when none came in time; see AsyncConsumer."""
@@ -147,7 +151,8 @@ class ConsumerCore:
         """Wait until what was acknowledged or given back is durable; raises what failed since the last call."""
         await self._acks.flush()
         await self._nacks.flush()
-        self._raise_failures()
+        if self._failures:
+            raise_first(self._failures)
 
     async def close(self, not_handled: Handles) -> None:
         """Flush, give back what was not handed out, and disconnect; raises what failed since the last call."""
@@ -166,7 +171,8 @@ class ConsumerCore:
             if self._link is not None:
                 await self._link.close()
             await self._meta.close()
-        self._raise_failures()
+        if self._failures:
+            raise_first(self._failures)
 
     async def _give_back(self, handles: Handles) -> None:
         try:
@@ -174,10 +180,6 @@ class ConsumerCore:
         except DelaydError as error:
             # Nobody can do anything about it, and the server gives them to others when their lease ends.
             log.warning("not_given_back subject=%s code=%s", self._settings.subject, error.code)
-
-    def _raise_failures(self) -> None:
-        self._acks.raise_failures()
-        self._nacks.raise_failures()
 
     def _take(self, most: int) -> Pulled | None:
         while self._ready:

@@ -93,6 +93,7 @@ class PullLane:
     def _failed(self, asked: _Asked, error: DelaydError) -> None:
         asked.connection = None
         if isinstance(error, RequestFailed | RetryLater):
+            asked.backoff = asked.backoff or Backoff()
             later = isinstance(error, RetryLater)
             wait_s = (spread_ms(error.retry_after_ms) if later else asked.backoff.next_ms()) / 1000
             if self._loop.time() + wait_s < asked.deadline:
@@ -125,7 +126,7 @@ class _Asked:
         self.head = head
         self.wait_ms = wait_ms
         self.deadline = deadline
-        self.backoff = Backoff()
+        self.backoff: Backoff | None = None  # From the first failure on.
         self.connection: Connection | None = None  # Where it may have left for a server.
         self.request_id = 0
         self.asked_us = 0
