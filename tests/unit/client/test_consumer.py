@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -20,6 +21,7 @@ from delayd.errors import (
     ServerUnavailable,
     StaleHandle,
 )
+from tests.counts import calls
 from tests.unit.client.servers import until
 from tests.unit.client.world import World, error_of, on_loop
 
@@ -97,6 +99,19 @@ def test_columns_and_messages_of_a_batch_agree() -> None:
                 batch[20]
             await batch.ack()
         assert world.realtime.acked == list(range(20))
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize("lengths", [lambda row: 200, lambda row: row % 300])
+def test_the_calls_of_the_columns_of_a_batch_do_not_grow_with_its_rows(lengths: Callable[[int], int]) -> None:
+    async def scenario(world: World) -> None:
+        for row in range(1_000):
+            world.realtime.add(bytes(lengths(row)))
+        async with consumer_of(world, max_messages=1_000, prefetch=False) as consumer:
+            batch = await consumer.pull()
+            assert len(batch) == 1_000
+            assert calls(lambda: (batch.bodies, batch.deliver_at_ms, batch.sequences, batch.late_ms)) < 100
 
     on_loop(scenario)
 
