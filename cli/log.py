@@ -13,7 +13,7 @@ from delayd.reading.verify_file import FileReport, State
 from .dump import BATCH_COLUMNS, GROUP_COLUMNS, MESSAGE_COLUMNS, batch_rows, group_rows, message_rows
 from .exits import NOT_BALANCED, OK
 from .listing import Cell, Column, Kind, show, size_text
-from .options import examples, format_option, limit_option
+from .options import DataFolder, examples, format_option, limit_option
 from .progress import progress
 
 COLUMNS = (
@@ -48,7 +48,7 @@ def log() -> None:
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, dir_okay=False), metavar="[FILE]...")
 @click.option(
     "--data",
-    type=click.Path(exists=True, file_okay=False),
+    type=DataFolder(),
     metavar="DIR",
     help=f"Check every file of a data directory.  [default: {DATA_DEFAULT} without FILE]",
 )
@@ -70,8 +70,9 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
         with progress("files", len(paths)) as advance:
             reports.append(verify_files(paths, progress=lambda done, total: advance(1, total)))
     if data is not None or not paths:
+        folder = data or DataFolder().convert(DATA_DEFAULT, None, None)
         with progress("files", None) as advance:
-            reports.append(verify_directory(data or DATA_DEFAULT, progress=lambda done, total: advance(1, total)))
+            reports.append(verify_directory(folder, progress=lambda done, total: advance(1, total)))
     files = [file for report in reports for file in report.files]
     listed = [_row(file) for file in files if everything or file.state in (State.TORN, State.DAMAGED)]
     if listed or form != "table":

@@ -1,5 +1,8 @@
 """Options that several commands share, so that they are called and explained the same everywhere."""
 
+import os
+import stat
+
 import click
 
 from delayd.config import DATA_DEFAULT, META_LOCAL
@@ -8,6 +11,21 @@ from .listing import LIMIT_DEFAULT
 from .times import instant
 
 META_VARIABLE = "DELAYD_META"
+
+
+class DataFolder(click.Path):
+    """A data directory that is there; its default is not, for whoever started the servers on another one."""
+
+    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See click."""
+        try:
+            what = "" if stat.S_ISDIR(os.stat(value).st_mode) else "is no directory"
+        except OSError as error:
+            what = f"can't be read ({error.strerror})"
+        if what:
+            self.fail(f"{os.fspath(value)} {what}; give the directory that `delayd up --data` was given", param, ctx)
+        return os.fspath(value)
+
 
 meta_option = click.option(
     "--meta",
@@ -20,7 +38,7 @@ meta_option = click.option(
 )
 data_option = click.option(
     "--data",
-    type=click.Path(exists=True, file_okay=False),
+    type=DataFolder(),
     default=DATA_DEFAULT,
     show_default=True,
     metavar="DIR",

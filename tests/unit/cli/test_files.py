@@ -164,16 +164,6 @@ def test_a_folder_without_messages_is_refused_and_says_which_to_give(command: tu
     assert ran.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [("schedule", "hours"), ("dispatch", "show"), ("log", "verify"), ("audit",)])
-def test_a_folder_that_is_not_there_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path, reason in ((tmp_path / "none", "does not exist"), (tmp_path / "file", "is a file")):
-        ran = run(*command, "--data", str(path))
-        assert ran.code == 2
-        assert f"Directory '{path}' {reason}; see delayd {' '.join(command)} --help" in ran.err
-        assert ran.err.count("\n") == 1
-
-
 def test_damage_ends_a_listing_with_path_and_position(books: Books) -> None:
     path = books.path_of("schedule")
     data = bytearray(path.read_bytes())

@@ -14,6 +14,7 @@ import pytest
 
 from cli.exits import BUG, INTERRUPTED, NOT_BALANCED, TRY_LATER, USAGE, exit_code_of
 from cli.main import PLACES, commands
+from cli.options import DataFolder
 from cli.programs import OWN_COMMAND
 from delayd.errors import (
     BadMagic,
@@ -153,6 +154,23 @@ def test_a_wrong_argument_is_one_sentence_that_names_the_help(arguments: list[st
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["schedule hours", "dispatch show", "log verify", "audit", "seals", "spark-audit"])
+def test_a_data_directory_that_is_not_there_is_named_with_what_to_give(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for options, what in (
+        ([], "delayd-data can't be read (No such file or directory)"),
+        (["--data", "file"], "file is no directory"),
+        (["--data", "file/delay"], "file/delay can't be read (Not a directory)"),
+    ):
+        ran = run(*command.split(), *options)
+        assert (ran.code, ran.out) == (USAGE, "")
+        assert f"{what}; give the directory that `delayd up --data` was given" in ran.err
+        assert ran.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("arguments", [["servers"], ["subjects"], ["groups"]])
 def test_a_meta_server_that_is_not_there_is_named_with_what_to_do(arguments: list[str], unused_port: int) -> None:
     ran = run(*arguments, "--meta", f"127.0.0.1:{unused_port}")
@@ -243,7 +261,8 @@ def test_every_help_ends_with_examples_of_that_command(words: str) -> None:
 @pytest.mark.parametrize("words", _EVERY)
 def test_the_examples_of_every_help_are_command_lines_that_parse(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Their files and folders are on the reader's machine.
-    monkeypatch.setattr(click.Path, "convert", lambda self, value, *_: value)
+    for kind in (click.Path, DataFolder):
+        monkeypatch.setattr(kind, "convert", lambda self, value, *_: value)
     for line in _examples(words):
         count = 2 if isinstance(_EVERY[line[0]][0], click.Group) else 1
         command, context = _EVERY[" ".join(line[:count])]
