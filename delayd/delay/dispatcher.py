@@ -147,7 +147,7 @@ class Dispatcher:
 
     def settle(self, sequences: NDArray[np.uint64]) -> None:
         """These rows have an outcome: drop them where they wait, and wherever they come from later."""
-        self._decided = np.union1d(self._decided, sequences)
+        self._decided = np.sort(np.concatenate((self._decided, sequences)), kind="stable")
         for link in self._order:
             link.sender.waiting.remove(self._decided)
 
