@@ -23,6 +23,7 @@ from typing import Protocol
 
 from delayd.errors import CallerError, DamagedData, DataError, DelaydError, ServerStopped
 from delayd.net.collector import QuietCollector
+from delayd.net.heap import bound_heap
 from delayd.net.server import CONNECTIONS_MAX, run
 
 EXIT_OK = 0
@@ -69,6 +70,7 @@ class Program:
         """Run until told to stop; returns the exit code."""
         configure_logging()
         _raise_file_limit()
+        bound_heap()
         return run(self._main)
 
     async def _main(self) -> int:

@@ -1,0 +1,22 @@
+"""Heap: when the C allocator gives memory back to the system.
+
+glibc raises the size from which on a block is a mapping of its own to that of the largest one that was freed, up to
+32 MiB, and what is smaller then stays in the heaps of its threads: a server that filed a million messages would keep a
+hundred megabytes for nobody. Both limits are fixed here instead.
+"""
+
+import ctypes
+
+M_TRIM_THRESHOLD = -1  # Numbers of mallopt(3).
+M_MMAP_THRESHOLD = -3
+
+MMAP_BYTES = 256 << 10  # Arrays of 8,000 rows and more; a mapping costs some microseconds and its pages' first touch.
+TRIM_BYTES = 1 << 20  # Free memory at the end of a heap.
+
+
+def bound_heap() -> None:
+    """Fix the limits, for the whole process; nothing happens where the C library has no mallopt."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
+        mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
