@@ -125,7 +125,8 @@ class ConsumerCore:
             pulled = self._take(most)
             if pulled is not None:
                 if self._settings.prefetch and not self._ready:
-                    self._start_pull(self._settings.max_messages, POLL_MS)
+                    # Who asks for more than the setting gets as much ahead, too, or stored batches would be cut.
+                    self._start_pull(max(most, self._settings.max_messages), POLL_MS)
                 return pulled
             self._raise_failed_pull()
             left_s = until - self._loop.time()

@@ -21,6 +21,7 @@ from delayd.errors import (
     ServerUnavailable,
     StaleHandle,
 )
+from delayd.wire.requests import RequestType
 from tests.counts import calls
 from tests.unit.client.servers import until
 from tests.unit.client.world import World, error_of, on_loop
@@ -155,6 +156,20 @@ def test_the_next_pull_is_under_way_while_the_caller_works() -> None:
             await consumer.pull()
             await asyncio.sleep(0.03)
             assert world.realtime.pulls == pulls + 1
+
+    on_loop(scenario)
+
+
+def test_who_asks_for_more_than_the_setting_gets_as_much_ahead() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(30):
+            world.realtime.add(b"%d" % row)
+        async with consumer_of(world, max_messages=2) as consumer:
+            for _ in range(3):
+                assert len(await consumer.pull(10)) == 10
+            await until(lambda: world.realtime.pulls == 4)
+            asked = [frame.head["max_messages"] for frame in world.realtime.seen if frame.type == RequestType.PULL]
+            assert asked == [10, 10, 10, 10]
 
     on_loop(scenario)
 
