@@ -1,4 +1,4 @@
-"""Loading an hour: what is read and held of its schedule log, and what is found to be damaged when it is loaded."""
+"""Loading an hour and starting: what is read and held of the logs, and what is found to be damaged when it is loaded."""
 
 import tracemalloc
 
@@ -109,3 +109,29 @@ def test_rule_L5_a_rotten_body_is_found_before_it_is_handed_over_and_nothing_els
     assert world.core.counters()["quarantined_rows"] == 3
     arrived = [body for target in world.outside.targets.values() for kept in target.log for body in kept.bodies]
     assert sorted(arrived) == [b"b-0", b"b-1"]
+
+
+def test_a_start_reads_what_is_above_the_checkpoint_once_and_a_checkpoint_reads_it_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(segment_bytes=256 << 10)
+    for _ in range(40):
+        world.send(wanted(100, FAR_MS, "m" * 200))
+        world.settle()
+    log_bytes = world.core.intake.durable.offset
+    reads: list[int] = []
+    pread = MemoryFile.pread
+
+    def counting(file: MemoryFile, size: int, position: int) -> bytes:
+        data = pread(file, size, position)
+        reads.append(len(data))
+        return data
+
+    world = world.after_crash(None)
+    monkeypatch.setattr(MemoryFile, "pread", counting)
+    again = world.after_crash(None)
+    assert again.core.counters()["pending_rows"] == 4_000
+    assert log_bytes <= sum(reads) <= 1.1 * log_bytes
+    reads.clear()
+    again.checkpoint()
+    assert 2 * log_bytes <= sum(reads) <= 2.1 * log_bytes, "for the columns of all rows, then for their bodies"
