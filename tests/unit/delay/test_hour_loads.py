@@ -1,4 +1,4 @@
-"""Loading an hour and starting: what is read and held of the logs, and what is found to be damaged when it is loaded."""
+"""Loading an hour, and starting: what is read and held of the logs, and what is found damaged when it is loaded."""
 
 import tracemalloc
 
