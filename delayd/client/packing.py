@@ -89,7 +89,7 @@ def pack_one(part: ProducerPart, deliver_at_ms: int, subject: bytes, body: bytes
 
 def split_rows(sizes: Int64s) -> list[range]:
     """Cut rows of ``sizes`` bytes into runs within the targets; a row above them is a run of its own."""
-    ends = np.cumsum(sizes)
+    ends = sizes.cumsum()
     if 0 < len(sizes) <= ROWS_TARGET and ends[-1] <= BYTES_TARGET:
         return [range(len(sizes))]
     runs: list[range] = []
@@ -105,7 +105,7 @@ def split_rows(sizes: Int64s) -> list[range]:
 def _lay_out(items: Sequence[bytes], lengths: Int64s, begin: int, heap: list[Buffer]) -> tuple[Int64s, int]:
     """Put items behind one another on the heap, each at a multiple of 8: their ends, and where the next one begins."""
     pads = -lengths & 7
-    ends = np.cumsum(lengths + pads)
+    ends = (lengths + pads).cumsum()
     ends += begin
     following = int(ends[-1])
     ends -= pads

@@ -238,12 +238,13 @@ class Intake:
                 self._producers.refuse(batch, DiskReserve("this server's disk is full; free space there"))
             return
         self.appended_at_ms = appended_at_ms
+        # First, so that the thread has the next group while this one is answered and indexed: each takes about as long.
+        self._commit()
         # A checkpoint may begin at any of these calls, so what the group says is known before its rows are.
         for control in controls:
             control.on_durable()
         if stored:
             self._accept(stored, offsets[-1], appended_at_ms)
-        self._commit()
 
     def _accept(self, stored: list[Stored], group_offset: int, appended_at_ms: int) -> None:
         offset = group_offset + content_position(len(stored))

@@ -1,14 +1,14 @@
 """What a batch costs the delay server's intake, as counts that fail when they grow."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 import pytest
 
 from delayd.batch import ProducerPart
 from delayd.delay.requests import Requests
-from delayd.wire.frame import Frame
+from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType
 from tests.delay_harness import PRODUCER_ID, World, encode_wanted, wanted
 from tests.unit.delay.test_requests import Answers
@@ -83,3 +83,18 @@ def test_a_group_of_batches_is_one_write_and_one_sync() -> None:
     operations = [operation.split()[0] for operation in intake.world.disk.operations[before:]]
     assert sorted(operations) == ["sync", "write"]
     assert len(intake.answers.heads) == 1 + GROUP
+
+
+def test_the_next_group_is_given_to_the_thread_before_the_last_one_is_answered() -> None:
+    intake = Intake()
+    waiting_at_answer: list[int] = []
+
+    class Looking(Answers):
+        def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
+            waiting_at_answer.append(intake.commit.waiting)
+
+    intake.answers = Looking()
+    for _ in range(2):
+        intake.take(intake.frame(500))
+    intake.step()
+    assert waiting_at_answer == [1]
