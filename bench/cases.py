@@ -194,7 +194,7 @@ def _stored(of: Sizes) -> list[Case]:
         if messages <= of.redis_restart_max:
             sides[REDIS] = partial(restart.redis_restart, messages)
         title = f"restart after SIGKILL with {messages:,} pending"
-        restarts.append(Case(f"restart-{messages}", title, sides, "first_dispatch_s", False, of.long_runs, limit_s=180))
+        restarts.append(Case(f"restart-{messages}", title, sides, "first_dispatch_s", False, of.long_runs, limit_s=240))
     return [
         Case(
             "far",

@@ -55,7 +55,7 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """Of the repository that this file is in; empty when it is none, or git is not there."""
+    """Of the repository that this file is in."""
     folder = Path(__file__).parent
     try:
         head = subprocess.run(
@@ -69,5 +69,5 @@ def _commit() -> str:
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return "unknown"
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
