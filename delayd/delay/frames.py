@@ -53,17 +53,11 @@ def collect(rows: Rows, sources: Batches) -> Gathered:
     """
     hour = int(rows["hour"][0])
     locations = rows["location"]
-    # Neighbours in a batch have neighbouring locations; batch offsets are multiples of 8, so no carry looks like one.
-    breaks = np.flatnonzero(locations[1:] != locations[:-1] + np.uint64(1)) + 1
-    runs = len(breaks) + 1
-    if len(rows) >= PICK_ROWS * runs:
-        bounds = [0, *breaks.tolist(), len(rows)]
-        firsts = locations.take(bounds[:-1]).tolist()
-        picks = []
-        for location, low, high in zip(firsts, bounds[:-1], bounds[1:], strict=True):
-            row = location & ROW_MASK
-            picks.append(Pick(sources.batch(hour, location), range(row, row + high - low)))
-        return gather(picks)
+    if len(rows) >= PICK_ROWS:
+        # Neighbours in a batch have neighbouring locations; its offset is a multiple of 8, so no carry looks like one.
+        breaks = np.flatnonzero(locations[1:] != locations[:-1] + np.uint64(1)) + 1
+        if len(rows) >= PICK_ROWS * (len(breaks) + 1):
+            return _collect_runs(hour, locations, [0, *breaks.tolist(), len(rows)], sources)
     if len(rows) > SHORT:
         order = np.argsort(locations)
         ordered = locations.take(order)
@@ -73,6 +67,15 @@ def collect(rows: Rows, sources: Batches) -> Gathered:
             return _collect_by_source(hour, ordered, order, bounds, sources)
     places = locations.tolist()
     return gather_singles([sources.batch(hour, place) for place in places], [place & ROW_MASK for place in places])
+
+
+def _collect_runs(hour: int, locations: NDArray[np.uint64], bounds: list[int], sources: Batches) -> Gathered:
+    """Copy neighbours of one batch together, in their order."""
+    picks = []
+    for location, (low, high) in zip(locations.take(bounds[:-1]).tolist(), pairwise(bounds), strict=True):
+        row = location & ROW_MASK
+        picks.append(Pick(sources.batch(hour, location), range(row, row + high - low)))
+    return gather(picks)
 
 
 def _collect_by_source(

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+
 from delayd.batch import Buffer, DispatchPart
 from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.frames import collect, encode_dispatch, split_by_source, split_by_subject_and_hour
 from delayd.delay.outcomes import OutcomeLog
-from delayd.delay.rows import Rows
+from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.sources import Sources
 from delayd.delay.target_ends import TargetEnds
 from delayd.delay.waiting import WaitingRows, lowest_offset
@@ -171,6 +173,14 @@ class Sender:
     def _send(
         self, wire: Wire, session: int, current: Callable[[int], bool], rows: Rows, refused: Refused | None
     ) -> None:
+        claimed_at_ms = self._clock.now_ms()
+        early = due_at_ms(rows) > claimed_at_ms
+        if early.any():
+            # The clock was set back since these rows were taken: they are not due any more.
+            self._put_back(rows.take(np.flatnonzero(early)))
+            rows = rows.take(np.flatnonzero(~early))
+            if not len(rows):
+                return
         batches: list[bytes] = []
         sent: list[SentBatch] = []
         left: list[Rows] = []
@@ -178,7 +188,7 @@ class Sender:
             if len(sent) >= BATCHES_A_FRAME:
                 left.append(part)
                 continue
-            sent.extend(self._build(part, batches))
+            sent.extend(self._build(part, claimed_at_ms, batches))
         for part in reversed(left):
             self.waiting.give_back(part)
         if sent:
@@ -187,7 +197,7 @@ class Sender:
             answered = partial(self._answered, wire, session, current, sent, refused)
             wire.call(RequestType.DISPATCH, head, batches, answered)
 
-    def _build(self, rows: Rows, batches: list[bytes]) -> list[SentBatch]:
+    def _build(self, rows: Rows, claimed_at_ms: int, batches: list[bytes]) -> list[SentBatch]:
         hour, subject = int(rows["hour"][0]), self._names[int(rows["subject"][0])]
         try:
             gathered = collect(rows, self._sources)
@@ -195,15 +205,10 @@ class Sender:
             pieces = split_by_source(rows)
             if len(pieces) > 1:
                 # What was stored beside the damaged batch is as good as ever.
-                return [sent for piece in pieces for sent in self._build(piece, batches)]
+                return [sent for piece in pieces for sent in self._build(piece, claimed_at_ms, batches)]
             self.quarantined_rows += len(rows)
             sequences = rows["sequence"][:10].tolist()
             log.critical("rows_quarantined rows=%d sequences=%s reason=%r", len(rows), sequences, str(error))
-            return []
-        claimed_at_ms = self._clock.now_ms()
-        if int(gathered.deliver_at_ms.max()) > claimed_at_ms:
-            # The clock was set back since these rows were taken: they are not due any more.
-            self._put_back(rows)
             return []
         w_epoch, w_id = self.window.w
         batch_id = self.window.next_id()

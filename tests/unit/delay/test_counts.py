@@ -16,6 +16,7 @@ SEND_CALLS_MAX = {5: 166, 500: 226}  # By rows: few are indexed in plain integer
 FRAME_CALLS_MAX = 124
 ANSWER_CALLS_MAX = 42
 IDLE_WAKE_CALLS_MAX = 34
+BATCH_CALLS_MAX = 23  # Of a subject that has one row in a frame, besides the frame.
 ROW_CALLS_MAX = 7  # Of a row that lies in another batch than its neighbours.
 
 
@@ -60,6 +61,15 @@ def test_a_row_from_another_batch_than_its_neighbours_costs_a_few_calls() -> Non
     world.settle()
     world.clock.advance(100)
     assert calls(world.core.wake) <= FRAME_CALLS_MAX + 20 * ROW_CALLS_MAX
+
+
+def test_a_subject_of_one_row_in_a_frame_of_many_costs_little() -> None:
+    world = ready_world()
+    due_ms = world.clock.now_ms() - START_MS + 100
+    world.send([each for number in range(50) for each in wanted(1, due_ms, f"m{number}", b"subject.%d" % number)])
+    world.settle()
+    world.clock.advance(100)
+    assert calls(world.core.wake) <= FRAME_CALLS_MAX + 50 * BATCH_CALLS_MAX
 
 
 def test_the_calls_of_an_answer_do_not_grow_with_its_rows() -> None:
