@@ -23,7 +23,10 @@ class Batches(Protocol):
 
 
 def split_by_subject_and_hour(rows: Rows) -> Iterator[Rows]:
-    """Yield rows of one subject and one filing hour at a time, each in the order they had."""
+    """Yield rows of one subject and one filing hour at a time, each in the order they had, the first row's ones first.
+
+    Whoever takes only some of them leaves those that came last: no subject waits for others that came after it.
+    """
     subjects, hours = rows["subject"], rows["hour"]
     if bool((subjects == subjects[0]).all()) and bool((hours == hours[0]).all()):
         yield rows
@@ -33,8 +36,8 @@ def split_by_subject_and_hour(rows: Rows) -> Iterator[Rows]:
     subjects, hours = rows["subject"], rows["hour"]
     changes = np.flatnonzero((subjects[1:] != subjects[:-1]) | (hours[1:] != hours[:-1])) + 1
     bounds = [0, *changes.tolist(), len(rows)]
-    for low, high in pairwise(bounds):
-        yield rows[low:high]
+    for index in np.argsort(order.take(bounds[:-1])).tolist():
+        yield rows[bounds[index] : bounds[index + 1]]
 
 
 def split_by_source(rows: Rows) -> list[Rows]:

@@ -1,6 +1,7 @@
 """The pace of frames: little waits for the answer to the frame before it, much fills the window."""
 
 from delayd.batch import Batch, parse
+from delayd.delay.sender import BATCHES_A_FRAME
 from delayd.testing.clock import START_MS
 from tests.delay_harness import wanted
 from tests.unit.delay.handoff import cable_of, ready_world
@@ -45,3 +46,31 @@ def test_a_quarter_of_a_frame_does_not_wait_for_an_answer() -> None:
         world.core.wake()
         world.clock.advance(1)
     assert len(cable_of(world).up) == 3
+
+
+def test_a_subject_that_found_no_room_in_a_frame_is_in_the_next_one_whoever_came_meanwhile() -> None:
+    world = ready_world()
+    cable = cable_of(world)
+    subjects = [b"subject.%d" % number for number in range(BATCHES_A_FRAME + 10)]
+
+    def come_due(name: str, named: list[bytes]) -> None:
+        due_ms = world.clock.now_ms() - START_MS + 100
+        world.send([each for subject in named for each in wanted(1, due_ms, name + subject.decode(), subject)])
+        while world.asked or any(executor.step() for executor in world.executors()):
+            if world.asked:
+                world.answer_routes()
+        world.clock.advance(100)
+        world.core.wake()
+
+    def answered() -> set[bytes]:
+        (call,) = cable.up
+        cable.carry_up()
+        cable.target.sync()
+        cable.carry_down()
+        return {subject for batch in split(call.asked.body) for subject in batch.subjects()}
+
+    come_due("first-", subjects)
+    come_due("second-", subjects[:BATCHES_A_FRAME])
+    left = set(subjects) - answered()
+    assert len(left) == 10
+    assert left <= answered()
