@@ -1,6 +1,5 @@
 """Frames: due rows, with their bodies, as DISPATCH batches of one subject and one filing hour each (rule H1)."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol
 
@@ -8,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, BatchKind, DispatchPart, Int64s
+from delayd.delay.ready import NO_ROWS
 from delayd.delay.rows import BATCH_ROW_BITS, Rows
 from delayd.gather import SHORT, Gathered, Pick, compose, gather, gather_singles, reorder
 
@@ -22,22 +22,29 @@ class Batches(Protocol):
         """The verified batch that a location of a row filed in ``hour`` names."""
 
 
-def split_by_subject_and_hour(rows: Rows) -> Iterator[Rows]:
-    """Yield rows of one subject and one filing hour at a time, each in the order they had, the first row's ones first.
+def split_by_subject_and_hour(rows: Rows, parts_max: int) -> tuple[list[Rows], Rows]:
+    """Rows of one subject and one filing hour at a time, each in the order they had, and the rows that are left.
 
-    Whoever takes only some of them leaves those that came last: no subject waits for others that came after it.
+    What is left are the subjects and hours whose first rows came last, in their order: given back before all others
+    they are in the next frame, and no subject waits for others that came after it.
     """
     subjects, hours = rows["subject"], rows["hour"]
     if bool((subjects == subjects[0]).all()) and bool((hours == hours[0]).all()):
-        yield rows
-        return
+        return [rows], NO_ROWS
     order = np.lexsort((hours, subjects))
-    rows = rows.take(order)
-    subjects, hours = rows["subject"], rows["hour"]
+    subjects, hours = subjects.take(order), hours.take(order)
     changes = np.flatnonzero((subjects[1:] != subjects[:-1]) | (hours[1:] != hours[:-1])) + 1
-    bounds = [0, *changes.tolist(), len(rows)]
-    for index in np.argsort(order.take(bounds[:-1])).tolist():
-        yield rows[bounds[index] : bounds[index + 1]]
+    bounds = np.concatenate(([0], changes, [len(rows)]))
+    by_first_row = np.argsort(order.take(bounds[:-1]))
+    ordered = rows.take(order)
+    taken = by_first_row[:parts_max]
+    lows, highs = bounds.take(taken).tolist(), bounds.take(taken + 1).tolist()
+    parts = [ordered[low:high] for low, high in zip(lows, highs, strict=True)]
+    if len(by_first_row) <= parts_max:
+        return parts, NO_ROWS
+    is_left = np.ones(len(bounds) - 1, np.bool_)
+    is_left[taken] = False
+    return parts, rows.take(np.sort(order[np.repeat(is_left, np.diff(bounds))]))
 
 
 def split_by_source(rows: Rows) -> list[Rows]:

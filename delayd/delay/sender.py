@@ -181,16 +181,10 @@ class Sender:
             rows = rows.take(np.flatnonzero(~early))
             if not len(rows):
                 return
+        parts, left = split_by_subject_and_hour(rows, BATCHES_A_FRAME)
+        self.waiting.give_back(left)
         batches: list[bytes] = []
-        sent: list[SentBatch] = []
-        left: list[Rows] = []
-        for part in split_by_subject_and_hour(rows):
-            if len(sent) >= BATCHES_A_FRAME:
-                left.append(part)
-                continue
-            sent.extend(self._build(part, claimed_at_ms, batches))
-        for part in reversed(left):
-            self.waiting.give_back(part)
+        sent = [each for part in parts for each in self._build(part, claimed_at_ms, batches)]
         if sent:
             self.frames_in_flight += 1
             head = {"session": session, "epoch": self._origin.epoch}

@@ -7,7 +7,7 @@ import pytest
 
 from delayd.batch import Batch, BatchKind, DispatchPart, parse
 from delayd.delay import frames
-from delayd.delay.frames import PICK_ROWS, collect, encode_dispatch
+from delayd.delay.frames import PICK_ROWS, collect, encode_dispatch, split_by_subject_and_hour
 from delayd.delay.rows import BATCH_ROW_BITS, Rows, new_rows
 from delayd.gather import SHORT, Gathered
 from tests.batches import bodies_of, messages, parsed
@@ -78,3 +78,18 @@ def test_rows_come_in_their_order_by_the_way_that_fits_them(
     assert batch.kind is BatchKind.DISPATCH
     assert bodies_of(batch) == [b"%d/%d" % place for place in places]
     assert taken[0] == way
+
+
+def test_rows_are_split_by_subject_and_hour_and_those_that_came_last_are_left() -> None:
+    rows = new_rows(9)
+    rows["subject"] = [7, 2, 7, 9, 2, 1, 9, 1, 7]
+    rows["hour"] = [1, 1, 1, 1, 2, 1, 1, 1, 1]
+    rows["sequence"] = range(9)
+    everything, none = split_by_subject_and_hour(rows, 5)
+    assert [part["sequence"].tolist() for part in everything] == [[0, 2, 8], [1], [3, 6], [4], [5, 7]]
+    assert not len(none)
+    parts, left = split_by_subject_and_hour(rows, 2)
+    assert [part["sequence"].tolist() for part in parts] == [[0, 2, 8], [1]]
+    assert left["sequence"].tolist() == [3, 4, 5, 6, 7]
+    (alone,), none = split_by_subject_and_hour(rows[2:3], 2)
+    assert alone["sequence"].tolist() == [2] and not len(none)
