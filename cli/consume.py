@@ -15,6 +15,7 @@ from delayd.client.message import MessageView
 from delayd.client.sync_consumer import Consumer, MessageBatch
 from delayd.errors import RetryLater
 
+from .interrupt import Interrupts
 from .listing import printable
 from .options import examples, meta_option
 from .times import duration, duration_text, instant_text
@@ -80,9 +81,11 @@ def consume(
     # by an answer or an error, so that "nothing came" is never said of a server that was not reached.
     prefetch = follow and most is None and not no_ack
     reach_ms = REACH_MS_MAX if follow else min(max(wait / _MS, REACH_MS_MIN), REACH_MS_MAX)
-    with Consumer(meta, subject, group, lease=lease, prefetch=prefetch, timeout_ms=reach_ms) as consumer:
+    consumer = Consumer(meta, subject, group, lease=lease, prefetch=prefetch, timeout_ms=reach_ms)
+    with consumer, Interrupts() as interrupts:
         while most is None or taken < most:
-            batch = _pull(consumer, MESSAGES if most is None else min(MESSAGES, most - taken), wait, follow)
+            with interrupts.at_once():
+                batch = _pull(consumer, MESSAGES if most is None else min(MESSAGES, most - taken), wait, follow)
             if not batch:
                 if follow:
                     continue

@@ -12,12 +12,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import TypeVar
 
 import uvloop
 
 from delayd.errors import AlreadyClosed
+from delayd.executor import Done
 
 R = TypeVar("R")
 Work = Callable[[], None]
@@ -51,18 +52,19 @@ class LoopThread:
         if self._closed:
             coroutine.close()
             raise AlreadyClosed("this client was closed")
-        done: Future[R] = Future()
+        # A Ctrl-C in a future's wait can leave the future's lock taken, on which this loop would then stand for ever.
+        answers: SimpleQueue[Done[R]] = SimpleQueue()
 
         def finished(task: asyncio.Task[R]) -> None:
             if task.cancelled():
-                done.set_exception(AlreadyClosed("this client was closed meanwhile"))
+                answers.put(Done(AlreadyClosed("this client was closed meanwhile")))
             elif (error := task.exception()) is not None:
-                done.set_exception(error)
+                answers.put(Done(error))
             else:
-                done.set_result(task.result())
+                answers.put(Done((task.result(),)))
 
         self.post(lambda: self.loop.create_task(coroutine).add_done_callback(finished))
-        return done.result()
+        return answers.get().result()
 
     def close(self) -> None:
         """End the loop and the thread; whoever still waits in `call` gets AlreadyClosed."""
