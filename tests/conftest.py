@@ -1,6 +1,7 @@
 """What every test shares: hypothesis says how to repeat a failure, and a folder gives its tests their marker."""
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,11 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         folder = item.path.relative_to(_TESTS).parts[0]
         if folder in _FOLDERS_WITH_A_MARKER:
             item.add_marker(folder)
+
+
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """SIGINT does what it does by default, here and in children: who started the tests may have had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

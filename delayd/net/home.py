@@ -20,6 +20,7 @@ from delayd.state import LmdbState
 
 LOCK = "LOCK"
 STATE = "state.lmdb"
+RUNS_MAX = 1_000  # Of one job at a time; each ends within a turn of the loop, so this is never reached.
 LOOK_S = 1.0  # How often the plan of the jobs is held against the wall clock.
 
 
@@ -54,7 +55,10 @@ class Home:
         self.executors = [ThreadExecutor(f"{config.role}-{name}", self._post) for name in threads]
         self._intervals: dict[str, timedelta] = {}
         self._looking: asyncio.TimerHandle | None = None
-        self._scheduler = AsyncIOScheduler(job_defaults={"misfire_grace_time": None, "coalesce": True}, timezone="UTC")
+        # A job that is moved to now may begin before the scheduler has noted the end of its last run. At the limit it
+        # would be skipped, and a skipped run plans no next one.
+        job_defaults = {"misfire_grace_time": None, "coalesce": True, "max_instances": RUNS_MAX}
+        self._scheduler = AsyncIOScheduler(job_defaults=job_defaults, timezone="UTC")
 
     def every(self, seconds: float, job: Callable[[], None]) -> None:
         """Run a job again and again on the loop; it only posts a request to a core, and its error ends the server."""

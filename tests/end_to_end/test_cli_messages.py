@@ -113,6 +113,7 @@ def test_text_shows_when_it_was_due_and_escapes_what_a_terminal_would_obey(serve
     assert out.endswith(r"  a\x1b[31mb\nc" + "\n")
 
 
+@pytest.mark.usefixtures("heard_interrupts")
 def test_follow_goes_on_until_it_is_interrupted(servers: Up, subject: str) -> None:
     command = [*_DELAYD, "consume", subject, "--group", "g", "--follow", "--format", "raw", *_meta(servers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:

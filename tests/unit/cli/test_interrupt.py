@@ -1,19 +1,12 @@
 """Ctrl-C while messages are handed on."""
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from cli.interrupt import Interrupts
 
-
-@pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """Whoever started the tests in the background may have had SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("heard_interrupts")
 
 
 def test_an_interrupt_waits_for_the_end_of_the_work_and_ends_the_next_wait() -> None:

@@ -75,6 +75,21 @@ def test_rule_T3_jobs_go_on_at_their_pace_after_a_step_of_the_wall_clock(tmp_pat
     asyncio.run(scenario())
 
 
+def test_rule_T3_jobs_go_on_after_any_number_of_steps_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "LOOK_S", 0.001)
+
+    async def scenario() -> None:
+        runs = list[float]()
+        with a_home(tmp_path, lambda: runs.append(0.0), every_s=0.002):
+            for _ in range(100):
+                Wall.step -= DAY
+                runs.clear()
+                # A job is moved to now at any instant of its own run: none of these may be its last.
+                await until(lambda: bool(runs), "a run after a step")
+
+    asyncio.run(scenario())
+
+
 def test_a_job_that_fails_is_told_to_the_loop_and_not_only_to_a_log(tmp_path: Path) -> None:
     told: list[BaseException] = []
 
