@@ -68,15 +68,18 @@ def collect(rows: Rows, sources: Batches) -> Gathered:
         breaks = np.flatnonzero(locations[1:] != locations[:-1] + np.uint64(1)) + 1
         if len(rows) >= PICK_ROWS * (len(breaks) + 1):
             return _collect_runs(hour, locations, [0, *breaks.tolist(), len(rows)], sources)
-    if len(rows) > SHORT:
-        order = np.argsort(locations)
-        ordered = locations.take(order)
-        batches = ordered >> np.uint64(BATCH_ROW_BITS)
-        bounds = [0, *(np.flatnonzero(batches[1:] != batches[:-1]) + 1).tolist(), len(rows)]
-        if len(rows) >= PICK_ROWS * (len(bounds) - 1):
-            return _collect_by_source(hour, ordered, order, bounds, sources)
     places = locations.tolist()
-    return gather_singles([sources.batch(hour, place) for place in places], [place & ROW_MASK for place in places])
+    numbers = [place & ROW_MASK for place in places]
+    if len(rows) <= SHORT:
+        return gather_singles([sources.batch(hour, place) for place in places], numbers)
+    order = np.argsort(locations)
+    ordered = locations.take(order)
+    changes = np.flatnonzero(ordered[1:] >> np.uint64(BATCH_ROW_BITS) != ordered[:-1] >> np.uint64(BATCH_ROW_BITS)) + 1
+    if len(rows) >= PICK_ROWS * (len(changes) + 1):
+        return _collect_by_source(hour, ordered, order, [0, *changes.tolist(), len(rows)], sources)
+    # Batch by batch, or rows of more batches than are cached would have the same ones read again and again.
+    found = dict(zip(order.tolist(), (sources.batch(hour, place) for place in ordered.tolist()), strict=True))
+    return gather_singles([found[index] for index in range(len(rows))], numbers)
 
 
 def _collect_runs(hour: int, locations: NDArray[np.uint64], bounds: list[int], sources: Batches) -> Gathered:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -22,10 +24,12 @@ class Heap:
     def __init__(self) -> None:
         bodies = [[b"%d/%d" % (number, row) for row in range(BATCH_ROWS)] for number in range(BATCHES)]
         self.batches = [parse(messages(each)) for each in bodies]
+        self.asked: list[int] = []
 
     def batch(self, hour: int, location: int) -> Batch:
         """See Sources."""
         assert hour == 1
+        self.asked.append(location >> BATCH_ROW_BITS)
         return self.batches[(location >> BATCH_ROW_BITS) // 8]
 
 
@@ -93,3 +97,10 @@ def test_rows_are_split_by_subject_and_hour_and_those_that_came_last_are_left() 
     assert left["sequence"].tolist() == [3, 4, 5, 6, 7]
     (alone,), none = split_by_subject_and_hour(rows[2:3], 2)
     assert alone["sequence"].tolist() == [2] and not len(none)
+
+
+def test_scattered_rows_have_each_batch_read_once_though_it_is_cached_for_a_moment_only() -> None:
+    heap = Heap()
+    collect(rows_at(drawn(150, BATCHES)), heap)
+    reads = 1 + sum(one != other for one, other in pairwise(heap.asked))
+    assert reads == len(set(heap.asked))
