@@ -1,8 +1,6 @@
 """What a batch costs the delay server's intake, as counts that fail when they grow."""
 
-import sys
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Mapping
 
 import pytest
 
@@ -10,6 +8,7 @@ from delayd.batch import ProducerPart
 from delayd.delay.requests import Requests
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType
+from tests.counts import calls
 from tests.delay_harness import PRODUCER_ID, World, encode_wanted, wanted
 from tests.unit.delay.test_requests import Answers
 
@@ -18,22 +17,6 @@ from tests.unit.delay.test_requests import Answers
 TAKEN_CALLS_MAX = 30  # From a frame of one batch until it waits for its group.
 GROUP_CALLS_MAX = 286  # Of a group of five batches, from its write until all are answered and indexed.
 GROUP = 5
-
-
-def calls(do: Callable[[], object]) -> int:
-    """How many Python functions are called."""
-    count = 0
-
-    def seen(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(seen)
-    try:
-        do()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 class Intake:
