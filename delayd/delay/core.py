@@ -21,6 +21,7 @@ from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.link import Dial, Link
 from delayd.delay.loader import LoadedHour, load_hour
 from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Waiter
 from delayd.delay.recovery import attach_hour, recover
 from delayd.delay.retention import Retention, SegmentRetention
@@ -247,7 +248,7 @@ class DelayCore:
         """Seal closed hours and delete what is past its retention, if the clock is confirmed (rule T1)."""
         if self._clock.confirmed:
             self._retention.sweep(self._checkpointer.appended_at_ms, self._clock.now_ms())
-        self._full_hours()
+        self.intake.reserve.full_hours = full_hours(self._hours, self._pending, self._config.hour_rows_max)
         self._segments.release(self._wheel.lowest_message_log_offset(), self.dispatcher.lowest_message_log_offset())
 
     # What the parts tell each other.
@@ -366,12 +367,6 @@ class DelayCore:
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
         self._finish()
-
-    def _full_hours(self) -> None:
-        rows = {hour: file.rows for hour, file in self._hours.files.items()}
-        for hour, count in self._pending.count_by_hour().items():
-            rows[hour] = rows.get(hour, 0) + count
-        self.intake.reserve.full_hours = {hour for hour, count in rows.items() if count >= self._config.hour_rows_max}
 
     def _finish(self) -> None:
         """While stopping: once all is durable, a last checkpoint; once that covers everything, the end."""

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch import Int64s
+from delayd.delay.hour_table import HourTable
 from delayd.delay.rows import ROW, Rows, copy_rows, join_rows, new_rows
 
 BLOCK_ROWS = 65_536  # 2 MB: what a growing array would copy and leave unused is up to as much as it holds.
@@ -102,9 +104,15 @@ class PendingRows:
 
     def count_by_hour(self) -> dict[int, int]:
         """How many rows each filing hour has."""
-        counts = Counter(self._counted)
-        for rows in self._views():
-            counts.update(_by_hour(rows["hour"]))
+        counts = Counter[int]()
+        if self._kept:
+            first, last = self._hours
+            kept = np.zeros(last - first + 1, np.int64)
+            # One array for all blocks: a Counter for each would hold the loop for a second with millions of rows.
+            for rows in self._views():
+                kept += np.bincount(rows["hour"] - np.uint32(first), minlength=len(kept))
+            counts.update(_counts_from(first, kept))
+        counts.update(self._counted)
         return counts
 
     def take(self) -> Taken:
@@ -135,7 +143,23 @@ class PendingRows:
         return [*self._blocks[:-1], self._blocks[-1][: len(self._blocks[-1]) - self._room]]
 
 
+def full_hours(hours: HourTable, pending: PendingRows, rows_max: int) -> set[int]:
+    """Hours that hold ``rows_max`` rows or more, filed and pending together."""
+    rows = {hour: file.rows for hour, file in hours.files.items()}
+    # Counting millions takes the loop tens of milliseconds; mostly even all pending rows would fill no hour.
+    if max(rows.values(), default=0) + len(pending) < rows_max:
+        return set()
+    for hour, count in pending.count_by_hour().items():
+        rows[hour] = rows.get(hour, 0) + count
+    return {hour for hour, count in rows.items() if count >= rows_max}
+
+
 def _by_hour(hours: NDArray[np.uint32]) -> dict[int, int]:
     first = int(hours.min())
-    counts = np.bincount(hours - np.uint32(first))
-    return {first + index: int(counts[index]) for index in np.flatnonzero(counts).tolist()}
+    return _counts_from(first, np.bincount(hours - np.uint32(first)))
+
+
+def _counts_from(first: int, counts: Int64s) -> dict[int, int]:
+    """The counts that are not 0, by hour; ``counts`` begins with that of hour ``first``."""
+    found = np.flatnonzero(counts)
+    return dict(zip((found + first).tolist(), counts.take(found).tolist(), strict=True))

@@ -8,8 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from delayd.batch import BYTES_MAX, HEADER
+from delayd.delay.hour_table import HourFile, HourTable
 from delayd.delay.outcomes import OutcomeLog
-from delayd.delay.pending import PendingRows
+from delayd.delay.pending import PendingRows, full_hours
 from delayd.delay.recovery import list_dispatch_logs
 from delayd.delay.rows import Rows, new_rows, pack_locations
 from delayd.delay.sources import read_batch
@@ -20,6 +21,7 @@ from delayd.log.dispatch import NewPart, Outcome
 from delayd.testing.clock import START_MS, SimClock
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
 from delayd.testing.executor import StepExecutor
+from tests.counts import lines
 from tests.delay_harness import FOLDER, World, wanted
 
 HOUR = hour_of_ms(START_MS)
@@ -82,6 +84,15 @@ def test_pending_rows_of_loaded_hours_are_counted_and_take_no_memory() -> None:
     assert held < 10_000, "less than a fiftieth of a byte a row"
     pending.drop(taken)
     assert len(pending) == 500_010 and pending.count_by_hour() == {HOUR: 500_002, HOUR + 1: 8}
+
+
+def test_counting_millions_of_pending_rows_by_hour_takes_the_loop_no_line_a_row_or_hour() -> None:
+    pending, hours = PendingRows(), HourTable({HOUR: HourFile(rows=7)})
+    rows = rows_of(range(600_000))
+    rows["hour"] = HOUR + np.arange(len(rows)) % 17_520
+    pending.keep(rows)
+    assert full_hours(hours, pending, len(pending) + 7) == set() and full_hours(hours, pending, 42) == {HOUR}
+    assert lines(lambda: pending.count_by_hour()) < 100, "a second of the loop, once, in a flood over two years"
 
 
 def test_waiting_rows_are_taken_from_the_front_within_both_limits_and_at_least_one() -> None:
