@@ -35,6 +35,9 @@ class File(Protocol):
     def pread(self, size: int, position: int) -> bytes:
         """Read ``size`` bytes at ``position``; short only at the end of the file."""
 
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Read into all of ``buffer``, without new memory: the bytes read, fewer only at the end of the file."""
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Write all buffers one after the other at ``position``; DiskFull or OSError may leave a part written."""
 
@@ -245,6 +248,13 @@ class RealFile:
         while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), position + len(data))):
             data += more
         return data
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Ask again after a short read, as `pread`."""
+        count = 0
+        while count < len(buffer) and (more := os.preadv(self._descriptor, [buffer[count:]], position + count)):
+            count += more
+        return count
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """In calls of at most 1,024 buffers; the GIL is released in each."""

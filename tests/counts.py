@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from delayd.testing.disk import MemoryDisk
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 
 def calls(do: Callable[[], object]) -> int:
@@ -29,7 +33,7 @@ def lines(do: Callable[[], object]) -> int:
     """How many lines of Python run: loops that call nothing are counted by them."""
     count = 0
 
-    def seen(frame: FrameType, event: str, argument: object) -> object:
+    def seen(frame: FrameType, event: str, argument: object) -> TraceFunction:
         nonlocal count
         count += event == "line"
         return seen

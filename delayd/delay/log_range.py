@@ -6,10 +6,12 @@ Invariant: every byte that is copied out was verified in the same reading; of a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
@@ -23,7 +25,8 @@ from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log
 
 WINDOW_BYTES = 32 << 20  # Of the log in memory at a time.
-PIECE_ROWS = 8_000  # Copied in one call: their index arrays stay in the processor's cache.
+PIECE_BYTES = 1 << 20
+PIECE_WORDS = 128 << 10  # Copied in one call: they stay in the processor's cache between being read and written.
 
 Rising = NDArray[np.intp]
 
@@ -68,6 +71,7 @@ class LogRange:
         self._windows: list[_Window] = []
         self._bodies = _Places(np.empty(count, np.int64), np.empty(count, np.uint32))
         self._headers: _Places | None = None
+        self._words = np.empty(0, np.uint64)  # Room for the window that is copied from.
         self._subjects = Subjects()  # Numbers of its own, for those of the server are given on the loop.
         self.deliver_at_ms = np.empty(count, np.int64)
         self.sequences = np.empty(count, np.uint64)
@@ -127,17 +131,20 @@ class LogRange:
         return items[0], items[1] if len(items) > 1 else None
 
     def _read(self, window: _Window) -> NDArray[np.uint64]:
-        """Read and verify the bytes of a window; a segment may end within it."""
-        pieces: list[bytes] = []
-        at = window.start
-        while at < window.end and (piece := self._log.read_some(at, window.end - at)):
-            pieces.append(piece)
-            at += len(piece)
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if crc32c(data) != window.crc32c:
+        """Read and verify the bytes of a window, valid until the next one is read; a segment may end within it."""
+        size = window.end - window.start
+        if len(self._words) < size >> 3:
+            self._words = np.empty(size >> 3, np.uint64)
+        data = self._words.data.cast("B")[:size]
+        checksum = at = 0
+        # In pieces that are still in the processor's cache when they are verified.
+        while at < size and (count := self._log.read_into(window.start + at, data[at : at + PIECE_BYTES])):
+            checksum = crc32c(data[at : at + count], checksum)
+            at += count
+        if at < size or checksum != window.crc32c:
             path, position = self._log.file_position(window.start)
-            raise DamagedData(path, position, f"{window.end - window.start} bytes from there on have changed")
-        return np.frombuffer(data, np.uint64)
+            raise DamagedData(path, position, f"{size} bytes from there on have changed")
+        return self._words[: size >> 3]
 
     def _index(self, window: list[Group], at: int) -> int:
         stored = _stored(window)
@@ -181,15 +188,20 @@ class _Region:
 
     def fill(self, words: NDArray[np.uint64], offset: int, low: int, high: int) -> None:
         """Copy rows ``low`` to ``high``, which lie in ``words``, the log's bytes from ``offset`` on."""
-        for at in range(low, high, PIECE_ROWS):
-            piece = slice(at, min(high, at + PIECE_ROWS))
-            count = self._count[piece]
-            ends = np.cumsum(count)
-            index = np.arange(int(ends[-1]))
-            source = np.repeat(((self._source[piece] - offset) >> 3) - (ends - count), count)
-            source += index
-            index += np.repeat(self._target[piece] - (ends - count), count)
-            self._words[index] = words.take(source, mode="clip")
+        source, target = (self._source[low:high] - offset) >> 3, self._target[low:high]
+        counts = self._count[low:high]
+        order = np.argsort(counts)
+        sizes = counts.take(order)
+        # Items of one size are rows of a table, copied whole: single words would need an index for each of them.
+        for first, last in pairwise([0, *(np.flatnonzero(sizes[1:] != sizes[:-1]) + 1).tolist(), len(sizes)]):
+            size = int(sizes[first])
+            if not size:
+                continue
+            read, written = sliding_window_view(words, size), sliding_window_view(self._words, size, writeable=True)
+            step = max(1, PIECE_WORDS // size)
+            for at in range(first, last, step):
+                rows = order[at : min(last, at + step)]
+                written[target.take(rows)] = read[source.take(rows)]
 
     def items(self) -> Items:
         return Items(self._words, self._ends, self._lengths)

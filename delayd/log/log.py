@@ -89,6 +89,11 @@ class Log:
         segment = self._segment_of(offset)
         return segment.file.pread(size, segment.position(offset))
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Read up to ``len(buffer)`` bytes at ``offset`` into it: how many; fewer where the segment ends."""
+        segment = self._segment_of(offset)
+        return segment.file.pread_into(buffer, segment.position(offset))
+
     def file_position(self, offset: int) -> tuple[str, int]:
         """The file that holds an offset, and the byte in it: what an operator is told of damage."""
         segment = self._segment_of(offset)

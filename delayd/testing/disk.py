@@ -287,6 +287,12 @@ class MemoryFile:
         self._check(writing=False)
         return bytes(self._inode.cached[position : position + size])
 
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Short only at the end of the file."""
+        data = self.pread(len(buffer), position)
+        buffer[: len(data)] = data
+        return len(data)
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """One operation, whatever the number of buffers."""
         self._check(writing=True)

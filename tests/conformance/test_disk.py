@@ -46,6 +46,10 @@ def test_a_read_is_short_only_at_the_end_of_the_file(disk: Disk, root: str) -> N
     assert file.pread(10, 3) == b""
     assert file.pread(10, 99) == b""
     assert file.pread(0, 0) == b""
+    buffer = bytearray(b"....")
+    assert file.pread_into(memoryview(buffer)[:2], 1) == 2 and buffer == b"bc.."
+    assert file.pread_into(memoryview(buffer), 2) == 1 and buffer == b"cc.."
+    assert file.pread_into(memoryview(buffer), 99) == 0
     file.sync()
     file.close()
 

@@ -105,6 +105,10 @@ def test_a_short_read_before_the_end_is_continued(
     file = disk.open(str(tmp_path / "a"))
     assert file.pread(90, 5) == bytes(range(5, 95))
     assert file.pread(90, 50) == bytes(range(50, 100))
+    preadv, buffer = os.preadv, bytearray(90)
+    monkeypatch.setattr(os, "preadv", lambda descriptor, buffers, at: preadv(descriptor, [buffers[0][:7]], at))
+    assert file.pread_into(memoryview(buffer), 5) == 90 and buffer == bytes(range(5, 95))
+    assert file.pread_into(memoryview(buffer), 50) == 50 and buffer[:50] == bytes(range(50, 100))
     file.close()
 
 

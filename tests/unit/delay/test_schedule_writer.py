@@ -144,7 +144,8 @@ def test_a_range_that_is_read_in_many_windows_and_written_in_many_parts_is_filed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_range, "WINDOW_BYTES", 600)
-    monkeypatch.setattr(log_range, "PIECE_ROWS", 2)
+    monkeypatch.setattr(log_range, "PIECE_WORDS", 3)
+    monkeypatch.setattr(log_range, "PIECE_BYTES", 200)
     monkeypatch.setattr(schedule_writer, "PART_BYTES", 300)
     world = World()
     draw = Random(5)
