@@ -129,7 +129,8 @@ class Books:
                 rows = [self.rows[sequence + row] for row in range(batch.count)]
                 sequence += batch.count
                 for hour in sorted({row.hour for row in rows}):
-                    picked = np.array([index for index, row in enumerate(rows) if row.hour == hour], np.int64)
+                    indices = [index for index, row in enumerate(rows) if row.hour == hour]
+                    picked = np.array(sorted(indices, key=lambda index: rows[index].deliver_at_ms), np.int64)
                     filed.setdefault(hour, []).append(self._schedule_batch(Pick(batch, picked), rows, hour, source))
         lengths = dict(self.hours)
         for hour, batches in filed.items():

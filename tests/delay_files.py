@@ -12,6 +12,7 @@ from delayd.delay.hour_table import HourTable
 from delayd.delay.loader import read_schedule_log
 from delayd.delay.recovery import list_dispatch_logs, read_outcomes
 from delayd.disk import Disk
+from delayd.hours import hour_start_ms
 from delayd.log.dispatch import Outcome
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FileKind, open_segment
@@ -72,10 +73,14 @@ def filed_rows(disk: Disk, log_id: int, hours: HourTable, deleted: Container[int
             continue
         stored, damage = read_schedule_log(disk, FOLDER, log_id, hour, file)
         assert damage is None, str(damage)
+        in_order: dict[int, list[tuple[int, int]]] = {}
         for entry in stored:
-            sequences = entry.batch.uint64s(ColumnId.SEQUENCE)
-            assert bool((np.diff(sequences.astype(np.int64)) > 0).all()), "a schedule log rises in sequence"
-            for sequence in sequences.tolist():
+            sequences = entry.batch.uint64s(ColumnId.SEQUENCE).tolist()
+            due_ms = np.maximum(entry.batch.int64s(ColumnId.DELIVER_AT_MS), hour_start_ms(hour)).tolist()
+            in_order.setdefault(entry.batch.schedule.source_end, []).extend(zip(due_ms, sequences, strict=True))
+            for sequence in sequences:
                 assert sequence not in found, f"sequence {sequence} is filed twice"
                 found[sequence] = hour
+        for rows in in_order.values():
+            assert rows == sorted(rows), "what one checkpoint files of an hour rises by due instant and sequence"
     return found

@@ -26,6 +26,7 @@ from delayd.validate import check_subjects
 NO_SEQUENCES = np.empty(0, np.uint64)
 PIECE_ROWS = 250_000  # Made into pending rows at a time: the columns of a large hour are not all in memory.
 FRONT_BYTES = 4 << 10  # A batch of 100 rows; from the second one on the first one says how much to read.
+TABLE_ROWS = 8  # As many entries a row may a table of sequences have: the bytes of one column.
 TABLE_BYTES = 1 << 10  # The subject table of most batches, which stands behind the columns.
 
 
@@ -202,9 +203,15 @@ def without(rows: Rows, decided: NDArray[np.uint64]) -> Rows:
 
 
 def among(sequences: NDArray[np.uint64], decided: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which sequences are among ``decided``, which is sorted; a search for each, however many are decided."""
+    """Which sequences are among ``decided``, which is sorted."""
     if not len(decided):
         return np.zeros(len(sequences), np.bool_)
+    low, span = decided[0], int(decided[-1] - decided[0]) + 1
+    if span <= TABLE_ROWS * len(sequences):
+        # Mostly an hour's sequences lie close together: a look into a table takes a tenth of a search.
+        is_decided = np.zeros(span + 1, np.bool_)
+        is_decided[decided - low] = True
+        return is_decided.take(np.minimum(sequences - low, np.uint64(span)).astype(np.int64))
     found = np.searchsorted(decided, sequences)
     found[found == len(decided)] = 0
     held: NDArray[np.bool_] = decided.take(found) == sequences

@@ -21,6 +21,7 @@ from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, subjects_of, tabulate
 from delayd.errors import DamagedData
 from delayd.gather import ROW_COLUMNS_BYTES
+from delayd.hours import HOUR_MS
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log
 
@@ -100,6 +101,19 @@ class LogRange:
             sizes += (self._headers.length.astype(np.int64) + 7) & ~7
         sizes += ROW_COLUMNS_BYTES
         return sizes
+
+    def filing_order(self, rows: Rising) -> Rising:
+        """Order of ``rows`` in the schedule logs: by hour, due instant and place in the log.
+
+        What is due together is read together when it is handed over. What is due before its hour begins stands first.
+        """
+        hours = self.hours.take(rows)
+        due_ms = self.deliver_at_ms.take(rows)
+        due_ms -= hours.astype(np.int64) * HOUR_MS
+        np.maximum(due_ms, 0, out=due_ms)
+        # Sorts of 16-bit keys are radix sorts: half the time of one sort of the whole.
+        low, high = due_ms.astype(np.uint16), (due_ms >> 16).astype(np.uint16)
+        return np.lexsort((low, high, (hours - hours.min()).astype(np.uint16)))
 
     def leave_out(self, handed_over: NDArray[np.uint64]) -> None:
         """Copy no bodies and headers of rows whose sequence is among ``handed_over``, which is sorted."""

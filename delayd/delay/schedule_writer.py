@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, Int64s, SchedulePart
 from delayd.delay.hour_table import HourFile, HourTable
-from delayd.delay.log_range import LogRange
+from delayd.delay.log_range import LogRange, Rising
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData, DiskFull
 from delayd.gather import SUBJECT_NONE, Gathered, compose
@@ -61,7 +61,7 @@ class ScheduleWriter:
         try:
             source = LogRange(self._log, start, stop, previous_crc32c, rows)
             source.leave_out(handed_over)
-            for part in _parts(source.hours, source.size_bytes()):
+            for part in _parts(source):
                 self._write_part(source, part, (start, stop))
         except (DiskFull, DamagedData):
             # Or each try would leave its files open.
@@ -69,12 +69,11 @@ class ScheduleWriter:
             raise
         self._sync()
 
-    def _write_part(self, source: LogRange, part: NDArray[np.intp], source_range: tuple[int, int]) -> None:
-        hours = source.hours.take(part)
-        order = np.argsort((hours - hours.min()).astype(np.uint16), kind="stable")
+    def _write_part(self, source: LogRange, part: Rising, source_range: tuple[int, int]) -> None:
+        order = source.filing_order(part)
         bodies, headers = source.copy(part, order)
-        hours = hours.take(order)
         chosen = part.take(order)
+        hours = source.hours.take(chosen)
         deliver_at_ms, sequences = source.deliver_at_ms.take(chosen), source.sequences.take(chosen)
         numbers, accepted_at_ms = source.subject_of.take(chosen), source.accepted_at_ms.take(chosen)
         left_out = None if source.left_out is None else source.left_out.take(chosen)
@@ -174,19 +173,25 @@ def cut_to_checkpoint(segment: Segment, known: HourFile) -> None:
     segment.crc32c = known.last_crc32c
 
 
-def _parts(hours: NDArray[np.uint32], size_bytes: Int64s) -> list[NDArray[np.intp]]:
+def _parts(source: LogRange) -> list[Rising]:
     """Numbers of rows, rising, that are written together: of neighbouring hours, whole ones where they fit."""
+    hours, size_bytes = source.hours, source.size_bytes()
     base = int(hours.min())
     ends = np.cumsum(np.bincount(hours - np.uint32(base), weights=size_bytes))
-    parts: list[NDArray[np.intp]] = []
+    parts: list[Rising] = []
     low = 0
     while low < len(ends):
         before = float(ends[low - 1]) if low else 0.0
         high = max(low + 1, int(np.searchsorted(ends, before + PART_BYTES, "right")))
         chosen = np.flatnonzero((hours >= base + low) & (hours < base + high))
-        if len(chosen):
-            number = (np.cumsum(size_bytes.take(chosen)) - 1) // PART_BYTES
-            parts.extend(np.split(chosen, np.flatnonzero(number[1:] != number[:-1]) + 1))
+        if ends[high - 1] - before > PART_BYTES:
+            # One hour, cut where its filing order reaches the size, for that order is the hour's whatever the parts.
+            ordered = chosen.take(source.filing_order(chosen))
+            number = (np.cumsum(size_bytes.take(ordered)) - 1) // PART_BYTES
+            cuts = np.flatnonzero(number[1:] != number[:-1]) + 1
+            parts.extend(np.sort(piece) for piece in np.split(ordered, cuts))
+        elif len(chosen):
+            parts.append(chosen)
         low = high
     return parts
 

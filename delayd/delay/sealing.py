@@ -17,6 +17,8 @@ from delayd.log.seal import OUTCOME_ROW, SCHEDULE_ROW, SealFacts
 
 PIECE_ROWS = 8_192  # 576 KiB of outcome rows: one piece takes some 2 ms.
 U32 = struct.Struct("<I")
+OPAQUE_ROW = np.dtype((np.void, SCHEDULE_ROW.itemsize))  # Copied whole, not column by column.
+Packed = NDArray[np.void]  # Of dtype SCHEDULE_ROW.
 COPIED = (  # What a row's part says of it.
     *("claimed_at_ms", "target_log_id", "epoch", "batch_id"),
     *("target_appended_at_ms", "target_offset", "outcome", "attempt"),
@@ -28,7 +30,7 @@ def compare(hour: int, batches: Iterable[Batch], outcomes: OutcomeRows) -> SealF
 
     Args:
         hour: hours since the epoch.
-        batches: SCHEDULE batches, whose rows rise in sequence; each is let go when the next one is asked for.
+        batches: SCHEDULE batches, their rows in any order; each is let go when the next one is asked for.
         outcomes: every outcome of the hour, in any order.
 
     Returns:
@@ -37,73 +39,68 @@ def compare(hour: int, batches: Iterable[Batch], outcomes: OutcomeRows) -> SealF
     side = _ScheduleSide()
     for batch in batches:
         side.add(batch)
-    scheduled = side.sequences()
+    rows = side.rows()
+    scheduled = rows["sequence"]
     order = np.argsort(outcomes.sequences, kind="stable")
-    rises = bool((scheduled[1:] > scheduled[:-1]).all())
-    if not len(scheduled) or not rises or not np.array_equal(scheduled, outcomes.sequences.take(order)):
+    repeats = bool((scheduled[1:] == scheduled[:-1]).any())
+    if not len(rows) or repeats or not np.array_equal(scheduled, outcomes.sequences.take(order)):
         return None
     kinds = np.bincount(outcomes.parts["outcome"], outcomes.parts["count"], max(Outcome) + 1)
     return SealFacts(
         hour=hour,
-        rows=len(scheduled),
-        body_bytes=side.body_bytes,
+        rows=len(rows),
+        body_bytes=int(rows["body_bytes"].sum(dtype=np.uint64)),
         dispatched=int(kinds[Outcome.DISPATCHED]),
         cancelled=int(kinds[Outcome.CANCELLED]),
         dead=int(kinds[Outcome.DEAD]),
         expired=int(kinds[Outcome.EXPIRED]),
         in_doubt=int(kinds[Outcome.IN_DOUBT]),
-        due_min_ms=side.due_min_ms,
-        due_max_ms=side.due_max_ms,
-        schedule_sha256=side.sha256(),
+        due_min_ms=int(rows["deliver_at_ms"].min()),
+        due_max_ms=int(rows["deliver_at_ms"].max()),
+        schedule_sha256=side.sha256(rows),
         outcomes_sha256=_outcomes_sha256(outcomes, order),
     )
 
 
 class _ScheduleSide:
-    """The digest and figures of schedule batches, taken as they come."""
+    """What the digest of the schedule side covers, 24 bytes a row, from batches as they come."""
 
     def __init__(self) -> None:
-        self.body_bytes = 0
-        self.due_min_ms = np.iinfo(np.int64).max
-        self.due_max_ms = np.iinfo(np.int64).min
-        self._digest = hashlib.sha256()
-        self._numbers: dict[bytes, int] = {}  # Subjects in the order of their first row.
-        self._sequences: list[NDArray[np.uint64]] = []
+        self._numbers: dict[bytes, int] = {}  # Subjects in the order in which batches name them.
+        self._parts: list[Packed] = [np.empty(0, SCHEDULE_ROW)]
 
     def add(self, batch: Batch) -> None:
         rows = np.empty(batch.count, SCHEDULE_ROW)
-        sequences, due = batch.uint64s(ColumnId.SEQUENCE), batch.int64s(ColumnId.DELIVER_AT_MS)
-        lengths = batch.body_bytes()
-        rows["sequence"], rows["deliver_at_ms"], rows["body_bytes"] = sequences, due, lengths
-        rows["subject"] = self._subjects(batch)
-        self._digest.update(rows.view(np.uint8).data)
-        # A view would keep the bodies in memory.
-        self._sequences.append(sequences.copy())
-        self.body_bytes += int(lengths.sum())
-        self.due_min_ms = min(self.due_min_ms, int(due.min()))
-        self.due_max_ms = max(self.due_max_ms, int(due.max()))
+        rows["sequence"], rows["deliver_at_ms"] = batch.uint64s(ColumnId.SEQUENCE), batch.int64s(ColumnId.DELIVER_AT_MS)
+        rows["subject"], rows["body_bytes"] = self._subjects(batch), batch.body_bytes()
+        self._parts.append(rows)
 
-    def sequences(self) -> NDArray[np.uint64]:
-        return np.concatenate(self._sequences) if self._sequences else np.empty(0, np.uint64)
+    def rows(self) -> Packed:
+        """All rows by rising sequence."""
+        rows = np.concatenate([part.view(OPAQUE_ROW) for part in self._parts])
+        self._parts.clear()
+        return rows.take(np.argsort(rows.view(SCHEDULE_ROW)["sequence"], kind="stable")).view(SCHEDULE_ROW)
 
-    def sha256(self) -> bytes:
-        for name in self._numbers:
-            self._digest.update(U32.pack(len(name)) + name)
-        return self._digest.digest()
+    def sha256(self, rows: Packed) -> bytes:
+        """The digest of rows by rising sequence; their subjects are numbered anew, in this order."""
+        names = list(self._numbers)
+        subjects = rows["subject"]
+        first = np.full(len(names), len(rows))
+        first[subjects[::-1]] = np.arange(len(rows))[::-1]  # Of those that name one subject the last one stands.
+        seen = np.argsort(first)[: np.count_nonzero(first < len(rows))]
+        number_of = np.zeros(len(names), np.uint32)
+        number_of[seen] = np.arange(len(seen))
+        rows["subject"] = number_of.take(subjects)
+        digest = hashlib.sha256(rows.view(np.uint8).data)
+        for number in seen.tolist():
+            digest.update(U32.pack(len(names[number])) + names[number])
+        return digest.digest()
 
     def _subjects(self, batch: Batch) -> NDArray[np.uint32] | int:
-        names = batch.subjects()
+        numbers = [self._numbers.setdefault(name, len(self._numbers)) for name in batch.subjects()]
         if ColumnId.SUBJECT not in batch:
-            return self._number(names[0])
-        column = batch.uint32s(ColumnId.SUBJECT)
-        used, first = np.unique(column, return_index=True)
-        numbers = np.zeros(len(names), np.uint32)
-        for local in used[np.argsort(first)].tolist():
-            numbers[local] = self._number(names[local])
-        return numbers.take(column)
-
-    def _number(self, name: bytes) -> int:
-        return self._numbers.setdefault(name, len(self._numbers))
+            return numbers[0]
+        return np.array(numbers, np.uint32).take(batch.uint32s(ColumnId.SUBJECT))
 
 
 def _outcomes_sha256(outcomes: OutcomeRows, order: NDArray[np.intp]) -> bytes:

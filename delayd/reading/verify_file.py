@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
 from crc32c import crc32c
 
 from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.disk import Disk
 from delayd.errors import BatchMalformed, DamagedData, DataError
-from delayd.hours import hour_name
+from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES
 from delayd.log.dispatch import decode_outcomes
@@ -121,6 +122,30 @@ def verify_file(disk: Disk, place: Place, link: Link | None = None) -> tuple[Fil
 
 
 @dataclass(slots=True)
+class _Filed:
+    """Where the rows of a schedule log stand: docs/formats/schedule.md has their order."""
+
+    source: tuple[int, int] = (0, 0)  # The range of the message log that the rows before were gathered from.
+    above: int = -1  # The highest sequence of the ranges before that one, and of it so far.
+    highest: int = -1
+    last: tuple[int, int] = (0, -1)  # Due instant and sequence of the row before.
+
+    def check_order(self, batch: Batch) -> None:
+        """Rows of one range rise by due instant and sequence; those of the next one have higher sequences."""
+        part = batch.schedule
+        if (part.source_start, part.source_end) != self.source:
+            self.source, self.above, self.last = (part.source_start, part.source_end), self.highest, (0, -1)
+        due_ms = np.concatenate(([self.last[0]], batch.int64s(ColumnId.DELIVER_AT_MS)))
+        np.maximum(due_ms, hour_start_ms(part.hour), out=due_ms)
+        sequences = np.concatenate(([self.last[1]], batch.uint64s(ColumnId.SEQUENCE).astype(np.int64)))
+        rises = (due_ms[1:] > due_ms[:-1]) | ((due_ms[1:] == due_ms[:-1]) & (sequences[1:] > sequences[:-1]))
+        if not rises.all() or int(sequences[1:].min()) <= self.above:
+            raise BatchMalformed(f"its rows are not in filing order behind sequence {self.last[1]}")
+        self.last = int(due_ms[-1]), int(sequences[-1])
+        self.highest = max(self.highest, int(sequences.max()))
+
+
+@dataclass(slots=True)
 class _Found:
     """What was read of a file so far."""
 
@@ -132,20 +157,13 @@ class _Found:
     rows: int = 0
     torn: list[TornTail] = field(default_factory=list)
     appended_at_ms: int = 0
-    sequence: int = -1
+    filed: _Filed = field(default_factory=_Filed)
     state: State = State.OK
     sentence: str = ""
 
     def ends(self, state: State, sentence: str) -> None:
         """Note that there is nothing to read on from here, and why."""
         self.state, self.sentence = state, sentence
-
-    def check_rising(self, batch: Batch) -> None:
-        """A schedule log rises in sequence, across its batches too."""
-        sequence = batch.uint64s(ColumnId.SEQUENCE)
-        if int(sequence[0]) <= self.sequence or not (sequence[1:] > sequence[:-1]).all():
-            raise BatchMalformed(f"sequences do not rise behind {self.sequence}")
-        self.sequence = int(sequence[-1])
 
     def report(self, damage: str = "", position: int = 0) -> FileReport:
         """Sum it up."""
@@ -239,7 +257,7 @@ def _check_group(segment: Segment, group: Group, found: _Found) -> None:
             if batch.kind != expected:
                 raise BatchMalformed(f"a batch of kind {batch.kind.name} has no place there")
             if batch.kind == BatchKind.SCHEDULE:
-                found.check_rising(batch)
+                found.filed.check_order(batch)
             if batch.kind == BatchKind.OUTCOME:
                 decode_outcomes([batch])
             found.batches += 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, OutcomePart, encode
+from delayd.batch import BatchKind, ColumnId, OutcomePart, SchedulePart, encode, encode_subject_table
 from delayd.delay.quarantine import quarantine_path
 from delayd.disk import File, RealDisk
 from delayd.errors import BadArgument
@@ -305,6 +305,40 @@ def test_outcomes_whose_parts_do_not_add_up_are_damage(books: Books) -> None:
     again.close()
     (damaged,) = verify_directory(again.root).damaged
     assert damaged.path == segment.path and "do not add up" in damaged.damage
+
+
+def schedule_batch(source: tuple[int, int], rows: list[tuple[int, int]]) -> bytes:
+    columns = [
+        (ColumnId.DELIVER_AT_MS, np.array([START_MS + due_ms for due_ms, _ in rows], np.int64)),
+        (ColumnId.SEQUENCE, np.array([sequence for _, sequence in rows], np.uint64)),
+        (ColumnId.BODY_END, np.full(len(rows), 16, np.uint32)),
+    ]
+    return encode(BatchKind.SCHEDULE, SchedulePart(*source, HOUR), len(rows), columns, [encode_subject_table([b"a"])], 1)
+
+
+@pytest.mark.parametrize(
+    ("sound", "rows"),
+    [
+        (True, [(500, 4), (900, 3)]),
+        (True, [(-HOUR_MS, 4), (-2 * HOUR_MS, 5), (0, 6)]),  # Due before the hour begins: by sequence.
+        (False, [(900, 3), (500, 4)]),
+        (False, [(500, 4), (500, 3)]),
+        (False, [(500, 4), (500, 4)]),
+        (False, [(500, 3), (900, 2)]),  # The range before has it.
+    ],
+)
+def test_rows_of_a_schedule_log_stand_in_filing_order(tmp_path: Path, sound: bool, rows: list[tuple[int, int]]) -> None:
+    books = Books(str(tmp_path / "data"))
+    books.send([START_MS, START_MS])
+    books.checkpoint()
+    segment = books.files[str(books.path_of("schedule"))]
+    after = (books.replay_offset, books.replay_offset + 8)
+    segment.append([NewGroup(GroupKind.DATA, [schedule_batch(after, rows[:1]), schedule_batch(after, rows[1:])], 1, 0)])
+    segment.flush()
+    books.close()
+    report = report_on(verify_directory(books.root), Path(segment.path))
+    assert (report.state is State.OK) == sound
+    assert sound or "filing order" in report.damage
 
 
 def test_a_checkpoint_that_was_never_published_is_empty(tmp_path: Path) -> None:
