@@ -313,7 +313,8 @@ def schedule_batch(source: tuple[int, int], rows: list[tuple[int, int]]) -> byte
         (ColumnId.SEQUENCE, np.array([sequence for _, sequence in rows], np.uint64)),
         (ColumnId.BODY_END, np.full(len(rows), 16, np.uint32)),
     ]
-    return encode(BatchKind.SCHEDULE, SchedulePart(*source, HOUR), len(rows), columns, [encode_subject_table([b"a"])], 1)
+    part, table = SchedulePart(*source, HOUR), encode_subject_table([b"a"])
+    return encode(BatchKind.SCHEDULE, part, len(rows), columns, [table], 1)
 
 
 @pytest.mark.parametrize(
