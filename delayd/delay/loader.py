@@ -211,8 +211,9 @@ def among(sequences: NDArray[np.uint64], decided: NDArray[np.uint64]) -> NDArray
         # Mostly an hour's sequences lie close together: a look into a table takes a tenth of a search.
         is_decided = np.zeros(span + 1, np.bool_)
         is_decided[decided - low] = True
-        return is_decided.take(np.minimum(sequences - low, np.uint64(span)).astype(np.int64))
-    found = np.searchsorted(decided, sequences)
-    found[found == len(decided)] = 0
-    held: NDArray[np.bool_] = decided.take(found) == sequences
-    return held
+        found: NDArray[np.bool_] = is_decided.take(np.minimum(sequences - low, np.uint64(span)).astype(np.int64))
+        return found
+    places = np.searchsorted(decided, sequences)
+    places[places == len(decided)] = 0
+    found = decided.take(places) == sequences
+    return found

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, OutcomePart, SchedulePart, encode, encode_subject_table
+from delayd.batch import BatchKind, ColumnId, Columns, OutcomePart, SchedulePart, encode, encode_subject_table
 from delayd.delay.quarantine import quarantine_path
 from delayd.disk import File, RealDisk
 from delayd.errors import BadArgument
@@ -308,7 +308,7 @@ def test_outcomes_whose_parts_do_not_add_up_are_damage(books: Books) -> None:
 
 
 def schedule_batch(source: tuple[int, int], rows: list[tuple[int, int]]) -> bytes:
-    columns = [
+    columns: list[tuple[ColumnId, Columns]] = [
         (ColumnId.DELIVER_AT_MS, np.array([START_MS + due_ms for due_ms, _ in rows], np.int64)),
         (ColumnId.SEQUENCE, np.array([sequence for _, sequence in rows], np.uint64)),
         (ColumnId.BODY_END, np.full(len(rows), 16, np.uint32)),
