@@ -46,6 +46,7 @@ _CHECKED_HEADER = struct.Struct("<IBBHIII")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 _PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 _NO_BODY = memoryview(b"")
+_PACKER = msgpack.Packer()  # With its buffer of 256 KiB: `packb` would allocate one for each frame.
 
 
 class Frame(NamedTuple):
@@ -67,7 +68,7 @@ def encode_frame(
     The buffers must not change until they have left. AssertionError if a limit is broken, or if the body is no multiple
     of 8 bytes: what does not fit is split or refused by whoever builds it.
     """
-    packed = msgpack.packb(head)
+    packed = _PACKER.pack(head)
     head_bytes = len(packed)
     assert head_bytes <= HEAD_BYTES_MAX, f"a head of {head_bytes} bytes is above the limit of {HEAD_BYTES_MAX}"
     pieces: list[Buffer] = [b""]
