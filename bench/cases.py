@@ -33,7 +33,6 @@ class Sizes:
     """How much of everything: messages, unless the name says otherwise."""
 
     batches: int
-    redis_batches: int
     singles: int
     herds: tuple[int, ...]
     steady_s: int
@@ -51,7 +50,6 @@ class Sizes:
 SIZES = {
     "tiny": Sizes(
         batches=20_000,
-        redis_batches=10_000,
         singles=2_000,
         herds=(5_000,),
         steady_s=1,
@@ -67,7 +65,6 @@ SIZES = {
     ),
     "quick": Sizes(
         batches=1_000_000,
-        redis_batches=200_000,
         singles=50_000,
         herds=(200_000,),
         steady_s=2,
@@ -83,7 +80,6 @@ SIZES = {
     ),
     "full": Sizes(
         batches=2_000_000,
-        redis_batches=1_000_000,
         singles=200_000,
         herds=(200_000, 1_000_000),
         steady_s=10,
@@ -113,8 +109,8 @@ def _schedule(of: Sizes) -> list[Case]:
             "schedule, batches of 500",
             {
                 DELAYD: partial(schedule.batches, of.batches),
-                REDIS: partial(schedule.redis_batches, of.redis_batches),
-                REDIS_PY: partial(schedule.redis_py_batches, of.redis_batches),
+                REDIS: partial(schedule.redis_batches, of.batches),
+                REDIS_PY: partial(schedule.redis_py_batches, of.batches),
             },
             "messages_s",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Mapping, Sequence
 
 import msgpack
@@ -76,6 +77,22 @@ def test_a_frame_has_the_layout_of_the_protocol_page() -> None:
             b"8 bytes!",
         ]
     )
+
+
+def test_a_frame_is_laid_out_without_a_buffer_of_its_own() -> None:
+    encode_frame(3, 1, {"sequence": 1})
+    tracemalloc.start()
+    encode_frame(3, 1, {"sequence": 1})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4_096, "a packer allocates 256 KiB, with the limits of a server's heap a mapping each time"
+
+
+def test_a_head_that_cannot_be_packed_leaves_nothing_in_the_next_one() -> None:
+    with pytest.raises(TypeError):
+        encode_frame(3, 1, {"a": 1, "b": object()})  # type: ignore[dict-item]
+    (frame,) = feed(FrameReader(), frame_bytes(head={"a": 2}))
+    assert frame.head == {"a": 2}
 
 
 def test_a_frame_comes_back_as_it_was_sent() -> None:
