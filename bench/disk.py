@@ -26,8 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.pair import Pair
-from delayd.batch import Batch, BatchKind, ColumnId, Columns, Int64s, ProducerPart, encode, encode_subject_table, parse
+from delayd.batch import Batch, BatchKind, ColumnId, Columns, Int64s, ProducerPart, parse
 from delayd.config import DelayConfig, RealtimeConfig
+from delayd.encode import encode, encode_subject_table
 from delayd.hours import HOUR_MS
 from delayd.reading.seals import SealState, verify_seals
 

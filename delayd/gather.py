@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, BatchKind, Buffer, ColumnId, Columns, Int64s, KindPart, encode, encode_subject_table
+from delayd.batch import Batch, BatchKind, Buffer, ColumnId, Columns, Int64s, KindPart
+from delayd.encode import encode, encode_subject_table
 
 DUE = struct.Struct("<q")
 ONE_END = struct.Struct("<I")

@@ -16,11 +16,9 @@ from delayd.batch import (
     Columns,
     KindPart,
     ProducerPart,
-    encode,
-    encode_subject_table,
-    lay_out,
     parse,
 )
+from delayd.encode import encode, encode_subject_table, lay_out
 
 SUBJECT = b"orders.eu"
 PRODUCER = ProducerPart(1, 2, 0)

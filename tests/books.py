@@ -9,20 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from delayd.batch import (
-    BatchKind,
-    ColumnId,
-    Columns,
-    DispatchPart,
-    ProducerPart,
-    SchedulePart,
-    encode,
-    encode_subject_table,
-    lay_out,
-)
+from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, ProducerPart, SchedulePart
 from delayd.delay.recovery import read_outcomes
 from delayd.delay.sealing import compare
 from delayd.disk import Disk, RealDisk
+from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.gather import Pick, compose, gather
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value

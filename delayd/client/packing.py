@@ -19,7 +19,6 @@ from delayd.batch import (
     HEADER,
     HEADER_CHECKED,
     MAGIC,
-    PADS,
     VERSION,
     BatchKind,
     Buffer,
@@ -27,11 +26,10 @@ from delayd.batch import (
     Columns,
     Int64s,
     ProducerPart,
-    encode_pieces,
-    encode_subject_table,
     padded,
 )
 from delayd.client.limits import lengths_of
+from delayd.encode import PADS, encode_pieces, encode_subject_table
 
 ROWS_TARGET = 8_192  # A batch of so many takes a few ms to make and to check: nobody else waits longer for a turn.
 BYTES_TARGET = 4 << 20  # One message of the largest size may come on top, so the limit of 16 MiB is never near.

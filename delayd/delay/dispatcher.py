@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import BatchKind, ColumnId, encode, lay_out
+from delayd.batch import BatchKind, ColumnId
 from delayd.clock import Clock
 from delayd.delay.link import Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, without
@@ -21,6 +21,7 @@ from delayd.delay.rows import Rows
 from delayd.delay.subjects import Subjects
 from delayd.delay.waiting import lowest_offset
 from delayd.delay.wheel import Wheel
+from delayd.encode import encode, lay_out
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from typing import cast
 import msgpack
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, ColumnId, encode, lay_out
+from delayd.batch import Batch, BatchKind, ColumnId
+from delayd.encode import encode, lay_out
 from delayd.errors import BatchMalformed
 
 RecordValue = int | str | list[int]

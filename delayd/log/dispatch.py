@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, BatchKind, ColumnId, OutcomePart, encode
+from delayd.batch import Batch, BatchKind, ColumnId, OutcomePart
+from delayd.encode import encode
 from delayd.errors import BatchMalformed
 
 PART = np.dtype(

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from delayd.batch import PADS, Batch, Buffer, padded, parse
+from delayd.batch import Batch, Buffer, padded, parse
+from delayd.encode import PADS
 
 MAGIC = 0x50555247
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")

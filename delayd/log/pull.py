@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import DTYPES, ROWS_MAX, Batch, BatchKind, ColumnId, encode
+from delayd.batch import DTYPES, ROWS_MAX, Batch, BatchKind, ColumnId
+from delayd.encode import encode
 from delayd.errors import BatchMalformed
 
 ENTRY = struct.Struct("<BxHIQQQI4xq")

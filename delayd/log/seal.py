@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import DTYPES, Batch, BatchKind, ColumnId, encode
+from delayd.batch import DTYPES, Batch, BatchKind, ColumnId
+from delayd.encode import encode
 from delayd.log.log import LogPlace
 from delayd.log.segment import FileKind
 

@@ -7,7 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, DispatchPart, OutcomePart, SchedulePart, encode, parse
+from delayd.batch import BatchKind, ColumnId, DispatchPart, OutcomePart, SchedulePart, parse
+from delayd.encode import encode
 from delayd.errors import BadSubject, BatchMalformed, MessageTooLarge
 from delayd.log.control import encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes

@@ -13,17 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delayd.batch import (
-    BatchKind,
-    Buffer,
-    ColumnId,
-    Columns,
-    DispatchPart,
-    encode,
-    encode_subject_table,
-    lay_out,
-)
+from delayd.batch import BatchKind, Buffer, ColumnId, Columns, DispatchPart
 from delayd.client.limits import Headers, pack_headers
+from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_int, need_rows, need_str

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from delayd.batch import Batch, BatchKind, ColumnId, Columns, encode
+from delayd.batch import Batch, BatchKind, ColumnId, Columns
 from delayd.delay.quarantine import missing_parts
+from delayd.encode import encode
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.dispatch import NewPart, Outcome, decode_outcomes, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, Columns, OutcomePart, SchedulePart, encode, encode_subject_table
+from delayd.batch import BatchKind, ColumnId, Columns, OutcomePart, SchedulePart
 from delayd.delay.quarantine import quarantine_path
 from delayd.disk import File, RealDisk
+from delayd.encode import encode, encode_subject_table
 from delayd.errors import BadArgument
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from delayd.batch import Batch, BatchKind, ColumnId, Columns, DispatchPart, encode, encode_subject_table, lay_out, parse
+from delayd.batch import Batch, BatchKind, ColumnId, Columns, DispatchPart, parse
+from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.hours import hour_of_ms
 
 ORIGIN = 0xD31A

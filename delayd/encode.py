@@ -1,0 +1,105 @@
+"""Encode: batches from columns and a heap (docs/formats/batch.md); `delayd.batch` reads them."""
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from delayd.batch import (
+    BYTES_MAX,
+    COLUMNS_MAX,
+    DIRECTORY_ENTRY,
+    DTYPES,
+    HEADER,
+    HEADER_BYTES,
+    HEADER_CHECKED,
+    MAGIC,
+    PARTS,
+    ROWS_MAX,
+    VERSION,
+    BatchKind,
+    Buffer,
+    ColumnId,
+    Columns,
+    KindPart,
+)
+from delayd.errors import BatchMalformed
+
+PADS = tuple(bytes(count) for count in range(8))
+DIRECTORY_FORMATS = tuple("<" + count * "HHI" for count in range(COLUMNS_MAX + 1))
+
+
+def encode(
+    kind: BatchKind,
+    part: KindPart,
+    count: int,
+    columns: Sequence[tuple[ColumnId, Columns]],
+    heap: Sequence[Buffer],
+    subject_count: int = 0,
+) -> bytes:
+    """Make a batch of ``columns``, in rising order of their ids, and a heap whose parts are already laid out."""
+    return b"".join(encode_pieces(kind, part, count, columns, heap, subject_count))
+
+
+def encode_pieces(
+    kind: BatchKind,
+    part: KindPart,
+    count: int,
+    columns: Sequence[tuple[ColumnId, Columns]],
+    heap: Sequence[Buffer],
+    subject_count: int = 0,
+) -> tuple[bytes, bytes]:
+    """`encode` in two pieces, so that the heap need not be copied once more: header and columns, and the heap."""
+    kind_part = PARTS[kind][0].pack(*part) if part is not None else b""
+    offset = HEADER_BYTES + len(kind_part) + DIRECTORY_ENTRY.size * len(columns)
+    directory: list[int] = []
+    pieces: list[Buffer] = [b""]
+    for column, values in columns:
+        dtype = DTYPES[column]
+        data = values.tobytes() if values.dtype == dtype else values.astype(dtype).tobytes()
+        size = len(data)
+        directory += (column, dtype.itemsize, offset)
+        pieces.append(data)
+        if size & 7:
+            pieces.append(PADS[-size & 7])
+        offset += (size + 7) & ~7
+    pieces[0] = struct.pack(DIRECTORY_FORMATS[len(columns)], *directory)
+    columns_bytes = b"".join(pieces)
+    heap_bytes = b"".join(heap)
+    total_bytes = offset + len(heap_bytes)
+    if len(heap_bytes) & 7:
+        raise BatchMalformed(f"a heap of {len(heap_bytes)} bytes is not a multiple of 8")
+    if total_bytes > BYTES_MAX or not 0 < count <= ROWS_MAX:
+        raise BatchMalformed(f"{count} rows in {total_bytes} bytes are over the limit of a batch")
+    checked = HEADER.pack(
+        *(MAGIC, VERSION, kind, 0, total_bytes, count, offset, len(columns), len(kind_part), subject_count),
+        *(crc32c(columns_bytes), crc32c(heap_bytes), 0),
+    )[:HEADER_CHECKED]
+    header_crc32c = crc32c(kind_part, crc32c(checked))
+    return b"".join((checked, header_crc32c.to_bytes(4, "little"), kind_part, columns_bytes)), heap_bytes
+
+
+def encode_subject_table(names: Sequence[bytes]) -> bytes:
+    """Make the subject table: ends, then names, each padded to a multiple of 8."""
+    ends: list[int] = []
+    end = 0
+    for name in names:
+        end += len(name)
+        ends.append(end)
+    table = struct.pack(f"<{len(ends)}I", *ends)
+    return b"".join((table, PADS[-len(table) & 7], *names, PADS[-end & 7]))
+
+
+def lay_out(items: Sequence[Buffer], begin: int) -> tuple[NDArray[np.int64], bytes]:
+    """Place ``items`` one behind the other from ``begin``, each at a multiple of 8: their ends, and the bytes."""
+    lengths = np.fromiter(map(len, items), np.int64, len(items))
+    pads = -lengths & 7
+    ends = (begin + np.cumsum(lengths + pads)) - pads
+    if not pads.any():
+        return ends, b"".join(items)
+    pieces: list[Buffer] = [b""] * (2 * len(items))
+    pieces[0::2] = items
+    pieces[1::2] = [PADS[pad] for pad in pads.tolist()]
+    return ends, b"".join(pieces)
