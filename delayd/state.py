@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import lmdb
@@ -33,8 +33,11 @@ class State(Protocol):
     def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
         """Pairs whose key begins with ``prefix``, in key order; an empty prefix means all."""
 
-    def commit(self, puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
-        """Remove, then put, in one durable transaction; a missing key may be removed. Blocks for an fsync."""
+    def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+        """Remove, then put, in one durable transaction; a missing key may be removed. Blocks for an fsync.
+
+        ``puts`` is taken once, a pair at a time.
+        """
 
     def close(self) -> None:
         """End the use of the files; a second close does nothing."""
@@ -76,17 +79,15 @@ class LmdbState:
             raise _damaged(self._path, error) from error
         return found
 
-    def commit(self, puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+    def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
         """About 5 us a put; past 1,000 puts, off the loop."""
-        for key, _ in puts:
-            check_key(key)
-        for key in removes:
-            check_key(key)
         try:
             with self._environment.begin(write=True) as transaction:
                 for key in removes:
+                    check_key(key)
                     transaction.delete(key)
                 for key, value in puts:
+                    check_key(key)
                     transaction.put(key, value)
         except lmdb.DiskError as error:
             raise DiskFull(self._path) from error
@@ -99,7 +100,7 @@ class LmdbState:
 
 
 def check_key(key: bytes) -> None:
-    """Refuse a key that LMDB can't hold, before anything of its commit is done."""
+    """Refuse a key that LMDB can't hold; nothing of its commit is done then."""
     if not 0 < len(key) <= KEY_BYTES_MAX:
         raise ValueError(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
 

@@ -31,7 +31,7 @@ def deleted_rows(disk: MemoryDisk, hours: HourTable) -> dict[int, int]:
         each.hour: each.seal.facts.rows
         for each in seals
         if each.seal is not None
-        and (each.hour not in hours.files or hours.files[each.hour].removed)
+        and (each.hour not in hours or hours.get(each.hour).removed)
         and not disk.exists(schedule_path(FOLDER, each.hour))
     }
 
@@ -68,10 +68,10 @@ def told_outcomes(disk: Disk, log_id: int) -> dict[int, tuple[int, int, int, int
 def filed_rows(disk: Disk, log_id: int, hours: HourTable, deleted: Container[int]) -> dict[int, int]:
     """By sequence: the hour whose schedule log has it, as far as the checkpoint counts; each once."""
     found: dict[int, int] = {}
-    for hour, file in hours.files.items():
+    for hour in hours.rows["hour"].tolist():
         if hour in deleted:
             continue
-        stored, damage = read_schedule_log(disk, FOLDER, log_id, hour, file)
+        stored, damage = read_schedule_log(disk, FOLDER, log_id, hour, hours.get(hour))
         assert damage is None, str(damage)
         in_order: dict[int, list[tuple[int, int]]] = {}
         for entry in stored:

@@ -7,6 +7,7 @@ transaction, and the transaction before the checkpoint file.
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import msgpack
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from delayd.clock import Clock, ClockEvidence
 from delayd.config import DelayConfig
-from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd, hour_put, outcome_put
+from delayd.delay.hour_table import HourTable, OutcomeEnd, hour_puts, merge_hours, outcome_put
 from delayd.delay.intake import Mark
 from delayd.delay.pending import PendingRows, Taken
 from delayd.delay.producers import Producers
@@ -28,6 +29,7 @@ from delayd.identity import Identity
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.dispatch import END_ROW
 from delayd.log.log import Log
+from delayd.log.schedule import HourRows
 from delayd.state import State
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class Abandoned(Exception):
 class Filed(NamedTuple):
     """What a checkpoint wrote; ``unpublished`` says why its file could not be written."""
 
-    hours: dict[int, HourFile]
+    hours: HourRows
     unpublished: DiskFull | None
 
 
@@ -200,14 +202,15 @@ class Checkpointer:
             "next_sequence": facts.next_sequence,
             "appended_at_ms": facts.appended_at_ms,
         }
-        puts = [hour_put(hour, file) for hour, file in writer.written.items()]
-        self._state.commit([*puts, *facts.puts, (b"checkpoint", msgpack.packb(checkpoint))], facts.removes)
+        written = writer.written.rows
+        counted = (b"checkpoint", msgpack.packb(checkpoint))
+        self._state.commit(chain(hour_puts(written), facts.puts, [counted]), facts.removes)
         try:
-            self._publish(facts, HourTable({**self._hours.files, **writer.written}), now_ms, evidence)
+            self._publish(facts, merge_hours(self._hours.rows, written), now_ms, evidence)
         except DiskFull as error:
             # The state counts it all the same: whoever took it for undone would cut off what is counted.
-            return Filed(writer.written, error)
-        return Filed(writer.written, None)
+            return Filed(written, error)
+        return Filed(written, None)
 
     def _pause(self) -> None:
         """Between two parts: nothing counts what was written so far, so it can be left lying at any of them."""
@@ -215,7 +218,7 @@ class Checkpointer:
             raise Abandoned("the server is stopping; the next start replays the log instead")
         self._rest()
 
-    def _publish(self, facts: Facts, hours: HourTable, now_ms: int, evidence: ClockEvidence) -> None:
+    def _publish(self, facts: Facts, hours: HourRows, now_ms: int, evidence: ClockEvidence) -> None:
         self._file.publish(
             {
                 "replay_offset": facts.stop.offset,
@@ -223,7 +226,7 @@ class Checkpointer:
                 "next_sequence": facts.next_sequence,
                 "appended_at_ms": facts.appended_at_ms,
                 "epoch": self._identity.epoch,
-                "hours": hours.encode(),
+                "hours": hours.tobytes(),
                 "outcomes": np.array([(hour, 0, end.length) for hour, end in facts.ends.items()], END_ROW).tobytes(),
                 "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],
             },
@@ -239,7 +242,7 @@ class Checkpointer:
             self._owed = (facts.puts, facts.removes)
             self._put_off(error, ended)
             return
-        self._hours.files.update(filed.hours)
+        self._hours.update(filed.hours)
         self._pending.drop(taken)
         self.replay, self.appended_at_ms = facts.stop, facts.appended_at_ms
         if filed.unpublished is not None:

@@ -160,7 +160,7 @@ class DelayCore:
         )
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
-            *(self.identity.log_id, self.identity.epoch, len(found.pending), len(found.wheel), len(found.hours.files)),
+            *(self.identity.log_id, self.identity.epoch, len(found.pending), len(found.wheel), len(found.hours)),
         )
 
     # Requests.
@@ -187,7 +187,7 @@ class DelayCore:
             "replay_offset": self._checkpointer.replay.offset,
             "pending_rows": len(self._pending),
             "loaded_rows": len(self._wheel),
-            "scheduled_rows": sum(file.rows for file in self._hours.files.values()),
+            "scheduled_rows": int(self._hours.rows["rows"].sum()),
             "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
             "quarantined_rows": sum(link.sender.quarantined_rows for link in links),

@@ -56,7 +56,7 @@ class EarlierOutcomes:
     def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
         """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""
         if hour not in self._decided and hour not in self._answered:
-            known = hour in self._hours.files or self._pending.has_hour(hour)
+            known = hour in self._hours or self._pending.has_hour(hour)
             if not known or self._hours.get(hour).sealed:
                 return np.zeros(len(sequences), np.bool_)
         return ~(among(sequences, self._decided.get(hour, NO_SEQUENCES)) | among(sequences, self._answered_of(hour)))

@@ -1,16 +1,19 @@
 """Hour table: what of each hour's schedule log is valid, by the last checkpoint (docs/formats/checkpoint.md)."""
 
 import struct
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from delayd.log.schedule import DEAD, HOUR_ROW, REMOVED, SEALED, decode_hours
+from delayd.log.schedule import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decode_hours
 
 PREFIX = b"hour/"
 OUTCOME_PREFIX = b"outcomes/"
 OUTCOME_ROW = struct.Struct("<QQ")
+ROOM_MIN = 64  # Rows that a table grows by at least.
+OPAQUE_ROW = np.dtype((np.void, HOUR_ROW.itemsize))  # Numpy copies opaque items as bytes (see rows.py).
 
 
 class HourFile(NamedTuple):
@@ -51,37 +54,90 @@ class OutcomeEnd(NamedTuple):
     rows: int = 0
 
 
-class HourTable:
-    """Hours by number; changed on the loop only, when a checkpoint or a seal is durable."""
+NOTHING = HourFile()
+NO_HOURS = np.zeros(0, HOUR_ROW)
 
-    def __init__(self, files: dict[int, HourFile] | None = None) -> None:
-        self.files = files or {}
+
+class HourTable:
+    """Hours by number; changed on the loop only, when a checkpoint or a seal is durable.
+
+    ``rows`` is HOUR_ROW[n] by rising hour. What adds or removes hours puts another array there and leaves the one that
+    was there as it is, so the worker thread, which takes it once, has all of a table.
+    """
+
+    def __init__(self, rows: HourRows = NO_HOURS) -> None:
+        self.rows = rows
+        self._room = rows  # ``rows`` is the front of it; behind, hours that come in order fit without a copy.
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, hour: int) -> bool:
+        return _place(self.rows, hour) is not None
 
     def get(self, hour: int) -> HourFile:
         """The hour's file; an empty one when nothing was written yet."""
-        return self.files.get(hour, NOTHING)
+        rows = self.rows
+        place = _place(rows, hour)
+        if place is None:
+            return NOTHING
+        _, crc, length, count, flags = rows[place].item()
+        return HourFile(length, count, crc, flags)
+
+    def set(self, hour: int, file: HourFile) -> None:
+        """Take over one hour: cheap when it is known, or behind all others."""
+        row, count, place = _pack(hour, file), len(self.rows), _place(self.rows, hour)
+        if place is not None:
+            self.rows[place] = row[0]
+        elif count and hour < self.rows["hour"][-1]:
+            self.update(row)
+        else:
+            if count == len(self._room):
+                self._room = np.zeros(max(ROOM_MIN, 2 * count), HOUR_ROW)
+                self._room[:count] = self.rows
+            self._room[count] = row[0]
+            self.rows = self._room[: count + 1]
+
+    def update(self, rows: HourRows) -> None:
+        """Take over hours: HOUR_ROW[n], by rising hour."""
+        self.rows = self._room = merge_hours(self.rows, rows)
+
+    def remove(self, hours: list[int]) -> None:
+        """Forget hours."""
+        self.rows = self._room = self.rows.take(np.flatnonzero(~np.isin(self.rows["hour"], hours)))
+
+    def sealed(self) -> list[int]:
+        """Hours that are sealed, rising."""
+        return _hours(self.rows, SEALED, SEALED)
 
     def unsealed(self, until: int) -> list[int]:
         """Hours up to ``until`` that are not sealed, rising."""
-        return sorted(hour for hour, file in self.files.items() if hour <= until and not file.sealed)
+        return _hours(self._until(until), SEALED, 0)
 
-    def encode(self) -> bytes:
-        """Make the table that the checkpoint file publishes."""
-        table = np.zeros(len(self.files), HOUR_ROW)
-        for index, hour in enumerate(sorted(self.files)):
-            file = self.files[hour]
-            table[index] = (hour, file.last_crc32c, file.length, file.rows, file.flags)
-        return table.tobytes()
+    def deletable(self, until: int) -> list[int]:
+        """Hours up to ``until`` that are sealed and have no rows that are DEAD, rising (rule S2)."""
+        return _hours(self._until(until), SEALED | DEAD, SEALED)
+
+    def _until(self, hour: int) -> HourRows:
+        return self.rows[: bisect_right(self.rows["hour"], hour)]
 
 
-NOTHING = HourFile()
+def merge_hours(rows: HourRows, newer: HourRows) -> HourRows:
+    """Copy two tables into one, by rising hour; of an hour that both have, the newer row counts."""
+    places = newer["hour"].searchsorted(rows["hour"])
+    kept = np.flatnonzero(newer["hour"].searchsorted(rows["hour"], "right") == places)
+    opaque = np.insert(newer.view(OPAQUE_ROW), places.take(kept), rows.view(OPAQUE_ROW).take(kept))
+    return opaque.view(HOUR_ROW)
 
 
 def hour_put(hour: int, file: HourFile) -> tuple[bytes, bytes]:
     """The LMDB row of an hour."""
-    row = np.zeros(1, HOUR_ROW)
-    row[0] = (hour, file.last_crc32c, file.length, file.rows, file.flags)
-    return hour_key(hour), row.tobytes()
+    return hour_key(hour), _pack(hour, file).tobytes()
+
+
+def hour_puts(rows: HourRows) -> Iterator[tuple[bytes, bytes]]:
+    """The LMDB rows of hours, one at a time: as a list, those of two years take 3 MB."""
+    return ((hour_key(int(row["hour"])), row.tobytes()) for row in rows)
 
 
 def hour_key(hour: int) -> bytes:
@@ -90,12 +146,24 @@ def hour_key(hour: int) -> bytes:
 
 
 def load_hours(pairs: Iterable[tuple[bytes, bytes]]) -> HourTable:
-    """Take over the rows of the last checkpoint."""
-    table = HourTable()
-    for _, value in pairs:
-        hour, crc, length, rows, flags = decode_hours(value)[0].tolist()
-        table.files[hour] = HourFile(length, rows, crc, flags)
-    return table
+    """Take over the rows of the last checkpoint, which come in the order of their keys."""
+    return HourTable(decode_hours(b"".join(value for _, value in pairs)).copy())
+
+
+def _pack(hour: int, file: HourFile) -> HourRows:
+    return np.array([(hour, file.last_crc32c, file.length, file.rows, file.flags)], HOUR_ROW)
+
+
+def _place(rows: HourRows, hour: int) -> int | None:
+    """Where an hour's row is."""
+    place = bisect_left(rows["hour"], hour)
+    return place if place < len(rows) and rows["hour"][place] == hour else None
+
+
+def _hours(rows: HourRows, flags: int, wanted: int) -> list[int]:
+    """Hours of rows of which just the ``wanted`` ones of these flags are set."""
+    hours: list[int] = rows["hour"][rows["flags"] & np.uint64(flags) == wanted].tolist()
+    return hours
 
 
 def outcome_put(hour: int, end: OutcomeEnd) -> tuple[bytes, bytes]:

@@ -145,13 +145,14 @@ class PendingRows:
 
 def full_hours(hours: HourTable, pending: PendingRows, rows_max: int) -> set[int]:
     """Hours that hold ``rows_max`` rows or more, filed and pending together."""
-    rows = {hour: file.rows for hour, file in hours.files.items()}
     # Counting millions takes the loop tens of milliseconds; mostly even all pending rows would fill no hour.
-    if max(rows.values(), default=0) + len(pending) < rows_max:
+    near = hours.rows.take(np.flatnonzero(hours.rows["rows"] >= rows_max - len(pending)))
+    if not len(near) and len(pending) < rows_max:
         return set()
-    for hour, count in pending.count_by_hour().items():
-        rows[hour] = rows.get(hour, 0) + count
-    return {hour for hour, count in rows.items() if count >= rows_max}
+    counts = pending.count_by_hour()
+    for hour, count in zip(near["hour"].tolist(), near["rows"].tolist(), strict=True):
+        counts[hour] = counts.get(hour, 0) + count
+    return {hour for hour, count in counts.items() if count >= rows_max}
 
 
 def _by_hour(hours: NDArray[np.uint32]) -> dict[int, int]:

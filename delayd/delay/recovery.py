@@ -126,7 +126,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         damage=list(quarantined.values()),
     )
     try:
-        sealed = {hour for hour, file in hours.files.items() if file.sealed}
+        sealed = set(hours.sealed())
         found.seals = open_seal_log(disk, state, folder, identity.log_id, identity.epoch, clock.now_ms(), sealed)
     except DamagedData as damage:
         found.damage.append(damage)

@@ -21,7 +21,7 @@ from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull
 from delayd.executor import Done, Executor
-from delayd.hours import HOUR_MS, hour_name, hour_start_ms
+from delayd.hours import HOUR_MS, hour_name
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.log import Log
@@ -104,16 +104,12 @@ class Retention:
             for hour in self._hours.unsealed(closed_before_ms // HOUR_MS - 1):
                 if hour not in self._sealing:
                     self._look_at(hour, self._seals, now_ms)
-        expired = [
-            hour
-            for hour, file in sorted(self._hours.files.items())
-            if hour_start_ms(hour + 1) <= now_ms - self._retention_hours * HOUR_MS and file.sealed and not file.dead
-        ][:HOURS_A_SWEEP]
+        expired = self._hours.deletable(now_ms // HOUR_MS - self._retention_hours - 1)[:HOURS_A_SWEEP]
         if expired and not self._deleting:
             self._deleting = True
             for hour in expired:
                 self._sources.forget_hour(hour)
-            files = {hour: self._hours.files[hour] for hour in expired}
+            files = {hour: self._hours.get(hour) for hour in expired}
             self._executor.submit(partial(self._delete, files), self._deleted)
 
     def close(self) -> None:
@@ -191,7 +187,7 @@ class Retention:
         unsealed.reason = verdict.reason
         if verdict.seal is not None:
             del self._unsealed[hour]
-            self._hours.files[hour] = _sealed(file, verdict.seal)
+            self._hours.set(hour, _sealed(file, verdict.seal))
             if self._wheel.has_hour(hour):
                 self._wheel.drop_hour(hour)
             self._sources.forget_hour(hour)
@@ -232,9 +228,10 @@ class Retention:
     def _deleted(self, done: Done[tuple[list[int], dict[int, HourFile]]]) -> None:
         self._deleting = False
         gone, marked = done.result()
-        self._hours.files.update(marked)
+        for hour, file in marked.items():
+            self._hours.set(hour, file)
+        self._hours.remove(gone)
         for hour in gone:
-            del self._hours.files[hour]
             self._outcomes.ends.pop(hour, None)
             log.info("hour_deleted hour=%s", hour_name(hour))
 

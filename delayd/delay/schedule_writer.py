@@ -45,7 +45,7 @@ class ScheduleWriter:
         self._open: list[Segment] = []
         self._dirty_bytes = 0
         self._made = ""  # The day's folder of the last file that was created; hours come in order.
-        self.written: dict[int, HourFile] = {}
+        self.written = HourTable()
 
     def write(self, start: int, stop: int, previous_crc32c: int, rows: int, handed_over: NDArray[np.uint64]) -> None:
         """File the message log's range ``start`` to ``stop``, which has so many rows; durable on return.
@@ -115,10 +115,10 @@ class ScheduleWriter:
                 self._append(hour, batches, count)
 
     def _append(self, hour: int, batches: list[bytes], count: int) -> None:
-        known = self.written.get(hour) or self._hours.get(hour)
+        known = (self.written if hour in self.written else self._hours).get(hour)
         segment = self._segment(hour, known)
         segment.append([NewGroup(GroupKind.DATA, batches, self._epoch, self._now_ms, 0, count)])
-        self.written[hour] = HourFile(segment.end, known.rows + count, segment.crc32c, known.flags)
+        self.written.set(hour, HourFile(segment.end, known.rows + count, segment.crc32c, known.flags))
         self._dirty_bytes += segment.end - known.length
         if len(self._open) >= FILES_A_SYNC or self._dirty_bytes >= BYTES_A_SYNC:
             self._sync()

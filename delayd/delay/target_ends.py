@@ -5,7 +5,8 @@ a commit of `KeepingEnds` says of an hour is durable together with the ends of a
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import msgpack
 
@@ -53,11 +54,11 @@ class KeepingEnds:
         """See State."""
         return self._state.scan(prefix)
 
-    def commit(self, puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+    def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
         """See State."""
         rows = self._ends.rows()
         risen = [pair for pair in rows.items() if self._kept.get(pair[0]) != pair[1]]
-        self._state.commit([*puts, *risen], removes)
+        self._state.commit(chain(puts, risen), removes)
         self._kept = rows
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ Invariant: a commit is either wholly there or not at all, also after a simulated
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from delayd.state import check_key
 from delayd.testing.disk import MemoryDisk
@@ -37,10 +37,11 @@ class MemoryState:
         self._check_alive()
         return [(key, self._pairs[key]) for key in sorted(self._pairs) if key.startswith(prefix)]
 
-    def commit(self, puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+    def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
         """Remove, then put."""
         self._check_alive()
-        for key in (*(key for key, _ in puts), *removes):
+        pairs = dict(puts)
+        for key in (*pairs, *removes):
             check_key(key)
         if self._disk is None or self._disk.count_sync("commit", "state", None):
             self._durable = None
@@ -49,7 +50,7 @@ class MemoryState:
         self.commits += 1
         for key in removes:
             self._pairs.pop(key, None)
-        self._pairs.update(puts)
+        self._pairs.update(pairs)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -42,6 +42,14 @@ def test_of_two_puts_of_a_key_the_last_counts(state: State) -> None:
     assert state.get(b"a") == b"2"
 
 
+def test_puts_may_come_one_at_a_time(state: State) -> None:
+    state.commit((bytes([byte]), b"1") for byte in b"cab")
+    assert [key for key, _ in state.scan(b"")] == [b"a", b"b", b"c"]
+    with pytest.raises(ZeroDivisionError):
+        state.commit((bytes([byte]), bytes([1 // (byte - 100)])) for byte in b"ed")
+    assert [key for key, _ in state.scan(b"")] == [b"a", b"b", b"c"]
+
+
 def test_scan_gives_exactly_the_keys_of_a_prefix_in_order(state: State) -> None:
     keys = [b"hour/\x00\x02", b"hour/\x00\x01", b"hour/\xff", b"hour", b"hours", b"a", b"z"]
     state.commit([(key, key[::-1]) for key in keys])

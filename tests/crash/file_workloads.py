@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from delayd.batch import BatchKind, ColumnId, SchedulePart
-from delayd.delay.hour_table import HourFile, HourTable
+from delayd.delay.hour_table import HourTable, merge_hours
 from delayd.delay.loader import read_schedule_log
 from delayd.delay.outcomes import reopen_dispatch_log
 from delayd.delay.schedule_writer import ScheduleWriter
@@ -91,7 +91,7 @@ class DispatchWorkload:
 class ScheduleFacts:
     """What the last durable checkpoint counts of each hour, and the sequences that this names."""
 
-    files: dict[int, HourFile] = field(default_factory=dict)
+    hours: HourTable = field(default_factory=HourTable)
     sequences: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -110,8 +110,8 @@ class ScheduleWorkload:
     def recover(self, disk: MemoryDisk, facts: ScheduleFacts) -> object:
         """The sequences that the checkpoint counts."""
         found: dict[int, list[int]] = {}
-        for hour, file in facts.files.items():
-            stored, damage = read_schedule_log(disk, FOLDER, LOG_ID, hour, file)
+        for hour in facts.hours.rows["hour"].tolist():
+            stored, damage = read_schedule_log(disk, FOLDER, LOG_ID, hour, facts.hours.get(hour))
             if damage is not None:
                 raise damage
             found[hour] = [int(one.batch.uint64s(ColumnId.SEQUENCE)[0]) for one in stored]
@@ -123,21 +123,20 @@ class ScheduleWorkload:
 
     def go_on(self, disk: MemoryDisk, facts: ScheduleFacts) -> None:
         """What the checkpoint that died left behind is cut, and the next one counts its own."""
-        later = ScheduleFacts(dict(facts.files), {hour: list(found) for hour, found in facts.sequences.items()})
+        later = ScheduleFacts(facts.hours, {hour: list(found) for hour, found in facts.sequences.items()})
         self._checkpoint(disk, later, {HOUR: 70, HOUR + 1: 71, HOUR + 2: 72, HOUR + 3: 73})
         self.check(self.recover(disk.after_crash(), later), later)
 
     def _checkpoint(self, disk: MemoryDisk, facts: ScheduleFacts, numbers: dict[int, int]) -> None:
         place = LogPlace(FOLDER, FileKind.MESSAGE, LOG_ID)
-        hours = HourTable(facts.files)
-        writer = ScheduleWriter(disk, FOLDER, Log(disk, place, [], []), 1, hours, NOW_MS, lambda: None)
+        writer = ScheduleWriter(disk, FOLDER, Log(disk, place, [], []), 1, facts.hours, NOW_MS, lambda: None)
         for hour, number in numbers.items():
             part = SchedulePart(0, number, hour)
             data = messages([bytes(90 * number)], sequences=[number], kind=BatchKind.SCHEDULE, part=part)
             writer._append(hour, [data], 1)
         writer._sync()
         # From here on the transaction that names these lengths may be durable.
-        facts.files = {**facts.files, **writer.written}
+        facts.hours = HourTable(merge_hours(facts.hours.rows, writer.written.rows))
         for hour, number in numbers.items():
             facts.sequences = {**facts.sequences, hour: [*facts.sequences.get(hour, []), number]}
 

@@ -62,7 +62,8 @@ class DelayBooks:
                 assert of_hour[hour] == rows, f"hour {hour} was sealed, and its outcomes are other ones now"
             else:
                 self.removed[hour] = rows
-        for hour, file in hours.files.items():
+        for hour in hours.rows["hour"].tolist():
+            file = hours.get(hour)
             if not file.sealed or file.removed or hour in self.sealed:
                 continue
             stored, damage = read_schedule_log(disk, FOLDER, self._log_id, hour, file)

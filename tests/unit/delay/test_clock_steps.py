@@ -144,17 +144,17 @@ def test_rule_T1_nothing_is_ticked_sealed_or_deleted_by_a_doubtful_clock(step_ms
     assert world.hours().get(hour_of_ms(BEGIN_MS)).sealed
     world.send(messages_at("second", world.clock.now_ms()))
     world.pass_ms(1_000)
-    known, appended_ms = dict(world.hours().files), world.core.intake.appended_at_ms
+    known, appended_ms = set(world.hours().rows["hour"]), world.core.intake.appended_at_ms
     world.clock.step_wall(step_ms)
     world.pass_ms(BELIEVED_AFTER_MS // 2)
     _close_hours(world)
     assert world.core.intake.appended_at_ms == appended_ms, "no tick ends an hour that may not have ended"
-    assert set(known) <= set(world.hours().files)
+    assert known <= set(world.hours().rows["hour"])
     assert not world.hours().get(hour_of_ms(appended_ms)).sealed
     world.pass_ms(BELIEVED_AFTER_MS)
     for _ in range(3):
         _close_hours(world)
-    assert hour_of_ms(BEGIN_MS) not in world.hours().files, "believed, the first hour is past its retention"
+    assert hour_of_ms(BEGIN_MS) not in world.hours(), "believed, the first hour is past its retention"
     assert world.core.intake.appended_at_ms > appended_ms
 
 

@@ -16,7 +16,7 @@ BATCHES = 40  # As many as a window has in the middle of a herd.
 def earlier_outcomes(settled: list[Sequences]) -> EarlierOutcomes:
     """One hour whose even sequences have an outcome."""
     decided = {HOUR: np.arange(0, 2 * ROWS, 2, dtype=np.uint64)}
-    return EarlierOutcomes(decided, {}, HourTable({}), PendingRows(), settled.append)
+    return EarlierOutcomes(decided, {}, HourTable(), PendingRows(), settled.append)
 
 
 def test_rows_of_answers_count_as_decided_beside_those_of_the_dispatch_log() -> None:

@@ -89,7 +89,7 @@ def test_rule_H4_answered_rows_of_sealed_and_of_deleted_hours_are_ignored() -> N
     world.checkpoint()
     world.core.sweep()
     world.settle()
-    assert world.hours().unsealed(10**6) == [] and len(world.hours().files) == 1
+    assert world.hours().unsealed(10**6) == [] and len(world.hours()) == 1
     sealed = world.after_crash(PowerLoss.ALL_LOST)
     sealed.drain()
     assert target_of(sealed).lives == 1 and link_of(sealed).phase is Phase.READY
@@ -97,7 +97,7 @@ def test_rule_H4_answered_rows_of_sealed_and_of_deleted_hours_are_ignored() -> N
     world.clock.advance(3_700_000)
     world.pass_ms(2_000)
     world.delete_hours()
-    assert not world.hours().files and not world.outcomes()
+    assert not world.hours() and not world.outcomes()
     deleted = world.after_crash(PowerLoss.ALL_LOST)
     deleted.drain()
     assert link_of(deleted).phase is Phase.READY

@@ -87,7 +87,8 @@ def test_pending_rows_of_loaded_hours_are_counted_and_take_no_memory() -> None:
 
 
 def test_counting_millions_of_pending_rows_by_hour_takes_the_loop_no_line_a_row_or_hour() -> None:
-    pending, hours = PendingRows(), HourTable({HOUR: HourFile(rows=7)})
+    pending, hours = PendingRows(), HourTable()
+    hours.set(HOUR, HourFile(rows=7))
     rows = rows_of(range(600_000))
     rows["hour"] = HOUR + np.arange(len(rows)) % 17_520
     pending.keep(rows)

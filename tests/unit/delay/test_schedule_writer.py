@@ -216,7 +216,7 @@ def test_a_file_that_no_checkpoint_knows_is_made_anew() -> None:
     with pytest.raises(Crash):
         world.checkpoint()
     world = world.after_crash(PowerLoss.ALL_KEPT)
-    assert world.disk.exists(schedule_path(FOLDER, FAR)) and not world.hours().files
+    assert world.disk.exists(schedule_path(FOLDER, FAR)) and not world.hours()
     world.checkpoint()
     assert world.scheduled() == {1: FAR, 2: FAR}
 
@@ -290,7 +290,7 @@ def test_rule_L8_a_full_disk_puts_the_checkpoint_off_and_leaves_no_file_open(mon
     world.core.checkpoint(offsets.append)
     world.settle()
     world.pass_ms(3_000)
-    assert not offsets and not world.hours().files and len(opened) >= 5
+    assert not offsets and not world.hours() and len(opened) >= 5
     assert sorted(opened) == sorted(closed)
     world.disk.capacity_bytes = CAPACITY_BYTES
     world.pass_ms(2_000)

@@ -366,7 +366,7 @@ def test_rule_S2_only_sealed_hours_are_deleted() -> None:
         for name in world.disk.list_folder(f"{FOLDER}/schedule/{day}")
     ]
     unsealed = world.hours().unsealed(10**6)
-    assert unsealed and len(names) == len(unsealed) == len(world.hours().files)
+    assert unsealed and len(names) == len(unsealed) == len(world.hours())
     world.drain()
     world.check_books()
 
@@ -402,7 +402,7 @@ def test_rule_P3_files_go_only_when_the_published_table_says_that_they_do() -> N
     assert removed_in_table(world)
     world.sweep()
     assert not world.disk.exists(schedule_path(FOLDER, HOUR)) and not world.disk.exists(dispatch_path(FOLDER, HOUR))
-    assert not world.hours().files and len(seals_of(world)) == 1, "the seal stays"
+    assert not world.hours() and len(seals_of(world)) == 1, "the seal stays"
     assert not [key for key, _ in world.state.scan(b"outcomes/")]
 
 
@@ -413,10 +413,10 @@ def test_rule_L5_a_checkpoint_file_that_was_damaged_meanwhile_puts_off_deleting_
     file = world.disk.open(f"{FOLDER}/checkpoint", write=True)
     file.pwritev([bytes([0xA5]) * file.size()], 0)
     world.sweep()
-    assert HOUR in world.hours().files
+    assert HOUR in world.hours()
     world.pass_ms(61_000)
     world.delete_hours()
-    assert HOUR not in world.hours().files
+    assert HOUR not in world.hours()
 
 
 def test_rule_S4_the_seal_of_a_deleted_hour_outlives_restarts() -> None:
@@ -427,4 +427,4 @@ def test_rule_S4_the_seal_of_a_deleted_hour_outlives_restarts() -> None:
         world = world.after_crash(PowerLoss.ALL_LOST)
         world.drain()
     assert [seal.facts.rows for seal in seals_of(world)] == [5]
-    assert not load_hours(world.state.scan(b"hour/")).files
+    assert not load_hours(world.state.scan(b"hour/"))

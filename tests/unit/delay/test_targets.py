@@ -166,7 +166,7 @@ def test_rule_H7_a_loss_is_noticed_after_a_restart_though_the_hours_that_name_th
         world.clock.advance(3_700_000)
         world.pass_ms(2_000)
         world.delete_hours()
-    assert bool(world.hours().files) is not deleted and world.hours().unsealed(10**6) == []
+    assert bool(world.hours()) is not deleted and world.hours().unsealed(10**6) == []
     world = world.after_crash(PowerLoss.ALL_LOST)
     # The target comes back with a copy that was made before.
     target_of(world).log[:] = older

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -122,7 +122,7 @@ class FullState(MemoryState):
         super().__init__()
         self.error = error
 
-    def commit(self, puts: Sequence[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
+    def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
         if self.error is not None:
             raise self.error
         super().commit(puts, removes)
