@@ -78,7 +78,7 @@ class ScheduleWriter:
         numbers, accepted_at_ms = source.subject_of.take(chosen), source.accepted_at_ms.take(chosen)
         left_out = None if source.left_out is None else source.left_out.take(chosen)
         cuts = _cuts(hours, bodies.ends if headers is None else bodies.ends + headers.ends)
-        pieces = [(int(hours[low]), low, high) for low, high in pairwise(cuts)]
+        pieces = ((int(hours[low]), low, high) for low, high in pairwise(cuts))
         for hour, bounds in groupby(pieces, key=lambda piece: piece[0]):
             batches: list[bytes] = []
             count = size = 0
