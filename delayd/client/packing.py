@@ -6,38 +6,24 @@ here. One row costs as little as it can, for a lone send is common.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delayd.batch import (
-    DIRECTORY_ENTRY,
-    HEADER,
-    HEADER_CHECKED,
-    MAGIC,
-    VERSION,
     BatchKind,
     Buffer,
     ColumnId,
     Columns,
     Int64s,
     ProducerPart,
-    padded,
 )
 from delayd.client.limits import lengths_of
-from delayd.encode import PADS, encode_pieces, encode_subject_table
+from delayd.encode import PADS, encode_one, encode_pieces, encode_subject_table, one_subject_table
 
 ROWS_TARGET = 8_192  # A batch of so many takes a few ms to make and to check: nobody else waits longer for a turn.
 BYTES_TARGET = 4 << 20  # One message of the largest size may come on top, so the limit of 16 MiB is never near.
-
-_PART = struct.Struct("<QQQ")
-_ONE_ROW = struct.Struct("<HHIHHI qI4x")  # Directory and columns of one row without headers.
-_ONE_ROW_HEAP = HEADER.size + _PART.size + _ONE_ROW.size
-_DIRECTORY_END = HEADER.size + _PART.size + 2 * DIRECTORY_ENTRY.size
 
 
 def pack_rows(
@@ -53,7 +39,7 @@ def pack_rows(
 
     In two pieces, for the second one holds the only copy that is made of a body.
     """
-    table = _one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
+    table = one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
     columns: list[tuple[ColumnId, Columns]] = [(ColumnId.DELIVER_AT_MS, deliver_at_ms)]
     heap: list[Buffer] = [table]
     begin = len(table)
@@ -69,20 +55,7 @@ def pack_rows(
 
 def pack_one(part: ProducerPart, deliver_at_ms: int, subject: bytes, body: bytes) -> bytes:
     """Make a batch of one row without headers: the bytes of `pack_rows`, at a fraction of its cost."""
-    table = _one_subject_table(subject)
-    body_end = len(table) + len(body)
-    pad = PADS[-len(body) & 7]
-    columns = _ONE_ROW.pack(
-        *(ColumnId.DELIVER_AT_MS, 8, _DIRECTORY_END, ColumnId.BODY_END, 4, _DIRECTORY_END + 8),
-        *(deliver_at_ms, body_end),
-    )
-    heap = b"".join((table, body, pad))
-    kind_part = _PART.pack(*part)
-    checked = HEADER.pack(
-        *(MAGIC, VERSION, BatchKind.PRODUCER, 0, _ONE_ROW_HEAP + len(heap), 1, _ONE_ROW_HEAP, 2, len(kind_part), 1),
-        *(crc32c(columns), crc32c(heap), 0),
-    )[:HEADER_CHECKED]
-    return b"".join((checked, crc32c(kind_part, crc32c(checked)).to_bytes(4, "little"), kind_part, columns, heap))
+    return encode_one(BatchKind.PRODUCER, part, (deliver_at_ms,), subject, body, len(body))
 
 
 def split_rows(sizes: Int64s) -> list[range]:
@@ -118,10 +91,3 @@ def _lay_out(items: Sequence[bytes], lengths: Int64s, begin: int, heap: list[Buf
         pieces[1::2] = [PADS[first]] * len(items) if same else [PADS[pad] for pad in pads.tolist()]
         heap += pieces
     return ends, following
-
-
-@lru_cache(maxsize=1024)
-def _one_subject_table(subject: bytes) -> bytes:
-    table = encode_subject_table([subject])
-    assert len(table) == 8 + padded(len(subject))
-    return table

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from delayd.batch import Batch, BatchKind, DispatchPart, Int64s
 from delayd.delay.ready import NO_ROWS
 from delayd.delay.rows import BATCH_ROW_BITS, Rows
+from delayd.encode import encode_one
 from delayd.gather import SHORT, Gathered, Pick, compose, gather, gather_singles, reorder
 
 ROW_MASK = (1 << BATCH_ROW_BITS) - 1
@@ -113,4 +114,8 @@ def _rows(numbers: Int64s) -> range | Int64s:
 
 def encode_dispatch(part: DispatchPart, rows: Rows, gathered: Gathered, subject: bytes) -> bytes:
     """Make the batch that is handed over."""
+    if len(rows) == 1 and gathered.headers_lengths is None:
+        # Of many subjects most batches of a frame are one row.
+        values = int(gathered.deliver_at_ms[0]), int(rows["sequence"][0])
+        return encode_one(BatchKind.DISPATCH, part, values, subject, gathered.bodies[0], int(gathered.body_lengths[0]))
     return compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject])

@@ -11,8 +11,9 @@ from delayd.batch import Batch, BatchKind, DispatchPart, parse
 from delayd.delay import frames
 from delayd.delay.frames import PICK_ROWS, collect, encode_dispatch, split_by_subject_and_hour
 from delayd.delay.rows import BATCH_ROW_BITS, Rows, new_rows
-from delayd.gather import SHORT, Gathered
+from delayd.gather import SHORT, Gathered, compose
 from tests.batches import bodies_of, messages, parsed
+from tests.counts import lines
 
 BATCHES = 40
 BATCH_ROWS = 50
@@ -104,3 +105,16 @@ def test_scattered_rows_have_each_batch_read_once_though_it_is_cached_for_a_mome
     collect(rows_at(drawn(150, BATCHES)), heap)
     reads = 1 + sum(one != other for one, other in pairwise(heap.asked))
     assert reads == len(set(heap.asked))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 200, 203])
+def test_a_batch_of_one_row_has_the_bytes_that_any_batch_would_have_and_takes_half_of_the_lines(size: int) -> None:
+    rows = new_rows(1)
+    rows["sequence"] = 77
+    part, body = DispatchPart(1, 2, 3, 4, 5, 6, 7), bytes(range(size))
+    padded = memoryview(body + bytes(-size % 8))
+    gathered = Gathered(np.array([1_795_190_400_123]), None, [], np.array([size]), [padded])
+    made = compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"])
+    assert encode_dispatch(part, rows, gathered, b"orders.eu") == made
+    few = lines(lambda: encode_dispatch(part, rows, gathered, b"orders.eu"))
+    assert 2 * few <= lines(lambda: compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"]))
