@@ -43,12 +43,14 @@ class Arrivals:
         due_ms = np.concatenate(self._due_ms)
         return np.concatenate(self._late_ms)[(due_ms >= first_ms) & (due_ms < last_ms)]
 
-    def figures(self) -> Figures:
-        """What is told of all of them."""
-        late_ms = np.concatenate(self._late_ms)
+    def figures(self, settle_s: int = 0) -> Figures:
+        """What is told of them, but for those due within ``settle_s`` of the first or the last instant."""
+        due_ms = np.concatenate(self._due_ms)
+        first_ms, last_ms = int(due_ms.min()) + settle_s * 1_000, int(due_ms.max()) - settle_s * 1_000
+        late_ms = self.between(first_ms, last_ms + 1)
         return {
             "messages": len(late_ms),
-            "early": int((late_ms < 0).sum()),
+            "early": int((np.concatenate(self._late_ms) < 0).sum()),
             **percentiles("late_ms", late_ms),
             "late_ms_curve": [round(float(value), 3) for value in np.percentile(late_ms, CURVE)],
         }

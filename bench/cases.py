@@ -36,6 +36,7 @@ class Sizes:
     singles: int
     herds: tuple[int, ...]
     steady_s: int
+    settle_s: int  # The longest delay less the shortest one; 0 in a tiny run.
     rate_divisor: int  # A tiny run is to work beside other tests.
     subjects: tuple[tuple[int, int], ...]  # How many, and how many of them have a consumer.
     near_s: tuple[int, int]  # Of the flood, and for the checkpoint behind it.
@@ -53,6 +54,7 @@ SIZES = {
         singles=2_000,
         herds=(5_000,),
         steady_s=1,
+        settle_s=0,
         rate_divisor=20,
         subjects=((20, 5),),
         near_s=(1, 1),
@@ -68,6 +70,7 @@ SIZES = {
         singles=50_000,
         herds=(200_000,),
         steady_s=2,
+        settle_s=4,
         rate_divisor=1,
         subjects=((1_000, 50),),
         near_s=(2, 6),
@@ -83,6 +86,7 @@ SIZES = {
         singles=200_000,
         herds=(200_000, 1_000_000),
         steady_s=10,
+        settle_s=4,
         rate_divisor=1,
         subjects=((1_000, 50), (5_000, 50), (1_000, 1_000)),
         near_s=(10, 30),
@@ -153,8 +157,8 @@ def _steady(of: Sizes) -> list[Case]:
                 f"steady-{rate}",
                 f"steady {rate:,}/s",
                 {
-                    DELAYD: partial(steady.steady, rate, of.steady_s),
-                    REDIS: partial(steady.redis_steady, rate, of.steady_s),
+                    DELAYD: partial(steady.steady, rate, of.steady_s, of.settle_s),
+                    REDIS: partial(steady.redis_steady, rate, of.steady_s, of.settle_s),
                 },
             )
             for rate in rates
@@ -163,7 +167,7 @@ def _steady(of: Sizes) -> list[Case]:
             Case(
                 f"subjects-{count}" + "-all" * (consumed == count),
                 f"{count:,} subjects at {many:,}/s, consumers of {consumed:,}",
-                {DELAYD: partial(steady.subjects, many, of.steady_s, count, consumed)},
+                {DELAYD: partial(steady.subjects, many, of.steady_s, of.settle_s, count, consumed)},
                 runs=1 if consumed == count else of.long_runs,
             )
             for count, consumed in of.subjects

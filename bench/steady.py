@@ -31,15 +31,21 @@ DRAIN_S = 15  # A run that loses messages ends all the same.
 REDIS_ROWS = 1_000
 
 
-def steady(rate: int, seconds: int) -> Figures:
-    """Run servers, producer and consumer once, so many messages a second."""
+def steady(rate: int, seconds: int, settle_s: int) -> Figures:
+    """Run servers, producer and consumer once, so many messages a second for ``seconds`` and ``settle_s`` before.
+
+    As many fall due as are sent only when the longest delay has passed, and no more when the last one was sent: what is
+    due in so long at both ends is not counted.
+    """
+    seconds += settle_s
     with servers("realtime", "delay") as running, producing("delayd", running.meta, rate, seconds):
         arrivals = uvloop.run(consume(running.meta, [subject_name(0)], rate * seconds, seconds + DRAIN_S))
-    return {**arrivals.figures(), "lost": rate * seconds - arrivals.count}
+    return {**arrivals.figures(settle_s), "lost": rate * seconds - arrivals.count}
 
 
-def subjects(rate: int, seconds: int, count: int, consumed: int) -> Figures:
+def subjects(rate: int, seconds: int, settle_s: int, count: int, consumed: int) -> Figures:
     """The same over so many subjects, of which some have a consumer."""
+    seconds += settle_s
     numbers = random.Random(2).sample(range(count), consumed)
     names = [subject_name(number) for number in numbers]
     # The producer draws the same subjects again, so what is expected is known.
@@ -47,11 +53,12 @@ def subjects(rate: int, seconds: int, count: int, consumed: int) -> Figures:
     expected = int(draw[numbers].sum())
     with servers("realtime", "delay") as running, producing("delayd", running.meta, rate, seconds, count):
         arrivals = uvloop.run(consume(running.meta, names, expected, seconds + DRAIN_S))
-    return {**arrivals.figures(), "lost": expected - arrivals.count, "subjects": count, "consumed": consumed}
+    return {**arrivals.figures(settle_s), "lost": expected - arrivals.count, "subjects": count, "consumed": consumed}
 
 
-def redis_steady(rate: int, seconds: int) -> Figures:
-    """The same through Redis; the consumer looks again at once when it found something, else after a millisecond."""
+def redis_steady(rate: int, seconds: int, settle_s: int) -> Figures:
+    """`steady` through Redis; the consumer looks again at once when it found something, else after a millisecond."""
+    seconds += settle_s
     arrivals = Arrivals()
     freeze()
     end = time.monotonic() + seconds + DRAIN_S
@@ -64,7 +71,7 @@ def redis_steady(rate: int, seconds: int) -> Figures:
                 arrivals.add(words[:, ID_BYTES // 8])
             else:
                 time.sleep(TURN_S)
-    return {**arrivals.figures(), "lost": rate * seconds - arrivals.count}
+    return {**arrivals.figures(settle_s), "lost": rate * seconds - arrivals.count}
 
 
 def subject_name(number: int) -> str:
