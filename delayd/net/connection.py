@@ -65,6 +65,8 @@ class Handler(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """One end of a connection; made by `connect` or by a Server."""
 
+    trusted: bool = False  # True once the peer has proved that it knows the cluster's secret.
+
     def __init__(
         self,
         handler: Handler | None = None,
