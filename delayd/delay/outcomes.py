@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Container
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,18 @@ class Recorded(NamedTuple):
     on_durable: Callable[[], object]
 
 
+class Flushed(NamedTuple):
+    """What a flush did, by hour: the durable ends of the files that it wrote, and the hours that found no space."""
+
+    ends: dict[int, int]
+    full: set[int]
+
+
 class OutcomeLog:
-    """The one writer of the dispatch logs. ``segments`` are open files by hour, at their ends; it owns them."""
+    """The one writer of the dispatch logs. ``segments`` are open files by hour, at their ends; it owns them.
+
+    Invariant: ``ends`` names durable bytes only. Whoever reads a dispatch log beside its writer reads no further.
+    """
 
     def __init__(
         self,
@@ -119,8 +130,12 @@ class OutcomeLog:
         return np.sort(np.concatenate(taken)) if taken else np.empty(0, np.uint64)
 
     def segment_of(self, hour: int) -> Segment | None:
-        """The open file of an hour, for reading."""
+        """The open file of an hour."""
         return self._segments.get(hour)
+
+    def unwritten_hours(self) -> set[int]:
+        """Hours with recorded outcomes that are not durable yet."""
+        return {recorded.hour for recorded in chain(self._waiting, self._flushing)}
 
     def close_hour(self, hour: int, done: Callable[[], None]) -> None:
         """Close the file of an hour that takes no more outcomes."""
@@ -131,9 +146,9 @@ class OutcomeLog:
 
         self._executor.submit(partial(self._close, hour), closed)
 
-    def _write(self, by_hour: dict[int, list[NewPart]], now_ms: int) -> set[int]:
-        """Append and fsync hour by hour: the hours that did not fit on the disk."""
-        full: set[int] = set()
+    def _write(self, by_hour: dict[int, list[NewPart]], now_ms: int) -> Flushed:
+        """Append and fsync hour by hour."""
+        ends, full = dict[int, int](), set[int]()
         for hour, parts in by_hour.items():
             try:
                 segment = self._open(hour, now_ms)
@@ -143,10 +158,11 @@ class OutcomeLog:
                 full.add(hour)
                 continue
             segment.flush()
-        return full
+            ends[hour] = segment.durable
+        return Flushed(ends, full)
 
-    def _flushed(self, done: Done[set[int]]) -> None:
-        full = done.result()
+    def _flushed(self, done: Done[Flushed]) -> None:
+        ends, full = done.result()
         flushed, self._flushing = self._flushing, []
         after, self._after_flushing = self._after_flushing, []
         if self.blocked != bool(full):
@@ -161,23 +177,21 @@ class OutcomeLog:
             self._due_ms = self._clock.monotonic_ms() + self._flush_ms
         if full:
             flushed = [recorded for recorded in flushed if recorded.hour not in full]
-        self._note_ends(flushed)
+        self._note_ends(flushed, ends)
         self._note_handed_over(flushed)
         for recorded in flushed:
             recorded.on_durable()
         for callback in after:
             callback()
 
-    def _note_ends(self, flushed: list[Recorded]) -> None:
+    def _note_ends(self, flushed: list[Recorded], ends: dict[int, int]) -> None:
         for recorded in flushed:
-            segment = self._segments.get(recorded.hour)
-            # A closed file is noted when it is next written; what has no durable end is not counted at all.
-            if segment is None or recorded.hour in self._quarantined:
-                continue
-            if segment.durable == segment.end:
-                rows = self.ends.get(recorded.hour, OutcomeEnd()).rows + len(recorded.part.sequences)
-                self.ends[recorded.hour] = OutcomeEnd(segment.durable, rows)
-                self.moved.add(recorded.hour)
+            hour = recorded.hour
+            # What stands beside a damaged file is not counted at all.
+            if hour not in self._quarantined:
+                rows = self.ends.get(hour, OutcomeEnd()).rows + len(recorded.part.sequences)
+                self.ends[hour] = OutcomeEnd(ends[hour], rows)
+                self.moved.add(hour)
 
     def _note_handed_over(self, flushed: list[Recorded]) -> None:
         sequences = [

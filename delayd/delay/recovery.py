@@ -10,6 +10,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch import Batch
 from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.hour_table import OUTCOME_PREFIX, HourTable, OutcomeEnd, load_hours, load_outcome_ends
@@ -263,10 +264,20 @@ def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:
     return found
 
 
-def read_outcomes(segment: Segment) -> OutcomeRows:
-    """Decode every durable outcome of an hour; DamagedData when a group does not check."""
+def read_outcomes(segment: Segment, until: int | None = None) -> OutcomeRows:
+    """Decode the outcomes of an hour: all of the file, or those below the offset ``until``, where a group ends.
+
+    Raises:
+        DamagedData: a group does not check, or none ends at ``until``.
+    """
     scan = segment.scan(0, 0)
-    batches = [batch for group in scan for _, batch in group.batches()]
-    if scan.reason:
-        raise DamagedData(segment.path, segment.position(scan.offset), scan.reason)
+    batches: list[Batch] = []
+    while until is None or scan.offset < until:
+        group = next(scan, None)
+        if group is None:
+            break
+        batches.extend(batch for _, batch in group.batches())
+    if scan.reason or (until is not None and scan.offset != until):
+        reason = scan.reason or f"no group ends at offset {until}, up to which it was fsynced"
+        raise DamagedData(segment.path, segment.position(scan.offset), reason)
     return decode_outcomes(batches)

@@ -101,9 +101,10 @@ class Retention:
         hour that ended before it any more (rule P5). Both instants are of a confirmed clock (rule T1).
         """
         if self._seals is not None:
+            unwritten = self._outcomes.unwritten_hours()
             for hour in self._hours.unsealed(closed_before_ms // HOUR_MS - 1):
                 if hour not in self._sealing:
-                    self._look_at(hour, self._seals, now_ms)
+                    self._look_at(hour, self._seals, now_ms, hour in unwritten)
         expired = self._hours.deletable(now_ms // HOUR_MS - self._retention_hours - 1)[:HOURS_A_SWEEP]
         if expired and not self._deleting:
             self._deleting = True
@@ -119,7 +120,7 @@ class Retention:
 
     # Sealing.
 
-    def _look_at(self, hour: int, seals: SealLog, now_ms: int) -> None:
+    def _look_at(self, hour: int, seals: SealLog, now_ms: int, unwritten: bool) -> None:
         unsealed = self._unsealed.setdefault(hour, Unsealed())
         unsealed.sweeps += 1
         waiting = self._wheel.len_of(hour)
@@ -132,21 +133,24 @@ class Retention:
                 *(hour_name(hour), rows, rows - decided, waiting),
             )
         asked = unsealed.compared != compared if not unsealed.reason else unsealed.sweeps >= unsealed.not_before
-        if asked and not waiting and len(self._sealing) < HOURS_A_SWEEP:
+        # An outcome that is on its way to the file changes what a comparison would read.
+        if asked and not waiting and not unwritten and len(self._sealing) < HOURS_A_SWEEP:
             unsealed.compared = compared
             self._sealing.add(hour)
             self._outcomes.close_hour(hour, partial(self._compare, hour, seals, now_ms))
 
     def _compare(self, hour: int, seals: SealLog, now_ms: int) -> None:
         file = self._hours.get(hour)
-        work = partial(self._verdict, hour, file, seals, now_ms)
+        # The file may be opened and written again meanwhile: what is durable now is read, and nothing behind it.
+        end = self._outcomes.ends.get(hour, OutcomeEnd())
+        work = partial(self._verdict, hour, file, end, seals, now_ms)
         self._executor.submit(work, partial(self._compared, hour, file))
 
-    def _verdict(self, hour: int, file: HourFile, seals: SealLog, now_ms: int) -> Verdict:
-        """Compare the hour's logs as they are on the disk, and make the seal durable if they agree."""
+    def _verdict(self, hour: int, file: HourFile, end: OutcomeEnd, seals: SealLog, now_ms: int) -> Verdict:
+        """Compare what is durable of the hour's logs, and make the seal durable if they agree."""
         stored = scan_schedule_log(self._disk, self._folder, self._log_id, hour, file)
         try:
-            facts = compare(hour, (entry.batch for entry in stored), self._outcomes_of(hour))
+            facts = compare(hour, (entry.batch for entry in stored), self._outcomes_of(hour, end))
             if facts is None:
                 return Verdict(None)
             seals.add(facts, now_ms)
@@ -160,14 +164,14 @@ class Retention:
         seals.counted(hour)
         return Verdict(facts)
 
-    def _outcomes_of(self, hour: int) -> OutcomeRows:
+    def _outcomes_of(self, hour: int, end: OutcomeEnd) -> OutcomeRows:
         path = dispatch_path(self._folder, hour)
         try:
             segment = open_segment(self._disk, path, FileKind.DISPATCH, self._log_id, write=False)
         except (FileNotFoundError, UnfinishedFile):
             return NO_OUTCOMES
         try:
-            return read_outcomes(segment)
+            return read_outcomes(segment, end.length)
         finally:
             segment.close()
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from delayd.delay import retention
-from delayd.delay.hour_table import HourFile, hour_key, hour_put
+from delayd.delay.hour_table import HourFile, OutcomeEnd, hour_key, hour_put
 from delayd.delay.loader import scan_schedule_log
 from delayd.delay.retention import Retention, Verdict
 from delayd.delay.seal_log import SealLog, SealMark
@@ -49,9 +49,11 @@ def _chain_to_nothing(self: SealLog, facts: SealFacts, now_ms: int) -> None:
     self._end = SealMark(self._log.end, self._log.crc32c, self._end.seals + 1, seal.sha256)
 
 
-def _count_before_the_seal(self: Retention, hour: int, file: HourFile, seals: SealLog, now_ms: int) -> Verdict:
+def _count_before_the_seal(
+    self: Retention, hour: int, file: HourFile, end: OutcomeEnd, seals: SealLog, now_ms: int
+) -> Verdict:
     stored = scan_schedule_log(self._disk, self._folder, self._log_id, hour, file)
-    facts = compare(hour, (entry.batch for entry in stored), self._outcomes_of(hour))
+    facts = compare(hour, (entry.batch for entry in stored), self._outcomes_of(hour, end))
     if facts is not None:
         self._state.commit([hour_put(hour, retention._sealed(file, facts))])
         seals.add(facts, now_ms)

@@ -15,7 +15,7 @@ from delayd.delay import retention as delay_retention
 from delayd.delay.dispatcher import Dispatcher
 from delayd.delay.intake import Intake
 from delayd.delay.link import Link
-from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.outcomes import Flushed, OutcomeLog
 from delayd.delay.producers import Producers, Waiter
 from delayd.delay.retention import SegmentRetention
 from delayd.delay.sealing import compare
@@ -40,7 +40,7 @@ NEVER_MS = 1 << 50
 # Logs.
 
 
-def _write_without_a_sync(self: OutcomeLog, by_hour: dict[int, list[NewPart]], now_ms: int) -> set[int]:
+def _write_without_a_sync(self: OutcomeLog, by_hour: dict[int, list[NewPart]], now_ms: int) -> Flushed:
     with patch.object(Segment, "flush", _call_it_durable):
         return _write_outcomes(self, by_hour, now_ms)
 

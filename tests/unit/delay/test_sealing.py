@@ -13,7 +13,6 @@ from delayd.delay import retention
 from delayd.delay.core import DelayCore
 from delayd.delay.hour_table import load_hours
 from delayd.delay.quarantine import missing_parts
-from delayd.delay.recovery import read_outcomes
 from delayd.delay.sealing import compare
 from delayd.errors import DispatchRefused
 from delayd.gather import Pick, compose, gather
@@ -24,9 +23,10 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import open_log
 from delayd.log.schedule import REMOVED, decode_hours, dispatch_path, schedule_path
 from delayd.log.seal import NO_SEAL, Seal, decode_seals, seal_place
-from delayd.log.segment import FileKind, open_segment
+from delayd.log.segment import FileKind, Segment, open_segment
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash
+from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
 from tests.delay_harness import FOLDER, TARGET_IDS, World, new_world, wanted
@@ -163,6 +163,70 @@ def test_an_hour_without_messages_gets_no_seal() -> None:
     assert [seal.facts.hour for seal in seals_of(world)] == [HOUR]
 
 
+def compared_within_a_flush(monkeypatch: pytest.MonkeyPatch) -> World:
+    """An hour that is compared while its last outcomes are written and not fsynced; power is lost before they are."""
+    world = World(new_world(TARGET_IDS))
+    world.send([*wanted(3, 1_000, "a"), *wanted(3, 1_000, "b", AWAY)])
+    away = world.target_of(AWAY)
+    world.settle()
+    world.crash_target(away)
+    world.pass_ms(2_000)
+    over(world)
+    world.outside.targets[away].restart()
+    worker, flush, path = world.threads.worker, Segment.flush, dispatch_path(FOLDER, HOUR)
+    assert isinstance(worker, StepExecutor)
+    compared: list[int] = []
+
+    def compare_within(segment: Segment) -> None:
+        if segment.path == path and worker.waiting and not compared:
+            compared.append(worker.waiting)
+            worker.run_one()
+            raise Crash
+        flush(segment)
+
+    monkeypatch.setattr(Segment, "flush", compare_within)
+    with pytest.raises(Crash):
+        for _ in range(200):
+            # All but the worker goes on, so that a comparison that was asked for waits until outcomes are written.
+            moves = [move for move in world.moves() if getattr(move, "__self__", None) is not worker]
+            if moves:
+                moves[0]()
+            else:
+                world.clock.advance(20)
+                world.look_around()
+                world.core.wake()
+            world.core.sweep()
+    monkeypatch.undo()
+    return world
+
+
+def test_rule_S1_an_hour_is_compared_on_durable_outcomes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = compared_within_a_flush(monkeypatch)
+    assert not world.hours().get(HOUR).sealed
+    again = world.after_crash(PowerLoss.ALL_LOST)
+    assert not again.hours().get(HOUR).sealed
+    again.drain()
+    again.check_books()
+    again.check_sealing()
+
+
+def test_rule_S1_no_hour_is_compared_while_an_outcome_of_it_is_under_way() -> None:
+    world = ready_world()
+    world.clock.advance(HOUR_MS)
+    world.pass_ms(2_000)
+    world.checkpoint()
+    assert not world.core._outcomes.unwritten_hours()
+    part = NewPart(np.array([1], np.uint64), np.array([START_MS], np.int64), Outcome.DISPATCHED, START_MS, TARGET)
+    world.core._outcomes.record(HOUR, part, lambda: None)
+    worker = world.threads.worker
+    assert isinstance(worker, StepExecutor)
+    for _ in range(2):  # While it waits, and while it is being written.
+        assert world.core._outcomes.unwritten_hours() == {HOUR}
+        world.core.sweep()
+        assert not worker.waiting
+        world.core._outcomes.flush()
+
+
 def test_rule_S4_the_seal_is_durable_before_the_state_calls_the_hour_sealed() -> None:
     world = ready_world()
     over(world)
@@ -215,10 +279,13 @@ def rewrite_outcomes(world: World, change: Callable[[NewPart], NewPart]) -> None
     """Write the hour's dispatch log anew with changed parts, checksums and all."""
     path, log_id = dispatch_path(FOLDER, HOUR), world.core.identity.log_id
     segment = open_segment(world.disk, path, FileKind.DISPATCH, log_id, write=True)
-    found = read_outcomes(segment)
-    parts = [change(part) for part in missing_parts(found, decode_outcomes([]))]
+    groups = [[batch for _, batch in group.batches()] for group in segment.scan(0, 0)]
     segment.file.truncate(64)
-    segment.append([NewGroup(GroupKind.DATA, [encode_outcomes(HOUR, parts)], 1, START_MS, 0, len(found.sequences))])
+    for batches in groups:
+        found = decode_outcomes(batches)
+        parts = [change(part) for part in missing_parts(found, decode_outcomes([]))]
+        # As long as it was, or its file would be damaged by what the state knows of it.
+        segment.append([NewGroup(GroupKind.DATA, [encode_outcomes(HOUR, parts)], 1, START_MS, 0, len(found.sequences))])
     segment.flush()
     segment.close()
 
