@@ -12,7 +12,8 @@ from delayd.config import parse_address
 from delayd.errors import RequestFailed, ServerUnavailable, UnknownRequest
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_bool, need_int, need_maps, need_str, need_u64
+from delayd.wire.meta import PORT_MAX, need_host, read_each
+from delayd.wire.requests import RequestType, need_bool, need_int, need_str, need_u32, need_u64
 
 from .times import duration_text
 
@@ -88,7 +89,7 @@ async def meta(address: str) -> AsyncIterator[Connection]:
 async def known_servers(connection: Connection, role: str | None = None) -> list[Known]:
     """Ask meta for its servers, by role and log_id."""
     answer = await ask(connection, RequestType.SERVERS, {"role": role})
-    return sorted(read_server(head) for head in need_maps(answer, "servers"))
+    return sorted(read_each(answer, read_server))
 
 
 def read_server(head: Head) -> Known:
@@ -96,10 +97,10 @@ def read_server(head: Head) -> Known:
     return Known(
         need_str(head, "role"),
         need_u64(head, "log_id"),
-        need_str(head, "host"),
-        need_int(head, "port"),
+        need_host(head),
+        need_int(head, "port", 1, PORT_MAX),
         need_u64(head, "epoch"),
-        need_int(head, "pid"),
+        need_u32(head, "pid"),
         need_bool(head, "alive"),
         need_int(head, "seen_ms_ago"),
     )

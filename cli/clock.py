@@ -4,7 +4,7 @@ import time
 
 import click
 
-from delayd.wire.requests import RequestType, need_bool, need_int
+from delayd.wire.requests import RequestType, need_bool, need_instant
 
 from . import ask
 from .listing import Cell, Column, Kind, show
@@ -56,6 +56,6 @@ async def _clock(server: ask.Known, trust: bool) -> tuple[Cell, ...]:
         before_ns = time.time_ns()
         status = await ask.ask(connection, RequestType.STATUS, {})
         halfway_ms = (before_ns + time.time_ns()) // 2_000_000
-    ahead_ms = need_int(status, "now_ms") - halfway_ms
+    ahead_ms = need_instant(status, "now_ms") - halfway_ms
     believed = need_bool(status, "clock_confirmed")
     return (server.role, f"{server.log_id:016x}", f"{server.host}:{server.port}", ahead_ms, believed)

@@ -18,6 +18,7 @@ from typing import ClassVar
 from delayd.batch import BYTES_MAX as BATCH_BYTES_MAX
 from delayd.batch import ROWS_MAX as BATCH_ROWS_MAX
 from delayd.errors import BadSetting
+from delayd.host import host_fault
 
 Value = str | int | bool
 
@@ -26,6 +27,7 @@ META_PORT = 7400
 DELAY_PORT = META_PORT + 1
 REALTIME_PORT = META_PORT + 2
 PORT_MAX = 65_535
+PORT_DIGITS_MAX = 5  # Python refuses to read thousands of digits as a number.
 
 # The wildcard as the resolver reads it too: one number or four parts, in any base.
 _ZERO = re.compile(r"(0x)?0+(\.(0x)?0+){0,3}", re.IGNORECASE)
@@ -268,7 +270,10 @@ def parse_address(text: str, setting: str = "meta") -> tuple[str, int]:
     bare = host.removeprefix("[").removesuffix("]")
     if not colon or not bare or (":" in bare and bare == host):
         raise BadSetting(f"{setting} is {text!r}; write it as host:port, such as {META_LOCAL}", setting=setting)
-    if not (port.isascii() and port.isdigit() and 0 < int(port) <= PORT_MAX):
+    fault = host_fault(bare)
+    if fault is not None:
+        raise BadSetting(f"{setting} is {text!r}, whose host is none, for {fault}", setting=setting)
+    if not (port.isascii() and port.isdigit() and len(port) <= PORT_DIGITS_MAX and 0 < int(port) <= PORT_MAX):
         raise BadSetting(f"{setting} is {text!r}, whose port must lie within 1 and {PORT_MAX}", setting=setting)
     return bare, int(port)
 
@@ -315,6 +320,10 @@ def _check(role: str, setting: Field[Value], value: object) -> None:
         raise _bad(role, setting.name, "is empty; leave it out for its default")
     if setting.name == "meta" and isinstance(value, str):
         parse_address(value)
+    if setting.name in ("host", "advertise_host") and isinstance(value, str) and value:
+        fault = None if listens_everywhere(value) else host_fault(value.removeprefix("[").removesuffix("]"))
+        if fault is not None:
+            raise _bad(role, setting.name, f"{value!r} is no host name or address, for {fault}; correct it")
     if "least" in setting.metadata and isinstance(value, int):
         least, most = setting.metadata["least"], setting.metadata["most"]
         if not least <= value <= most:

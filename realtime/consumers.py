@@ -6,7 +6,7 @@ from delayd.errors import BadRequest
 from delayd.log.pull import PullOp
 from delayd.validate import check_subject
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import INT_MAX, need_int, need_rows, need_str, optional_str
+from delayd.wire.requests import HANDLE_MOST, need_int, need_rows, need_str, optional_str
 
 from .answers import groups_head, subjects_head
 from .groups import Group, Waiting
@@ -73,8 +73,8 @@ class Consumers:
         if group is None:
             # Whether it can be a group at all is said first.
             _names(frame.head)
-        handles = need_rows(frame.head, "handles", 3)
-        if any(not 0 < covered <= INT_MAX for _, _, covered in handles):
+        handles = need_rows(frame.head, "handles", 3, HANDLE_MOST)
+        if any(not covered for _, _, covered in handles):
             raise BadRequest("a handle covers no messages", field="handles")
         request_id = frame.request_id
         if group is None:

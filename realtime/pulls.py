@@ -12,7 +12,7 @@ from typing import NamedTuple
 from delayd.clock import Clock
 from delayd.errors import BadArgument, DelaydError, RetryLater, ServerStopped
 from delayd.log.control import Record
-from delayd.log.pull import PullEntry, PullOp
+from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
 from delayd.wire.frame import Head
 
 from .alarms import Alarms
@@ -315,7 +315,12 @@ class Pulls:
 def _add_handle(entries: list[PullEntry], entry: PullEntry) -> None:
     """Messages that are acknowledged one by one are mostly neighbours: one entry covers them."""
     last = entries[-1] if entries else None
-    if last and last.incarnation == entry.incarnation and last.pull_first + last.covered == entry.pull_first:
+    if (
+        last
+        and last.incarnation == entry.incarnation
+        and last.pull_first + last.covered == entry.pull_first
+        and last.covered + entry.covered <= COVERED_MAX
+    ):
         entries[-1] = last._replace(covered=last.covered + entry.covered)
     else:
         entries.append(entry)

@@ -18,7 +18,7 @@ from delayd.client.retry import Backoff, spread_ms
 from delayd.errors import DelaydError, RequestFailed, RetryLater, StaleHandle
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_rows
+from delayd.wire.requests import HANDLE_MOST, RequestType, need_rows
 
 LINGER_MS = 10.0  # At most 100 requests a second; what a consumer that is killed has not sent is delivered again.
 HANDLES_MAX = 8_192  # Of one request: at most 27 bytes each, far below the limit of a head.
@@ -117,7 +117,7 @@ class AckLane:
                 connection = await self._connection()
                 left_ms = max((deadline - self._loop.time()) * 1000, 1)
                 answer = await connection.request(self._request, head, timeout_ms=left_ms)
-                return need_rows(answer.head, "stale", 3)
+                return need_rows(answer.head, "stale", 3, HANDLE_MOST)
             except (RequestFailed, RetryLater) as error:
                 # Acknowledged twice is acknowledged once, so an unknown outcome is simply tried again.
                 later = isinstance(error, RetryLater)

@@ -34,7 +34,7 @@ from delayd.errors import (
 )
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
+from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_rows, need_u64
 
 LEASE = timedelta(seconds=60)
 MESSAGES_MAX = 500  # Pulled at once, unless the caller says otherwise: enough to make the way to the server cheap.
@@ -251,7 +251,7 @@ class ConsumerCore:
     def _receive(self, answer: Frame, asked_us: int) -> None:
         assert self._link is not None, "an answer came without a connection"
         # The likely reading is off by up to half a round trip; the answer was not received before it was given.
-        answered_at_ms = need_int(answer.head, "now_ms")
+        answered_at_ms = need_instant(answer.head, "now_ms")
         now_us = monotonic_us()
         on_the_way_ms = max(0, self._link.clock.likely_ms(now_us) - answered_at_ms)
         # Nor was it on the way for longer than it was waited for: then the server's clock was set back meanwhile.
@@ -260,7 +260,7 @@ class ConsumerCore:
         lease_ends = time.monotonic() + self._settings.lease / _SECOND - on_the_way_ms / 1000
         parts: list[Part] = []
         position = 0
-        for pull_first, _, count, attempt in need_rows(answer.head, "parts", 4):
+        for pull_first, _, count, attempt in need_rows(answer.head, "parts", 4, PART_MOST):
             batch = parse(answer.body, position)
             batch.verify()
             position += batch.total_bytes

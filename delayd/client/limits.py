@@ -13,6 +13,7 @@ import numpy as np
 
 from delayd.batch import Int64s
 from delayd.errors import BadArgument, BadSubject, MessageTooLarge
+from delayd.host import host_fault
 
 MESSAGE_BYTES_MAX = 4 << 20  # Headers and body: four of the largest still share a batch.
 HEADERS_BYTES_MAX = 32 << 10  # They are read by routers and consoles, which should not need megabytes.
@@ -93,8 +94,11 @@ def parse_address(address: str) -> tuple[str, int]:
         raise BadArgument(f"an address is text such as 127.0.0.1:7400, not {type(address).__name__}")
     host, colon, port = address.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise BadArgument(f"{address!r} is no address; give host:port, such as 127.0.0.1:7400")
+    if not colon or not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65_536:
+        raise BadArgument(f"{address[:300]!r} is no address; give host:port, such as 127.0.0.1:7400")
+    fault = host_fault(host)
+    if fault is not None:
+        raise BadArgument(f"the host of {address[:300]!r} is none, for {fault}; give host:port")
     return host, int(port)
 
 

@@ -15,7 +15,8 @@ from delayd.client.link import Link
 from delayd.client.retry import Backoff
 from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, UnknownRequest
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, as_head, need_bool, need_int, need_map, need_maps, need_str, need_u64
+from delayd.wire.meta import PORT_MAX, need_host, read_each
+from delayd.wire.requests import RequestType, need_bool, need_int, need_map, need_u64
 
 REFRESH_MS = 5_000.0  # A server that joins gets its share of the work after this long.
 ANSWER_MS_MAX = 5_000.0  # Meta answers from memory; a route costs it one commit.
@@ -49,7 +50,7 @@ class MetaView:
             DelaydError: meta can't be reached or refuses.
         """
         answer = await self._ask(RequestType.SERVERS, {"role": "delay"})
-        found = [_server(head) for head in need_maps(answer.head, "servers")]
+        found = read_each(answer.head, _server)
         self.delay_servers = {server.log_id: server for server in found} or self.delay_servers
         return self.delay_servers
 
@@ -65,7 +66,7 @@ class MetaView:
         if subject not in routes:
             raise NoRealtimeServer(f"no live realtime server serves {subject}; start one, it is found by itself")
         log_id = need_u64(routes, subject)
-        for server in map(_server, need_maps(answer.head, "servers")):
+        for server in read_each(answer.head, _server):
             if server.log_id == log_id:
                 return server
         raise BadRequest(f"meta routes {subject} to {log_id:016x}, and says no address of it")
@@ -118,10 +119,6 @@ class MetaView:
 
 
 def _server(head: Head) -> ServerAddress:
-    server = as_head(head, "servers")
     return ServerAddress(
-        need_u64(server, "log_id"),
-        need_str(server, "host"),
-        need_int(server, "port", 1, 65_535),
-        need_bool(server, "alive"),
+        need_u64(head, "log_id"), need_host(head), need_int(head, "port", 1, PORT_MAX), need_bool(head, "alive")
     )

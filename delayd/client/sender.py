@@ -37,17 +37,19 @@ from delayd.errors import (
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head
 from delayd.wire.requests import (
+    MESSAGE_BYTES_MAX,
     RequestType,
     need_bool,
+    need_instant,
     need_int,
     need_ints,
     need_map,
     need_maps,
+    need_retry_after,
     need_str,
     need_u64,
 )
 
-MESSAGE_BYTES_MAX = 64 << 10  # Of an error's sentence.
 UNKNOWN_KEPT_MS = 60_000  # How long the handle of an unknown outcome holds the low-water mark, for who asks at once.
 UNKNOWN_KEPT_MAX = 1_000  # A server remembers every number above the mark, so it is not held for any more than these.
 
@@ -190,7 +192,7 @@ class Sender:
         asked_us = monotonic_us()
         limit_ms = (parcel.deadline - self._loop.time()) * 1000
         answer = await connection.request(RequestType.SEND, {}, parcel.data, limit_ms)
-        group.link.clock.sample(asked_us, monotonic_us(), need_int(answer.head, "now_ms"))
+        group.link.clock.sample(asked_us, monotonic_us(), need_instant(answer.head, "now_ms"))
         if need_u64(answer.head, "log_id") != group.log_id:
             raise BadRequest(f"{group.link.address} answered for another log than {group.log_id:016x}")
         results = need_maps(answer.head, "results")
@@ -262,7 +264,7 @@ def _outcome(result: Head, log_id: int, count: int) -> Accepted | Refusal:
         raise BadRequest(f"row {max(rows)} was refused of a batch of {count}")
     hint = result.get("retry_after_ms")
     message = need_str(result, "message", MESSAGE_BYTES_MAX)
-    retry_after_ms = 0 if hint is None else need_int(result, "retry_after_ms")
+    retry_after_ms = 0 if hint is None else need_retry_after(result)
     return Refusal(error_by_code(need_str(result, "error"), message, retry_after_ms), rows)
 
 
@@ -271,6 +273,6 @@ def _accepted(result: Head, log_id: int) -> Accepted:
         log_id,
         need_u64(result, "base_sequence"),
         need_int(result, "count", 1, ROWS_MAX),
-        need_int(result, "appended_at_ms"),
+        need_instant(result, "appended_at_ms"),
         need_bool(result, "duplicate"),
     )

@@ -20,9 +20,10 @@ from delayd.delay.sender import Origin, Sender, Wire
 from delayd.delay.target_ends import TargetEnds
 from delayd.delay.watched_wire import WatchedWire
 from delayd.errors import BadRequest, DelaydError, HandoffRefused, RequestTimedOut
+from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.wire.frame import MORE, Frame, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
+from delayd.wire.requests import WINDOW_MOST, RequestType, need_int, need_rows, need_u64
 
 log = logging.getLogger(__name__)
 
@@ -268,13 +269,16 @@ def _read_window(frame: Frame) -> list[InDoubt]:
     """The batches that a frame of a window's answer names; BadRequest when its body does not hold their rows."""
     found: list[InDoubt] = []
     position = 0
-    for *facts, count in need_rows(frame.head, "batches", 7):
+    for *facts, count in need_rows(frame.head, "batches", 7, WINDOW_MOST):
         if position + 16 * count > len(frame.body):
             raise BadRequest(
                 f"a window of {len(frame.body)} bytes ends within a batch of {count} rows", field="batches"
             )
         sequences = np.frombuffer(frame.body, np.uint64, count, position)
-        found.append((facts, sequences, np.frombuffer(frame.body, np.int64, count, position + 8 * count)))
+        deliver_at_ms = np.frombuffer(frame.body, np.int64, count, position + 8 * count)
+        if count and not 0 <= int(deliver_at_ms.min()) <= int(deliver_at_ms.max()) <= INSTANT_MS_MAX:
+            raise BadRequest("a window names a row that is due at no instant", field="batches")
+        found.append((facts, sequences, deliver_at_ms))
         position += 16 * count
     return found
 

@@ -24,7 +24,7 @@ from delayd.delay.window import SentBatch, Window
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.wire.frame import Frame, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_rows
+from delayd.wire.requests import LANDED_MOST, RequestType, need_instant, need_rows
 
 log = logging.getLogger(__name__)
 
@@ -274,10 +274,10 @@ class Sender:
 
 def _read_answer(answer: Frame, sent: list[SentBatch]) -> tuple[int, list[int]]:
     """When the target appended the batches, and their offsets there; BadRequest when it does not speak of them."""
-    rows = need_rows(answer.head, "batches", 2)
+    rows = need_rows(answer.head, "batches", 2, LANDED_MOST)
     if [batch_id for batch_id, _ in rows] != [batch.batch_id for batch in sent]:
         raise BadRequest("the answer names other batches than were sent", field="batches")
-    return need_int(answer.head, "appended_at_ms"), [offset for _, offset in rows]
+    return need_instant(answer.head, "appended_at_ms"), [offset for _, offset in rows]
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from delayd.encode import encode
 from delayd.errors import BatchMalformed
 
 ENTRY = struct.Struct("<BxHIQQQI4xq")
+COVERED_MAX = (1 << 32) - 1  # Pull sequences of one entry, a u32.
 ATTEMPT_MAX = 65_535  # The attempt of an entry is a u16; it stays at its highest value.
 
 

@@ -380,7 +380,8 @@ async def connect(
             _, connection = await loop.create_connection(
                 lambda: Connection(handler, body_bytes_max=body_bytes_max), host, port
             )
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, UnicodeError) as error:
+        # The resolver encodes a name before it looks for it, and a part of it may be too long for that.
         why = str(error) or f"no answer within {timeout_ms:.0f} ms"
         raise ServerUnavailable(f"no connection to {host}:{port} ({why}); is the server running?") from error
     return connection

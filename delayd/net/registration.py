@@ -21,7 +21,7 @@ from delayd.errors import DelaydError, RequestFailed, ServerUnavailable
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.meta import SUBJECTS_MAX, Registered, Routes, ServerInfo, read_routes, read_servers
-from delayd.wire.requests import RequestType, need_int
+from delayd.wire.requests import RequestType, need_instant, need_int
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
 BACK_OFF_MS_MAX = 2_000  # Below a lease, so that a server that was away is alive again soon after meta is back.
@@ -157,7 +157,7 @@ class Registration:
     async def _register(self, connection: Connection) -> int:
         answer = await connection.request(RequestType.REGISTER, self._describe().to_head(), (), REQUEST_MS_MAX)
         heartbeat_ms = need_int(answer.head, "heartbeat_ms", HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX)
-        now_ms = need_int(answer.head, "now_ms")
+        now_ms = need_instant(answer.head, "now_ms")
         if self._on_now_ms is not None:
             self._on_now_ms(now_ms)
         if self.state is not RegistrationState.REGISTERED:

@@ -5,11 +5,14 @@ Invariant: every answer fits one head, whatever was asked within these limits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from delayd.errors import BadRequest
+from delayd.host import HOST_BYTES_MAX, host_fault
+from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import (
     U64_MAX,
@@ -20,14 +23,19 @@ from delayd.wire.requests import (
     need_maps,
     need_str,
     need_strs,
+    need_u32,
     need_u64,
 )
 
 SUBJECTS_MAX = 2_000  # Of one request or answer: 550 KB of a head if all names are as long as they may be.
 SERVERS_MAX = 1_000  # That meta knows: 400 KB of a head.
-HOST_BYTES_MAX = 253  # Of a name in DNS.
 PORT_MAX = 65_535
 ROLES = ("delay", "realtime")
+
+log = logging.getLogger(__name__)
+limited = LogLimit(log)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +106,43 @@ def read_registered(head: Head) -> Registered:
     role = need_str(head, "role")
     if role not in ROLES:
         raise BadRequest(f"role is {role!r} and must be one of {', '.join(ROLES)}", field="role")
-    host = need_str(head, "host", HOST_BYTES_MAX)
-    if not host:
-        raise BadRequest("host is empty; nobody could reach this server", field="host")
     return Registered(
         role,
         need_u64(head, "log_id"),
-        host,
+        need_host(head),
         need_int(head, "port", 1, PORT_MAX),
         need_int(head, "epoch", 1),
-        need_int(head, "pid"),
+        need_u32(head, "pid"),
     )
 
 
+def need_host(head: Head) -> str:
+    """The field `host`: a name or an address that a connection can be tried to."""
+    host = need_str(head, "host", HOST_BYTES_MAX)
+    fault = host_fault(host)
+    if fault is not None:
+        raise BadRequest(f"host is {host!r}, and nobody could reach this server there, for {fault}", field="host")
+    return host
+
+
 def read_servers(head: Head) -> list[ServerInfo]:
-    """The field `servers` of an answer."""
-    return [
-        ServerInfo(read_registered(each), need_bool(each, "alive"), need_int(each, "seen_ms_ago"))
-        for each in need_maps(head, "servers")
-    ]
+    """The field `servers` of an answer; a server that can't be one is left out, and named in the log."""
+    return read_each(head, _server)
+
+
+def read_each(head: Head, read: Callable[[Head], T]) -> list[T]:
+    """What `read` makes of each of the field `servers`, without those that it refuses: they harm nobody else."""
+    servers: list[T] = []
+    for each in need_maps(head, "servers"):
+        try:
+            servers.append(read(each))
+        except BadRequest as error:
+            limited.warning("server_left_out", "server_left_out reason=%r", error.message)
+    return servers
+
+
+def _server(head: Head) -> ServerInfo:
+    return ServerInfo(read_registered(head), need_bool(head, "alive"), need_int(head, "seen_ms_ago"))
 
 
 def read_routes(head: Head) -> Routes:

@@ -11,10 +11,19 @@ from enum import IntEnum
 from typing import TypeVar
 
 from delayd.errors import BadRequest, DelaydError, Detail, UnknownRequest, error_by_code
+from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.frame import Head, HeadValue
 
+U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
 INT_MAX = (1 << 63) - 1  # Times, offsets and counts are stored as signed columns somewhere.
+RETRY_AFTER_MS_MAX = 3_600_000  # Whoever says more would make a peer stand still for a slip of its clock.
+HANDLE_MOST = (U64_MAX, INT_MAX, U32_MAX)  # Incarnation, first pull sequence, count: as the pull log stores them.
+PART_MOST = (INT_MAX, INT_MAX, U32_MAX, U32_MAX)  # First pull sequence, first consume sequence, count, attempt.
+WINDOW_MOST = (U64_MAX, U64_MAX, U32_MAX, INT_MAX, INSTANT_MS_MAX, INSTANT_MS_MAX, U32_MAX)
+"""Epoch, batch id, hour, offset, appended_at_ms, claimed_at_ms, count: as the dispatch logs store them."""
+LANDED_MOST = (U64_MAX, INT_MAX)  # Batch id and offset, of DISPATCH's answer.
+MESSAGE_BYTES_MAX = 64 << 10  # Of an error's sentence.
 TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never reaches a log line.
 
 T = TypeVar("T")
@@ -64,6 +73,21 @@ def request_type(number: int) -> RequestType:
 def need_int(head: Head, name: str, least: int = 0, most: int = INT_MAX) -> int:
     """An integer field within [least, most]."""
     return _bounded(_need(head, name), name, least, most)
+
+
+def need_u32(head: Head, name: str, least: int = 0) -> int:
+    """A count, a process id, an hour: what is stored in 32 bits."""
+    return _bounded(_need(head, name), name, least, U32_MAX)
+
+
+def need_instant(head: Head, name: str) -> int:
+    """Milliseconds since the epoch, up to the last instant that can be shown as a date."""
+    return _bounded(_need(head, name), name, 0, INSTANT_MS_MAX)
+
+
+def need_retry_after(head: Head) -> int:
+    """When to try again, at most in an hour, whatever the peer says."""
+    return min(need_int(head, "retry_after_ms"), RETRY_AFTER_MS_MAX)
 
 
 def need_u64(head: Head, name: str) -> int:
@@ -117,9 +141,19 @@ def need_ints(head: Head, name: str, width: int | None = None) -> list[int]:
     return _row(_need(head, name), name, width)
 
 
-def need_rows(head: Head, name: str, width: int) -> list[list[int]]:
-    """A list of rows, each of exactly `width` unsigned 64-bit integers, such as handles."""
-    return [_row(item, name, width) for item in need_list(head, name)]
+def need_rows(head: Head, name: str, width: int, most: Sequence[int] = ()) -> list[list[int]]:
+    """A list of rows, each of exactly `width` unsigned integers, such as handles.
+
+    `most` has for each column the highest number that can be stored; without it all 64 bits are taken.
+    """
+    rows = [_row(item, name, width) for item in need_list(head, name)]
+    if most:
+        assert len(most) == width, "each column has its own limit"
+        for row in rows:
+            for value, limit in zip(row, most, strict=True):
+                if value > limit:
+                    raise BadRequest(f"{name} has a {value} where at most {limit} can be", field=name)
+    return rows
 
 
 def as_head(value: HeadValue, name: str) -> Head:
@@ -146,9 +180,9 @@ def error_from_head(head: Head) -> DelaydError:
     details: dict[str, Detail] = {
         name: value for name, value in need_map(head, "details").items() if isinstance(value, str | int | bytes)
     }
-    message = _typed(_need(head, "message"), "message", str)
+    message = need_str(head, "message", MESSAGE_BYTES_MAX)
     return error_by_code(
-        need_str(head, "code"), message, 0 if retry_after_ms is None else need_int(head, "retry_after_ms"), details
+        need_str(head, "code"), message, 0 if retry_after_ms is None else need_retry_after(head), details
     )
 
 
@@ -180,7 +214,11 @@ def _wrong_kind(value: HeadValue, name: str, kind: type) -> BadRequest:
 
 
 def _short(text: str, name: str, bytes_max: int) -> str:
-    if len(text) > bytes_max or len(text.encode()) > bytes_max:
+    try:
+        fits = len(text) <= bytes_max and len(text.encode()) <= bytes_max
+    except UnicodeEncodeError:
+        raise BadRequest(f"{name} has half a surrogate pair, which is no text", field=name) from None
+    if not fits:
         raise BadRequest(f"{name} is longer than {bytes_max} bytes", field=name)
     return text
 

@@ -41,8 +41,11 @@ def _logged() -> Iterator[tuple[str, str, str]]:
     for path in sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
-                case ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=level)) if level in CALLS:
-                    form = node.args[1 if level == SAYS_LEVEL_LATER else 0]
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="log" | "limited" as name), attr=level)) if (
+                    level in CALLS
+                ):
+                    # A LogLimit is told the cause first.
+                    form = node.args[1 if level == SAYS_LEVEL_LATER or name == "limited" else 0]
                     assert isinstance(form, ast.Constant), f"{path}:{node.lineno} logs no literal"
                     yield str(path.relative_to(ROOT)), level.replace("exception", "error"), str(form.value)
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from delayd.errors import BadRequest, BadSubject, DamagedData, DiskFull, DiskReserve, SyncFailed
+from delayd.host import HOST_BYTES_MAX
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import HEAD_BYTES_MAX, Head, encode_frame
-from delayd.wire.meta import HOST_BYTES_MAX, SERVERS_MAX, SUBJECTS_MAX, Registered, Routes, ServerInfo, servers_head
+from delayd.wire.meta import SERVERS_MAX, SUBJECTS_MAX, Registered, Routes, ServerInfo, servers_head
 
 from .servers import LEASE_MS, World, delay_server, realtime_server
 
