@@ -6,12 +6,15 @@ one, so a class is never renamed: its code is its name. Built-in exceptions, `As
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Detail = str | int | bytes  # Each passes through msgpack unchanged.
 
+SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 RETRY_AFTER_MS_DEFAULT = 100  # About one group commit on a slow disk, for refusals that know nothing better.
 
 
@@ -216,6 +219,59 @@ class DamagedData(DataError):
         return self._text("what")
 
 
+class DamagedValue(DamagedData):
+    """A value of a server's state does not check; nothing is built on it (rule L9)."""
+
+    def __init__(self, path: str, key: bytes, position: int = 0) -> None:
+        name = key_text(key)
+        message = f"the value of {name} in {path} does not check; restore the file from a copy if nothing else has it"
+        what = f"the value of {name} does not check"
+        self._fill(message, None, {"path": path, "position": position, "what": what, "key": key})
+
+    @property
+    def key(self) -> bytes:
+        """Whose value it is."""
+        value = self.details.get("key", b"")
+        return value if isinstance(value, bytes) else b""
+
+
+class Unreadable(DamagedData):
+    """The system refuses to read a file; its bytes may be as good as ever, so it is tried again (rule L10)."""
+
+    def __init__(self, path: str, position: int, number: int) -> None:
+        reason = f"{errno.errorcode.get(number, number)}, {os.strerror(number)}"
+        message = f"{path} can't be read at byte {position} ({reason}); look at the disk and at the rights of this file"
+        what = f"it can't be read ({reason})"
+        self._fill(message, None, {"path": path, "position": position, "what": what, "errno": number})
+
+    @property
+    def number(self) -> int:
+        """The system's error number."""
+        return self._number("errno")
+
+
+class Shortage(DataError):
+    """This process lacks memory or descriptors to read a file; nothing is wrong with the file (rule L10)."""
+
+    def __init__(self, path: str, number: int) -> None:
+        message = (
+            f"{path} can't be read now: this process has nothing left of what that needs ({os.strerror(number)}); "
+            "give it more memory or files, it tries again"
+        )
+        self._fill(message, None, {"path": path, "errno": number})
+
+
+class StateMissing(DataError):
+    """The state of a server is gone while its logs are there: nothing else says who it is."""
+
+    def __init__(self, path: str, found: str) -> None:
+        message = (
+            f"{path} holds no state, and {found} shows that this server has lived; restore it from a copy of this "
+            "server's last life, or give the server an empty directory"
+        )
+        self._fill(message, None, {"path": path, "found": found})
+
+
 class NewerFormat(DataError):
     """A file was written by a newer delayd."""
 
@@ -261,6 +317,21 @@ class DiskFull(DataError):
         self._fill(
             f"no space is left for {path}; free some or move the directory to a larger disk", None, {"path": path}
         )
+
+
+def key_text(key: bytes) -> str:
+    """A key of a server's state as people read it: its text, and numbers in hexadecimal."""
+    name, slash, rest = key.partition(b"/")
+    text = rest.decode("ascii", "replace") if rest.isascii() and rest.decode("ascii").isprintable() else rest.hex()
+    return name.decode("ascii", "backslashreplace") + slash.decode() + text
+
+
+def read_error(path: str, position: int, error: OSError) -> DataError:
+    """Name an OSError of a read: the file's fault, or a shortage of this process."""
+    number = error.errno or 0
+    if number in SHORTAGES:
+        return Shortage(path, number)
+    return Unreadable(path, position, number)
 
 
 class ServerStopped(DelaydError):

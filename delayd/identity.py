@@ -1,7 +1,7 @@
 """Who a server is: the log_id of its directory for ever, and the epoch of this start (docs/formats/checkpoint.md).
 
 Invariant: the epoch has risen by one, durably, before the server does anything else, so no two lives of a directory
-share one (rules L7, H3).
+share one (rules L7, H3). Nothing else says what these numbers are, so they are kept twice (rule L9).
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from typing import NamedTuple
 
 import msgpack
 
-from delayd.errors import DamagedData, NewerFormat
+from delayd.disk import Disk
+from delayd.errors import DamagedData, NewerFormat, StateMissing
 from delayd.state import State
 
 FORMAT = 1  # Of everything in a server's directory together.
 U64_MAX = (1 << 64) - 1
 
-_FORMAT_KEY = b"format"
-_LOG_ID_KEY = b"log_id"
-_EPOCH_KEY = b"epoch"
+_KEYS = (b"format", b"log_id", b"epoch")
+_COPY_KEY = b"identity"  # All three in one value.
+_FILES = ("checkpoint", "message", "schedule", "dispatch", "seal", "consume", "pull")  # Of a server that has lived.
 
 
 class Identity(NamedTuple):
@@ -29,39 +30,70 @@ class Identity(NamedTuple):
     epoch: int
 
 
-def open_identity(state: State, path: str, draw_u64: Callable[[], int]) -> Identity:
+def open_identity(state: State, path: str, draw_u64: Callable[[], int], disk: Disk | None = None) -> Identity:
     """Begin the next epoch of a server's state; a new directory draws its log_id. Commits once.
 
-    `path` is where the state lies, for NewerFormat and DamagedData.
+    `path` is where the state lies, for errors; with `disk` a state that knows nothing is refused beside logs.
+
+    Raises:
+        NewerFormat: a newer delayd wrote it.
+        DamagedData: a number does not check in either of its places.
+        StateMissing: the directory has logs, and no state.
     """
-    version = _number(state, path, _FORMAT_KEY)
+    numbers = [_read(state, path, index) for index in range(len(_KEYS))]
+    version = numbers[0]
     if version is None:
+        _need_new(path, disk)
         # 0 is what an unset field holds, so no directory has it.
         log_id, epoch = draw_u64() or 1, 1
     else:
         if version > FORMAT:
             raise NewerFormat(path, version, FORMAT)
-        log_id, last_epoch = (_needed(state, path, key) for key in (_LOG_ID_KEY, _EPOCH_KEY))
-        epoch = last_epoch + 1
-    numbers = {_FORMAT_KEY: FORMAT, _LOG_ID_KEY: log_id, _EPOCH_KEY: epoch}
-    state.commit([(key, msgpack.packb(number)) for key, number in numbers.items()])
+        known = [_needed(path, index, numbers[index]) for index in (1, 2)]
+        log_id, epoch = known[0], known[1] + 1
+    values = (FORMAT, log_id, epoch)
+    puts = [(key, msgpack.packb(number)) for key, number in zip(_KEYS, values, strict=True)]
+    state.commit([*puts, (_COPY_KEY, msgpack.packb(values))])
     return Identity(log_id, epoch)
 
 
-def _needed(state: State, path: str, key: bytes) -> int:
-    number = _number(state, path, key)
+def _need_new(path: str, disk: Disk | None) -> None:
+    folder = path.rpartition("/")[0]
+    if disk is None:
+        return
+    for name in _FILES:
+        found = f"{folder}/{name}"
+        if disk.exists(found) and (name == "checkpoint" or disk.list_folder(found)):
+            raise StateMissing(path, found)
+
+
+def _needed(path: str, index: int, number: int | None) -> int:
     if number is None:
-        raise DamagedData(path, 0, f"the key {key.decode()} is missing")
+        raise DamagedData(path, 0, f"the key {_KEYS[index].decode()} is missing")
     return number
 
 
-def _number(state: State, path: str, key: bytes) -> int | None:
-    value = state.get(key)
-    if value is None:
-        return None
+def _read(state: State, path: str, index: int) -> int | None:
+    """One of the numbers, from its copy where it does not check; None when neither is there."""
+    damage: DamagedData | None = None
+    for key, place in ((_KEYS[index], None), (_COPY_KEY, index)):
+        try:
+            value = state.get(key)
+            if value is not None:
+                return _number(path, key, value, place)
+        except DamagedData as error:
+            damage = damage or error
+    if damage is not None:
+        raise damage
+    return None
+
+
+def _number(path: str, key: bytes, value: bytes, place: int | None) -> int:
     try:
         number = msgpack.unpackb(value)
-    except ValueError as error:
+        if place is not None:
+            number = number[place]
+    except (ValueError, TypeError, IndexError) as error:
         raise DamagedData(path, 0, f"the value of {key.decode()} is no msgpack") from error
     if type(number) is not int or not 0 <= number <= U64_MAX:
         raise DamagedData(path, 0, f"the value of {key.decode()} is no number")

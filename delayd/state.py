@@ -1,26 +1,26 @@
 """Small durable key-value state of one server: registry, routes, checkpoint rows, group progress.
 
 Invariant: a commit is one transaction that is durable when it returns (LMDB's default sync), or nothing of it is there.
+Each value is stored with a checksum over its key and itself, and one that does not check is never returned (rule L9).
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import lmdb
+from crc32c import crc32c
 
 from delayd.disk import RealDisk
-from delayd.errors import DamagedData, DirectoryInUse, DiskFull, NewerFormat, NotWritable, SyncFailed
+from delayd.errors import DamagedData, DamagedValue, DirectoryInUse, DiskFull, NotWritable, SyncFailed, read_error
+from delayd.state_file import Pair, read_pairs
 
 MAP_BYTES = 1 << 40  # Address space only: the file is as long as what it holds.
 KEY_BYTES_MAX = 511  # LMDB's own limit.
 LMDB_FILE = "data.mdb"
-LMDB_META = struct.Struct("<16xII")  # Magic and version, after the header of the first page.
-LMDB_MAGIC = 0xBEEFC0DE
-LMDB_VERSION_MAX = 1
+CHECKSUM_BYTES = 4
 READERS_MAX = 16  # The loop and its worker; each thread that reads takes one for good.
 
 
@@ -28,10 +28,13 @@ class State(Protocol):
     """Keys of 1 to 511 bytes, any values. Reads see every commit that has returned."""
 
     def get(self, key: bytes) -> bytes | None:
-        """Value of a key, or None."""
+        """Value of a key, or None; DamagedValue when it does not check."""
 
-    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Pairs whose key begins with ``prefix``, in key order; an empty prefix means all."""
+    def scan(self, prefix: bytes, damaged: list[DamagedValue] | None = None) -> list[tuple[bytes, bytes]]:
+        """Pairs whose key begins with ``prefix``, in key order; an empty prefix means all.
+
+        Values that do not check are left out and named in ``damaged``; without it the first one is raised.
+        """
 
     def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
         """Remove, then put, in one durable transaction; a missing key may be removed. Blocks for an fsync.
@@ -48,6 +51,7 @@ class LmdbState:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._file = os.path.join(path, LMDB_FILE)
         disk = RealDisk()
         disk.make_folder(path)
         self._environment = _open(path)
@@ -60,24 +64,25 @@ class LmdbState:
         check_key(key)
         try:
             with self._environment.begin() as transaction:
-                return transaction.get(key)
+                stored = transaction.get(key)
         except lmdb.Error as error:
-            raise _damaged(self._path, error) from error
+            raise _damaged(self._file, error) from error
+        return None if stored is None else check_stored(self._file, key, stored)
 
-    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, damaged: list[DamagedValue] | None = None) -> list[tuple[bytes, bytes]]:
         """One cursor over the range."""
         found: list[tuple[bytes, bytes]] = []
         try:
             with self._environment.begin() as transaction, transaction.cursor() as cursor:
                 if not (cursor.set_range(prefix) if prefix else cursor.first()):
                     return found
-                for key, value in cursor:
+                for key, stored in cursor:
                     if not key.startswith(prefix):
                         break
-                    found.append((key, value))
+                    found.append((key, stored))
         except lmdb.Error as error:
-            raise _damaged(self._path, error) from error
-        return found
+            raise _damaged(self._file, error) from error
+        return check_pairs(self._file, found, damaged)
 
     def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
         """About 5 us a put; past 1,000 puts, off the loop."""
@@ -88,7 +93,7 @@ class LmdbState:
                     transaction.delete(key)
                 for key, value in puts:
                     check_key(key)
-                    transaction.put(key, value)
+                    transaction.put(key, with_checksum(key, value))
         except lmdb.DiskError as error:
             raise DiskFull(self._path) from error
         except lmdb.Error as error:
@@ -105,7 +110,58 @@ def check_key(key: bytes) -> None:
         raise ValueError(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
 
 
+def with_checksum(key: bytes, value: bytes) -> bytes:
+    """What is stored under a key: the value, then CRC32C over key and value."""
+    return value + crc32c(value, crc32c(key)).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def check_stored(path: str, key: bytes, stored: bytes, position: int = 0) -> bytes:
+    """The value of what is stored under a key; DamagedValue when it does not check."""
+    value = stored[:-CHECKSUM_BYTES]
+    if len(stored) < CHECKSUM_BYTES or with_checksum(key, value) != stored:
+        raise DamagedValue(path, key, position)
+    return value
+
+
+def check_pairs(
+    path: str, pairs: Iterable[tuple[bytes, bytes]], damaged: list[DamagedValue] | None
+) -> list[tuple[bytes, bytes]]:
+    """Pairs of keys and values of what is stored; see `State.scan` for ``damaged``."""
+    found: list[tuple[bytes, bytes]] = []
+    for key, stored in pairs:
+        try:
+            found.append((key, check_stored(path, key, stored)))
+        except DamagedValue as damage:
+            if damaged is None:
+                raise
+            damaged.append(damage)
+    return found
+
+
+def read_state_file(path: str) -> list[Pair]:
+    """Read the file of a state that no server has open, without LMDB: what is stored under each key.
+
+    Raises:
+        DamagedData, NewerFormat: LMDB could not read it, or would fault on it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            return read_pairs(path, lambda size, position: os.pread(descriptor, size, position), size)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise read_error(path, 0, error) from error
+
+
 def _open(path: str) -> lmdb.Environment:
+    file = os.path.join(path, LMDB_FILE)
+    # LMDB has made an environment of a file that is empty or not there.
+    if os.path.exists(file) and os.path.getsize(file):
+        read_state_file(file)
     try:
         return lmdb.open(path, map_size=MAP_BYTES, max_readers=READERS_MAX)
     except PermissionError as error:
@@ -113,20 +169,8 @@ def _open(path: str) -> lmdb.Environment:
     except lmdb.Error as error:
         if "already open in this process" in str(error):
             raise DirectoryInUse(path, f"pid {os.getpid()} (this process)") from error
-        version = _version_of(path)
-        if version is not None and version > LMDB_VERSION_MAX:
-            raise NewerFormat(os.path.join(path, LMDB_FILE), version, LMDB_VERSION_MAX) from error
-        raise _damaged(path, error) from error
+        raise _damaged(file, error) from error
 
 
-def _damaged(path: str, error: lmdb.Error) -> DamagedData:
-    return DamagedData(os.path.join(path, LMDB_FILE), 0, str(error))
-
-
-def _version_of(path: str) -> int | None:
-    with open(os.path.join(path, LMDB_FILE), "rb") as file:
-        first_page = file.read(LMDB_META.size)
-    if len(first_page) < LMDB_META.size:
-        return None
-    magic, version = LMDB_META.unpack(first_page)
-    return int(version) if magic == LMDB_MAGIC else None
+def _damaged(file: str, error: lmdb.Error) -> DamagedData:
+    return DamagedData(file, 0, str(error))

@@ -58,7 +58,7 @@ def recover(
     Raises:
         DamagedData, NewerFormat: with the path and what to do.
     """
-    identity = open_identity(state, state_path, draw_u64)
+    identity = open_identity(state, state_path, draw_u64, disk)
     kept = Kept(state, state_path)
     marks = kept.marks()
     # The incarnation is the epoch under another name: both rise by one, durably, at each start.

@@ -67,7 +67,7 @@ class DelayCore:
         evidence: Evidence,
         rest: Callable[[], None],
     ) -> None:
-        self.identity = open_identity(state, f"{config.folder}/state.lmdb", random_id)
+        self.identity = open_identity(state, f"{config.folder}/state.lmdb", random_id, disk)
         self._origin = Origin(self.identity.log_id, self.identity.epoch, random_id())
         found = recover(disk, state, clock, config, self.identity)
         for damage in found.damage:

@@ -10,6 +10,7 @@ from itertools import chain
 
 import msgpack
 
+from delayd.errors import DamagedValue
 from delayd.state import State
 
 PREFIX = b"end/"
@@ -50,9 +51,9 @@ class KeepingEnds:
         """See State."""
         return self._state.get(key)
 
-    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, damaged: list[DamagedValue] | None = None) -> list[tuple[bytes, bytes]]:
         """See State."""
-        return self._state.scan(prefix)
+        return self._state.scan(prefix, damaged)
 
     def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
         """See State."""

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from delayd.state import check_key
+from delayd.errors import DamagedValue
+from delayd.state import check_key, check_pairs, check_stored, with_checksum
 from delayd.testing.disk import MemoryDisk
+
+NAME = "state"  # Stands for the path of a file.
 
 
 class MemoryState:
@@ -17,7 +20,7 @@ class MemoryState:
     def __init__(self, disk: MemoryDisk | None = None) -> None:
         self.commits = 0
         self._disk = disk
-        self._pairs: dict[bytes, bytes] = {}
+        self._pairs: dict[bytes, bytes] = {}  # What is stored: values with their checksums.
         self._durable: dict[bytes, bytes] | None = None  # Kept only while the last commit's sync was skipped.
 
     def after_crash(self, disk: MemoryDisk | None = None) -> MemoryState:
@@ -27,15 +30,27 @@ class MemoryState:
         return state
 
     def get(self, key: bytes) -> bytes | None:
-        """Value of a key, or None."""
+        """Value of a key, or None; DamagedValue when it does not check."""
         self._check_alive()
         check_key(key)
-        return self._pairs.get(key)
+        stored = self._pairs.get(key)
+        return None if stored is None else check_stored(NAME, key, stored)
 
-    def scan(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, damaged: list[DamagedValue] | None = None) -> list[tuple[bytes, bytes]]:
         """Pairs whose key begins with ``prefix``, in key order."""
         self._check_alive()
-        return [(key, self._pairs[key]) for key in sorted(self._pairs) if key.startswith(prefix)]
+        stored = [(key, self._pairs[key]) for key in sorted(self._pairs) if key.startswith(prefix)]
+        return check_pairs(NAME, stored, damaged)
+
+    def keys(self) -> list[bytes]:
+        """All keys, for tests that damage each of them."""
+        return sorted(self._pairs)
+
+    def flip(self, key: bytes, bit: int = 0) -> None:
+        """Turn one bit of what is stored under a key over."""
+        stored = bytearray(self._pairs[key])
+        stored[bit // 8 % len(stored)] ^= 1 << bit % 8
+        self._pairs[key] = bytes(stored)
 
     def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
         """Remove, then put."""
@@ -50,7 +65,7 @@ class MemoryState:
         self.commits += 1
         for key in removes:
             self._pairs.pop(key, None)
-        self._pairs.update(pairs)
+        self._pairs.update((key, with_checksum(key, value)) for key, value in pairs.items())
 
     def close(self) -> None:
         """Nothing is held."""

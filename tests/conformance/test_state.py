@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from delayd.errors import DamagedValue
 from delayd.state import LmdbState, State
 from delayd.testing.state import MemoryState
+
+Damage = Callable[[State, bytes], State]
+
+
+@pytest.fixture
+def damage(tmp_path: Path) -> Damage:
+    """Turns a bit of a stored value over; the state is opened anew."""
+
+    def flip(state: State, key: bytes) -> State:
+        if isinstance(state, MemoryState):
+            state.flip(key, 3)
+            return state
+        state.close()
+        folder = tmp_path / "new" / "state.lmdb"
+        data = bytearray((folder / "data.mdb").read_bytes())
+        for place in [found.end() for found in re.finditer(re.escape(key), data)]:
+            data[place] ^= 8
+        (folder / "data.mdb").write_bytes(data)
+        return LmdbState(str(folder))
+
+    return flip
 
 
 @pytest.fixture(params=["lmdb", "memory"])
@@ -85,4 +108,21 @@ def test_the_longest_key_and_a_large_value_fit(state: State) -> None:
 
 def test_a_second_close_is_fine(state: State) -> None:
     state.close()
+    state.close()
+
+
+def test_rule_L9_a_value_that_does_not_check_is_named_and_never_returned(state: State, damage: Damage) -> None:
+    state.commit([(b"hour/\x00\x01", b"one"), (b"hour/\x00\x02", b"two"), (b"hours", b"")])
+    state = damage(state, b"hour/\x00\x01")
+    assert state.get(b"hour/\x00\x02") == b"two"
+    with pytest.raises(DamagedValue, match=r"the value of hour/0001 in .* does not check") as refused:
+        state.get(b"hour/\x00\x01")
+    assert refused.value.key == b"hour/\x00\x01" and refused.value.path.endswith(("data.mdb", "state"))
+    with pytest.raises(DamagedValue):
+        state.scan(b"hour/")
+    damaged: list[DamagedValue] = []
+    assert state.scan(b"", damaged) == [(b"hour/\x00\x02", b"two"), (b"hours", b"")]
+    assert [error.key for error in damaged] == [b"hour/\x00\x01"]
+    state.commit([(b"hour/\x00\x01", b"mended")])
+    assert state.get(b"hour/\x00\x01") == b"mended"
     state.close()

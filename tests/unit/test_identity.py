@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from delayd.errors import DamagedData, NewerFormat
+from delayd.errors import DamagedData, DamagedValue, NewerFormat, StateMissing
 from delayd.identity import FORMAT, Identity, open_identity
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
@@ -53,3 +53,31 @@ def test_a_directory_that_lost_a_part_of_its_identity_is_damaged(pairs: list[tup
     state.commit([(b"format", b"\x01"), *pairs])
     with pytest.raises(DamagedData, match="DATA/meta"):
         open_identity(state, "DATA/meta", never_drawn)
+
+
+@pytest.mark.parametrize("key", [b"format", b"log_id", b"epoch", b"identity"])
+def test_rule_L9_an_identity_is_kept_twice_and_one_damaged_value_changes_nothing(key: bytes) -> None:
+    state = MemoryState()
+    open_identity(state, "DATA/meta", lambda: LOG_ID)
+    for bit in range(8 * 5):
+        state.flip(key, bit)
+        assert open_identity(state, "DATA/meta", never_drawn) == Identity(LOG_ID, bit + 2)
+
+
+@pytest.mark.parametrize("key", [b"log_id", b"epoch"])
+def test_rule_L9_an_identity_that_checks_in_neither_place_is_refused(key: bytes) -> None:
+    state = MemoryState()
+    open_identity(state, "DATA/meta", lambda: LOG_ID)
+    state.flip(key)
+    state.flip(b"identity")
+    with pytest.raises(DamagedValue, match="the value of"):
+        open_identity(state, "DATA/meta", never_drawn)
+
+
+def test_logs_without_a_state_are_refused_by_name_and_an_empty_directory_is_new() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/data/delay/message")
+    assert open_identity(MemoryState(), "/data/delay/state.lmdb", lambda: LOG_ID, disk).epoch == 1
+    disk.open("/data/delay/message/0.log", create=True).close()
+    with pytest.raises(StateMissing, match=r"state\.lmdb holds no state, and /data/delay/message shows"):
+        open_identity(MemoryState(), "/data/delay/state.lmdb", lambda: LOG_ID, disk)
