@@ -13,7 +13,7 @@ import click
 
 from delayd.client.message import MessageView
 from delayd.client.sync_consumer import Consumer, MessageBatch
-from delayd.errors import RetryLater
+from delayd.errors import BadHeaders, RetryLater
 
 from .interrupt import Interrupts
 from .listing import printable
@@ -75,7 +75,7 @@ def consume(
 
     Exit codes: 0 also when nothing came, 4 when the servers could not be reached.
     """
-    write = _WRITERS[form]
+    write = WRITERS[form]
     taken = 0
     # What is pulled ahead and not shown would be given back, and count as an attempt. And without prefetch a pull ends
     # by an answer or an error, so that "nothing came" is never said of a server that was not reached.
@@ -114,7 +114,10 @@ def _text(message: MessageView) -> bytes:
     words = [instant_text(message.deliver_at_ms), f"late {duration_text(message.late_ms)}"]
     if message.attempt > 1:
         words.append(f"attempt {message.attempt}")
-    words += [f"{name}={_shown(value)}" for name, value in message.headers.items()]
+    try:
+        words += [f"{name}={_shown(value)}" for name, value in message.headers.items()]
+    except BadHeaders:
+        words.append(f"headers that can't be decoded: {printable(message.headers_bytes)}")
     return f"{'  '.join(words)}  {printable(message.body, TEXT_LENGTH)}\n".encode()
 
 
@@ -130,8 +133,11 @@ def _json(message: MessageView) -> bytes:
         "deliver_at_ms": message.deliver_at_ms,
         "late_ms": message.late_ms,
         "attempt": message.attempt,
-        "headers": {name: _json_value(value) for name, value in message.headers.items()},
     }
+    try:
+        found["headers"] = {name: _json_value(value) for name, value in message.headers.items()}
+    except BadHeaders:
+        found["headers_base64"] = base64.b64encode(message.headers_bytes).decode("ascii")
     try:
         found["body"] = message.body.decode()
     except UnicodeDecodeError:
@@ -147,4 +153,4 @@ def _json_value(value: str | bytes) -> str | dict[str, str]:
     return value if isinstance(value, str) else {"base64": base64.b64encode(value).decode("ascii")}
 
 
-_WRITERS: dict[str, Callable[[MessageView], bytes]] = {"text": _text, "json": _json, "raw": _raw}
+WRITERS: dict[str, Callable[[MessageView], bytes]] = {"text": _text, "json": _json, "raw": _raw}

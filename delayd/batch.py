@@ -302,13 +302,15 @@ def parse(buffer: Buffer, position: int = 0, *, front: bool = False) -> Batch:
     if available < HEADER_BYTES:
         raise BatchMalformed(f"{available} bytes are too few for a header")
     fields = HEADER.unpack_from(view)
-    magic, version, kind, _, total_bytes, count, heap_offset, column_count, kind_bytes, subject_count, _, _, crc = (
+    magic, version, kind, flags, total_bytes, count, heap_offset, column_count, kind_bytes, subject_count, _, _, crc = (
         fields
     )
     if magic != MAGIC:
         raise BatchMalformed(f"magic {magic:#x} is not that of a batch")
     if version != VERSION:
         raise BatchMalformed(f"version {version} is not known; this is version {VERSION}")
+    if flags:
+        raise BatchMalformed(f"flags {flags:#x} are not known; version {VERSION} has none")
     directory = HEADER_BYTES + kind_bytes
     columns_start = directory + DIRECTORY_ENTRY.size * column_count
     needed = heap_offset if front else total_bytes
@@ -333,18 +335,24 @@ KIND_BYTES = {kind.value: PARTS[kind][0].size if kind in PARTS else 0 for kind i
 @lru_cache(maxsize=DIRECTORIES_REMEMBERED)
 def _directory(entries: bytes, count: int, low: int, high: int) -> Mapping[int, int]:
     offsets: dict[int, int] = {}
-    before = 0
+    before, free = 0, low
     for column, width, offset in DIRECTORY_ENTRY.iter_unpack(entries):
         if column <= before:
             raise BatchMalformed(f"column {column} comes behind column {before}")
         before = column
-        if offset & 7 or not low <= offset <= high - width * count:
-            raise BatchMalformed(f"column {column} at {offset} does not lie between directory and heap")
         dtype = DTYPES.get(column)
         if dtype is None and column < SKIPPABLE_FROM:
             raise BatchMalformed(f"column {column} must be understood and is not known")
+        if dtype is not None and dtype.itemsize != width:
+            raise BatchMalformed(f"column {column} is {width} bytes wide instead of {dtype.itemsize}")
+        # Each begins where the one before it ended: no byte belongs to two columns, or to none.
+        if offset != free:
+            raise BatchMalformed(f"column {column} is at {offset} and must be at {free}, behind what is before it")
+        free += padded(width * count)
+        if free > high:
+            raise BatchMalformed(f"column {column} has fewer than {count} rows before the heap at {high}")
         if dtype is not None:
-            if dtype.itemsize != width:
-                raise BatchMalformed(f"column {column} is {width} bytes wide instead of {dtype.itemsize}")
             offsets[column] = offset
+    if free != high:
+        raise BatchMalformed(f"its columns of {count} rows end at {free}, its heap begins at {high}")
     return offsets

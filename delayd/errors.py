@@ -85,6 +85,10 @@ class BatchMalformed(CallerError):
     """A batch whose columns do not fit its heap, or whose checksum differs."""
 
 
+class BadHeaders(BatchMalformed):
+    """The headers of a message are no map from text to text or bytes."""
+
+
 class BatchNumberReused(CallerError):
     """A producer sent another batch under a number that it used before (rule I1)."""
 

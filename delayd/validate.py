@@ -1,7 +1,8 @@
 """Validation: what intake proves of a batch before it keeps it (docs/formats/batch.md).
 
 A batch that passed can't make a later gather read out of bounds, whatever its bytes are. Checksums are not part of
-it: `Batch.verify` checks them, before or after.
+it: `Batch.verify` checks them, before or after. Bytes that no reader looks at, such as those between items, are proved
+to be zeros, so that nobody can hide anything there that a later version would read.
 """
 
 import struct
@@ -10,8 +11,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import REGIONS, Batch, BatchKind, ColumnId, Int64s, padded
-from delayd.errors import BadSubject, BatchMalformed, CallerError, MessageTooLarge
+from delayd.batch import DTYPES, HEADER_BYTES, REGIONS, Batch, BatchKind, ColumnId, Int64s, padded
+from delayd.encode import PADS
+from delayd.errors import BadHeaders, BadSubject, BatchMalformed, CallerError, MessageTooLarge
+from delayd.headers import bad_headers
 
 SUBJECT_BYTES_MAX = 255
 SUBJECT_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%/-"
@@ -43,6 +46,7 @@ _COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
     BatchKind.SEAL: (frozenset({ColumnId.SEAL}), frozenset({ColumnId.SEAL})),
 }
 _WITH_SUBJECTS = frozenset({BatchKind.PRODUCER, BatchKind.SCHEDULE, BatchKind.DISPATCH})
+_WITH_RESERVE = frozenset({BatchKind.SCHEDULE, BatchKind.DISPATCH, BatchKind.OUTCOME})  # Their parts end in four zeros.
 
 
 def check_batch(batch: Batch) -> None:
@@ -53,6 +57,7 @@ def check_batch(batch: Batch) -> None:
         BadSubject, MessageTooLarge: with the rows at fault, see `refused_rows`.
     """
     _check_columns(batch.kind, frozenset(batch.offsets))
+    _check_zeros(batch)
     begin = check_subjects(batch)
     heap_bytes = batch.total_bytes - batch.heap_offset
     if ColumnId.BODY_END not in batch.offsets:
@@ -61,6 +66,21 @@ def check_batch(batch: Batch) -> None:
         _check_few_rows(batch, begin, heap_bytes)
     else:
         _check_rows(batch, begin, heap_bytes)
+
+
+def check_headers(batch: Batch) -> None:
+    """Prove that the headers of each row can be decoded, of a batch that `check_batch` proved (rule E2).
+
+    Raises:
+        BadHeaders: with the rows at fault.
+    """
+    if ColumnId.HEADERS_END not in batch.offsets:
+        return
+    bad = list(bad_headers(batch, ROWS_NAMED_MAX))
+    if bad:
+        row, error = bad[0]
+        rows = np.array([row for row, _ in bad], np.int64)
+        raise BadHeaders(f"row {row}: {error.message}", rows=rows_detail(rows))
 
 
 def refused_rows(error: CallerError) -> list[int]:
@@ -93,10 +113,7 @@ def check_subjects(batch: Batch) -> int:
         check(table, count)
     except _BadName as bad:
         raise _bad_subject(batch, bad.index, bad.reason) from None
-    if ColumnId.SUBJECT in batch.offsets:
-        beyond = batch.uint32s(ColumnId.SUBJECT) >= count
-        if beyond.any():
-            raise BatchMalformed(f"row {int(beyond.argmax())}: column subject names none of its {count} subjects")
+    _check_subject_of(batch, count)
     return table_bytes
 
 
@@ -122,6 +139,33 @@ def _check_columns(kind: BatchKind, found: frozenset[int]) -> None:
         raise BatchMalformed(f"a {kind.name} batch can't have the column {ColumnId(extra).name.lower()}")
 
 
+def _check_zeros(batch: Batch) -> None:
+    """Nothing stands in what the kind part reserves, nor between the columns."""
+    reserve = HEADER_BYTES + batch.kind_bytes - 4
+    if batch.kind in _WITH_RESERVE and batch.buffer[reserve : reserve + 4] != PADS[4]:
+        raise BatchMalformed(f"the last four bytes of its {batch.kind.name} part are reserved and not zeros")
+    for column, offset in batch.offsets.items():
+        end = offset + DTYPES[column].itemsize * batch.count
+        if end & 7 and batch.buffer[end : padded(end)] != PADS[-end & 7]:
+            raise BatchMalformed(f"the bytes behind column {ColumnId(column).name.lower()} are not zeros")
+
+
+def _check_subject_of(batch: Batch, count: int) -> None:
+    """Each row has a subject of the table, and in what producers send each subject of the table has a row."""
+    if ColumnId.SUBJECT not in batch.offsets:
+        if count > 1:
+            raise BatchMalformed(f"{count} subjects without a column that says which row has which")
+        return
+    subject_of = batch.uint32s(ColumnId.SUBJECT)
+    beyond = subject_of >= count
+    if beyond.any():
+        raise BatchMalformed(f"row {int(beyond.argmax())}: column subject names none of its {count} subjects")
+    used = np.zeros(count, bool)
+    used[subject_of] = True
+    if not used.all():
+        raise BatchMalformed(f"subject {int(used.argmin())} of its {count} subjects is that of no row")
+
+
 def _check_table(table: bytes, count: int) -> None:
     ends = np.frombuffer(table, "<u4", count).astype(np.int64)
     lengths = np.diff(ends, prepend=0)
@@ -131,13 +175,19 @@ def _check_table(table: bytes, count: int) -> None:
         raise _BadName(index, f"a subject of {int(lengths[index])} bytes; it has 1 to {SUBJECT_BYTES_MAX}")
     # The ends rise by now, and the last one was seen to be inside.
     names = padded(4 * count)
+    if table[4 * count : names].strip(b"\0") or table[names + int(ends[-1]) :].strip(b"\0"):
+        raise BatchMalformed("the bytes behind the ends or the names of its subject table are not zeros")
+    starts = (ends - lengths + names).tolist()
     if table[names : names + int(ends[-1])].translate(None, SUBJECT_ALPHABET):
-        starts = (ends - lengths + names).tolist()
         for index, (start, length) in enumerate(zip(starts, lengths.tolist(), strict=True)):
             try:
                 check_subject(table[start : start + length])
             except BadSubject as error:
                 raise _BadName(index, error.message) from None
+    if count > 1:
+        found = {table[start : start + length] for start, length in zip(starts, lengths.tolist(), strict=True)}
+        if len(found) < count:
+            raise BatchMalformed(f"only {len(found)} of its {count} subjects differ; a table names each once")
 
 
 _check_table_once = lru_cache(maxsize=_REMEMBERED_TABLES)(_check_table)
@@ -170,11 +220,15 @@ def _check_few_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         for row, end in enumerate(struct.unpack_from(f"<{batch.count}I", batch.buffer, offset)):
             if not start <= end <= heap_bytes:
                 raise _outside(column, row, end, start, heap_bytes)
+            if end & 7 and batch.buffer[batch.heap_offset + end : batch.heap_offset + padded(end)] != PADS[-end & 7]:
+                raise _not_zeros(column, row)
             length = end - start
             size[row] += length
             if size[row] > MESSAGE_BYTES_MAX or (column == ColumnId.HEADERS_END and length > HEADERS_BYTES_MAX):
                 too_large.add(row)
             start = (end + 7) & ~7
+    if start != heap_bytes:
+        raise _bytes_behind(start, heap_bytes)
     if too_large:
         raise _too_large(np.array(sorted(too_large), np.int64))
 
@@ -198,6 +252,15 @@ def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         longest = max(longest, int(lengths.max()))
         regions.append((lengths, HEADERS_BYTES_MAX if column == ColumnId.HEADERS_END else MESSAGE_BYTES_MAX))
         begin = padded(last)
+        # The word in which an item ends, without the bytes that are the item's.
+        inside = ends & 7
+        if inside.any():
+            behind = _words(batch).take(ends >> 3, mode="clip") >> (inside << 3).astype(np.uint64)
+            behind[inside == 0] = 0
+            if behind.any():
+                raise _not_zeros(column, int((behind != 0).argmax()))
+    if begin != heap_bytes:
+        raise _bytes_behind(begin, heap_bytes)
     # Nearly every batch has messages so short that no row need be looked at.
     if longest * len(regions) > HEADERS_BYTES_MAX:
         too_large = np.sum([lengths for lengths, _ in regions], axis=0) > MESSAGE_BYTES_MAX
@@ -210,6 +273,19 @@ def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
 def _outside(column: int, row: int, end: int, start: int, heap_bytes: int) -> BatchMalformed:
     name = ColumnId(column).name.lower()
     return BatchMalformed(f"row {row}: column {name} is {end}, outside of {start} to {heap_bytes}")
+
+
+def _words(batch: Batch) -> NDArray[np.uint64]:
+    return np.frombuffer(batch.buffer, "<u8", (batch.total_bytes - batch.heap_offset) >> 3, batch.heap_offset)
+
+
+def _not_zeros(column: int, row: int) -> BatchMalformed:
+    name = ColumnId(column).name.lower().removesuffix("_end")
+    return BatchMalformed(f"row {row}: the bytes behind its {name}, up to a multiple of 8, are not zeros")
+
+
+def _bytes_behind(end: int, heap_bytes: int) -> BatchMalformed:
+    return BatchMalformed(f"its items end at {end} of a heap of {heap_bytes} bytes; nothing may stand behind them")
 
 
 def _too_large(rows: Int64s) -> MessageTooLarge:

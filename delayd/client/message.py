@@ -6,21 +6,21 @@ Invariant: what is decoded was verified against the batch's checksums, and nothi
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s, padded
-from delayd.errors import BatchMalformed
+from delayd.errors import BadHeaders
+from delayd.headers import Headers, decode_headers
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Item = TypeVar("Item", bound=np.generic)
-MessageHeaders = dict[str, str | bytes]
 
 
 class Part(NamedTuple):
@@ -70,6 +70,28 @@ class Pulled(NamedTuple):
         return self._replace(parts=tuple(first)), self._replace(parts=tuple(rest))
 
 
+class UnreadableHeaders(Mapping[str, str | bytes]):
+    """Stands for headers that can't be decoded: whoever looks into it gets `error`, a BadHeaders."""
+
+    def __init__(self, error: BadHeaders) -> None:
+        self.error = error
+
+    def __getitem__(self, name: str) -> str | bytes:
+        raise self.error
+
+    def __iter__(self) -> Iterator[str]:
+        raise self.error
+
+    def __len__(self) -> int:
+        raise self.error
+
+    def __contains__(self, name: object) -> bool:
+        raise self.error
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.error.message!r})"
+
+
 class MessageColumns:
     """Columns of pulled messages, one item a message, in the order of the subject."""
 
@@ -97,19 +119,23 @@ class MessageColumns:
         return bodies
 
     @cached_property
-    def headers(self) -> list[MessageHeaders]:
-        """Decoded headers; an empty dict where a message has none.
-
-        Raises:
-            BatchMalformed: a producer sent something else.
-        """
-        headers: list[MessageHeaders] = []
+    def headers_bytes(self) -> list[bytes]:
+        """Copies of the headers as they were sent, one msgpack map each; empty where a message has none."""
+        headers: list[bytes] = []
         for part in self.pulled.parts:
             if ColumnId.HEADERS_END in part.batch:
-                headers.extend(map(_decode_headers, _items(part, ColumnId.HEADERS_END)))
+                headers.extend(_items(part, ColumnId.HEADERS_END))
             else:
-                headers.extend({} for _ in part.rows)
+                headers.extend(b"" for _ in part.rows)
         return headers
+
+    @cached_property
+    def headers(self) -> list[Mapping[str, str | bytes]]:
+        """Decoded headers; an empty dict where a message has none.
+
+        Headers that can't be decoded concern their own message only: an `UnreadableHeaders` stands in their place.
+        """
+        return [_readable(packed) for packed in self.headers_bytes]
 
     @cached_property
     def deliver_at_ms(self) -> Int64s:
@@ -172,9 +198,14 @@ class MessageView:
         return self._columns.bodies[self.row]
 
     @property
-    def headers(self) -> MessageHeaders:
-        """What was sent with it."""
-        return self._columns.headers[self.row]
+    def headers(self) -> Headers:
+        """What was sent with it; BadHeaders when that can't be decoded, and then `headers_bytes` has it."""
+        return decode_headers(self.headers_bytes)
+
+    @property
+    def headers_bytes(self) -> bytes:
+        """What was sent with it, as it was sent: one msgpack map, or nothing."""
+        return self._columns.headers_bytes[self.row]
 
     @property
     def subject(self) -> str:
@@ -236,13 +267,8 @@ def _items(part: Part, column: ColumnId) -> list[bytes]:
     return [run[begin:stop] for begin, stop in zip(begins, stops, strict=True)]
 
 
-def _decode_headers(packed: bytes) -> MessageHeaders:
-    if not packed:
-        return {}
+def _readable(packed: bytes) -> Mapping[str, str | bytes]:
     try:
-        headers = msgpack.unpackb(packed, strict_map_key=True, max_ext_len=0)
-    except ValueError as error:
-        raise BatchMalformed(f"the headers of a message can't be decoded: {error}") from error
-    if not isinstance(headers, dict) or not all(isinstance(value, str | bytes) for value in headers.values()):
-        raise BatchMalformed("the headers of a message are no map from text to text or bytes")
-    return headers
+        return decode_headers(packed)
+    except BadHeaders as error:
+        return UnreadableHeaders(error)

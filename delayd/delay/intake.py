@@ -23,7 +23,7 @@ from delayd.executor import Done, Executor
 from delayd.hours import INSTANT_MS_MIN, hours_of
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
-from delayd.validate import check_batch, rows_detail
+from delayd.validate import check_batch, check_headers, rows_detail
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +159,7 @@ class Intake:
             raise SlowDown("this server is behind with its disk; send again later")
         batch.verify()
         check_batch(batch)
+        check_headers(batch)
         deliver_at_ms = batch.int64s(ColumnId.DELIVER_AT_MS)
         now_ms = self._clock.now_ms()
         latest = int(deliver_at_ms.max())

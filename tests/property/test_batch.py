@@ -14,20 +14,24 @@ from tests.batches import bodies_of, messages, parsed, with_true_checksums
 
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)
 BODY = st.binary(max_size=40)
-SUBJECTS = st.lists(st.from_regex(rb"[A-Za-z0-9._%/-]{1,20}", fullmatch=True), min_size=1, max_size=4)
+SUBJECTS = st.lists(st.from_regex(rb"[A-Za-z0-9._%/-]{1,20}", fullmatch=True), min_size=1, max_size=4, unique=True)
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> bytes:
     bodies = draw(st.lists(BODY, min_size=1, max_size=9))
     rows = len(bodies)
-    subjects = draw(SUBJECTS)
+    # Each subject is that of a row: the first rows take one each, the others any.
+    subjects = draw(SUBJECTS)[:rows]
+    subject_of = list(range(len(subjects))) + draw(
+        st.lists(st.integers(0, len(subjects) - 1), min_size=rows - len(subjects), max_size=rows - len(subjects))
+    )
     return messages(
         bodies,
         due=draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=rows, max_size=rows)),
         headers=draw(st.none() | st.lists(BODY, min_size=rows, max_size=rows)),
         subjects=subjects,
-        subject_of=draw(st.none() | st.lists(st.integers(0, len(subjects) - 1), min_size=rows, max_size=rows)),
+        subject_of=subject_of if len(subjects) > 1 else draw(st.sampled_from([None, subject_of])),
     )
 
 

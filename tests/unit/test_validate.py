@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import struct
 
+import msgpack
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, DispatchPart, OutcomePart, SchedulePart, parse
+from delayd.batch import (
+    HEADER_BYTES,
+    Batch,
+    BatchKind,
+    ColumnId,
+    DispatchPart,
+    KindPart,
+    OutcomePart,
+    SchedulePart,
+    padded,
+    parse,
+)
 from delayd.encode import encode
-from delayd.errors import BadSubject, BatchMalformed, MessageTooLarge
+from delayd.errors import BadHeaders, BadSubject, BatchMalformed, MessageTooLarge
 from delayd.log.control import encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.pull import PullEntry, PullOp, encode_entries
@@ -19,10 +31,11 @@ from delayd.validate import (
     MESSAGE_BYTES_MAX,
     ROWS_NAMED_MAX,
     check_batch,
+    check_headers,
     check_subject,
     refused_rows,
 )
-from tests.batches import messages
+from tests.batches import PRODUCER, messages, with_true_checksums
 
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)
 
@@ -39,7 +52,10 @@ def test_honest_batches_of_every_kind_pass(count: int) -> None:
     made = [
         messages(bodies),
         messages(
-            bodies, headers=bodies, subjects=[b"a", b"b/c-d_e%20.F9"], subject_of=[row % 2 for row in range(count)]
+            bodies,
+            headers=bodies,
+            subjects=[b"a", b"b/c-d_e%20.F9"][:count],
+            subject_of=[row % 2 for row in range(count)],
         ),
         messages(bodies, sequences=range(count), kind=BatchKind.SCHEDULE, part=SchedulePart(0, 9, 1)),
         messages(bodies, sequences=range(count), kind=BatchKind.DISPATCH, part=DISPATCH),
@@ -161,3 +177,173 @@ def test_outcome_parts_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(BatchMalformed, match="heap of 8"):
         entry = np.zeros(1, "V48")
         check_batch(parse(encode(BatchKind.PULL, None, 1, [(ColumnId.ENTRY, entry)], [bytes(8)])))
+
+
+# What no reader looks at, and each way in which counts do not add up (rule E2).
+
+
+def pads_of(batch: Batch) -> list[int]:
+    """The position of each byte that stands between columns, names and items, by the format page alone."""
+    heap, buffer, rows = batch.heap_offset, batch.buffer, batch.count
+    pads: list[int] = []
+    widths = {ColumnId.DELIVER_AT_MS: 8, ColumnId.SEQUENCE: 8, ColumnId.ACCEPTED_AT_MS: 8}
+    for column, offset in batch.offsets.items():
+        end = offset + widths.get(ColumnId(column), 4) * rows
+        pads += range(end, padded(end))
+    ends = 4 * batch.subject_count
+    names = padded(ends)
+    (last,) = struct.unpack_from("<I", buffer, heap + ends - 4)
+    pads += range(heap + ends, heap + names)
+    pads += range(heap + names + last, heap + names + padded(last))
+    for column in (ColumnId.HEADERS_END, ColumnId.BODY_END):
+        if column in batch.offsets:
+            for end in batch.uint32s(column).tolist():
+                pads += range(heap + end, heap + padded(end))
+    if batch.kind in (BatchKind.SCHEDULE, BatchKind.DISPATCH):
+        pads += range(HEADER_BYTES + batch.kind_bytes - 4, HEADER_BYTES + batch.kind_bytes)
+    return pads
+
+
+@pytest.mark.parametrize("count", [1, 3, FEW_ROWS + 3])
+@pytest.mark.parametrize("kind", [BatchKind.PRODUCER, BatchKind.SCHEDULE, BatchKind.DISPATCH])
+def test_rule_E2_each_byte_between_columns_names_and_items_must_be_zero(kind: BatchKind, count: int) -> None:
+    bodies = [b"b" * (1 + row % 9) for row in range(count)]
+    parts: dict[BatchKind, KindPart] = {
+        BatchKind.PRODUCER: PRODUCER,
+        BatchKind.SCHEDULE: SchedulePart(0, 9, 1),
+        BatchKind.DISPATCH: DISPATCH,
+    }
+    subjects = [b"a", b"bc", b"def"][: 1 if kind is BatchKind.DISPATCH else count]
+    data = messages(
+        bodies,
+        headers=bodies[::-1],
+        subjects=subjects,
+        subject_of=None if kind is BatchKind.DISPATCH else [row % len(subjects) for row in range(count)],
+        sequences=None if kind is BatchKind.PRODUCER else range(count),
+        kind=kind,
+        part=parts[kind],
+    )
+    check_batch(parse(data))
+    positions = pads_of(parse(data))
+    assert len(positions) > 10
+    for position in positions:
+        changed = bytearray(data)
+        changed[position] = 1
+        with pytest.raises(BatchMalformed, match="zeros"):
+            check_batch(parse(with_true_checksums(changed)))
+
+
+@pytest.mark.parametrize("count", [1, FEW_ROWS + 1])
+@pytest.mark.parametrize("behind", [bytes(8), b"12345678", bytes(4096)])
+def test_rule_E2_bytes_behind_the_last_body_are_refused(count: int, behind: bytes) -> None:
+    data = bytearray(messages([b"12345678"] * count)) + behind
+    struct.pack_into("<I", data, 8, len(data))
+    with pytest.raises(BatchMalformed, match="nothing may stand behind"):
+        check_batch(parse(with_true_checksums(data)))
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_rule_E2_more_or_fewer_rows_than_columns_hold_are_refused(count: int) -> None:
+    data = messages([b"12345678"] * count)
+    for claimed in (1, count - 1, count + 1, count + 2, 2 * count, 65_536):
+        changed = bytearray(data)
+        struct.pack_into("<I", changed, 12, claimed)
+        with pytest.raises(BatchMalformed):
+            check_batch(parse(with_true_checksums(changed)))
+
+
+def test_rule_E2_columns_that_overlap_or_leave_a_gap_are_refused() -> None:
+    data = messages([b"x"] * 4, subject_of=[0] * 4)
+    directory = HEADER_BYTES + 24
+    places = [struct.unpack_from("<HHI", data, directory + 8 * index)[2] for index in range(3)]
+    for index in range(3):
+        for place in (*places, places[index] + 8, places[index] - 8):
+            if place == places[index]:
+                continue
+            changed = bytearray(data)
+            struct.pack_into("<I", changed, directory + 8 * index + 4, place)
+            with pytest.raises(BatchMalformed, match="must be at"):
+                parse(with_true_checksums(changed))
+
+
+def test_rule_E2_a_subject_that_no_row_has_or_that_stands_twice_is_refused() -> None:
+    with pytest.raises(BatchMalformed, match="subject 1 of its 3 subjects is that of no row"):
+        check_batch(parse(messages([b""] * 4, subjects=[b"a", b"b", b"c"], subject_of=[0, 2, 2, 0])))
+    with pytest.raises(BatchMalformed, match="without a column"):
+        check_batch(parse(messages([b""] * 4, subjects=[b"a", b"b"])))
+    for names in ([b"a", b"a"], [b"a", b"b", b"a"], [b"n" * 200] * 30):
+        rows = list(range(len(names)))
+        with pytest.raises(BatchMalformed, match="names each once"):
+            check_batch(parse(messages([b""] * len(rows), subjects=names, subject_of=rows)))
+
+
+def test_rule_E2_unknown_columns_that_must_be_understood_are_refused_and_others_skipped() -> None:
+    data = bytearray(messages([b"x"] * 2))
+    place = HEADER_BYTES + 24 + 8  # The second of its two columns.
+    for column, refused in ((19, True), (0x3FFF, True), (0x4000, False), (0xFFFF, False)):
+        struct.pack_into("<H", data, place, column)
+        with pytest.raises(BatchMalformed, match="must be understood" if refused else "needs the column body_end"):
+            check_batch(parse(with_true_checksums(data)))
+
+
+GOOD_HEADERS: list[dict[str, str | bytes]] = [
+    {},
+    {"trace": "a1"},
+    {"": ""},
+    {"long": "x" * 127, "longer": "y" * 128, "longest": "z" * 300},
+    {"umlaut": "gr\u00fc\u00dfe", "bytes": b"\xff\x00\xc1", "none": b""},
+    {f"key{index}": f"value {index}" for index in range(40)},
+    {f"key{index}": "v" for index in range(15)},
+]
+BAD_HEADERS = [
+    b"\xc1\xff",  # No msgpack at all.
+    b"\x81\xa1a",  # Cut short.
+    b"\x81\xa1a\xa5b",
+    b"\x82\xa1a\xa1b",
+    b"\x81\xa1a\xa1b\x00",  # Something behind the map.
+    b"\x80\x80",
+    b"\xa1a",  # A text, a list, a number, nil.
+    b"\x92\xa1a\xa1b",
+    b"\x05",
+    b"\xc0",
+    b"\x81\x01\xa1b",  # A key, or a value, of another type.
+    b"\x81\xc4\x01a\xa1b",
+    b"\x81\xa1a\x05",
+    b"\x81\xa1a\xc0",
+    b"\x81\xa1a\x80",
+    b"\x81\x80\xa1a",
+    b"\x81\xa1a\xc7\x00\x05",
+    b"\x81\xa2\xff\xfe\xa1b",  # Text that is no UTF-8.
+    b"\x81\xa1a\xa3\xed\xa0\x80",
+    b"\x81\xd9\x05ab",
+    b"\x8f" + b"\xa0" * 29,
+    b"\xdf\xff\xff\xff\xff",
+    b"\x81\xa1a" + b"\x91" * 2_000,
+]
+
+
+def test_rule_E2_headers_of_all_kinds_that_a_consumer_can_read_pass() -> None:
+    packed = [msgpack.packb(headers) for headers in GOOD_HEADERS]
+    for headers in ([b"", *packed], packed * 9, [packed[1]] * 100 + [b""], *([one] for one in packed)):
+        batch = parse(messages([b"x"] * len(headers), headers=headers))
+        check_batch(batch)
+        check_headers(batch)
+
+
+@pytest.mark.parametrize("bad", BAD_HEADERS)
+@pytest.mark.parametrize("around", [0, 3, 100, 9_000])
+def test_rule_E2_headers_that_a_consumer_can_not_read_are_refused_with_their_rows(bad: bytes, around: int) -> None:
+    good = [msgpack.packb({"trace": f"{row:08}"}) for row in range(around)]
+    headers = [*good, bad, *good, bad]
+    batch = parse(messages([b"x"] * len(headers), headers=headers))
+    check_batch(batch)
+    with pytest.raises(BadHeaders, match=f"row {around}: the headers") as caught:
+        check_headers(batch)
+    assert refused_rows(caught.value) == [around, 2 * around + 1]
+
+
+def test_of_many_rows_with_bad_headers_1000_are_named_and_no_more_are_looked_at() -> None:
+    batch = parse(messages([b""] * 5_000, headers=[b"\xc1"] * 5_000))
+    with pytest.raises(BadHeaders) as caught:
+        check_headers(batch)
+    assert refused_rows(caught.value) == list(range(ROWS_NAMED_MAX))

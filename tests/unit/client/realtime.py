@@ -31,7 +31,7 @@ class Stored:
     sequence: int
     body: bytes
     deliver_at_ms: int
-    headers: Headers | None
+    headers: Headers | bytes | None  # Bytes: as a producer that is no delayd client sent them.
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class SmallRealtime(SmallServer):
         self.ack_requests = 0
         self.group = "g"
 
-    def add(self, body: bytes, deliver_at_ms: int | None = None, headers: Headers | None = None) -> None:
+    def add(self, body: bytes, deliver_at_ms: int | None = None, headers: Headers | bytes | None = None) -> None:
         """A message is due."""
         due = self.now_ms() if deliver_at_ms is None else deliver_at_ms
         self.messages.append(Stored(len(self.messages) + 1, body, due, headers))
@@ -152,7 +152,7 @@ class SmallRealtime(SmallServer):
         heap: list[Buffer] = [table]
         begin = len(table)
         if any(message.headers for message in messages):
-            ends, packed = lay_out([pack_headers(message.headers) for message in messages], begin)
+            ends, packed = lay_out([_packed(message.headers) for message in messages], begin)
             columns.append((ColumnId.HEADERS_END, ends))
             heap.append(packed)
             begin += len(packed)
@@ -164,3 +164,7 @@ class SmallRealtime(SmallServer):
         if self.damage:
             batch[-1] ^= 1
         return bytes(batch)
+
+
+def _packed(headers: Headers | bytes | None) -> bytes:
+    return headers if isinstance(headers, bytes) else pack_headers(headers)

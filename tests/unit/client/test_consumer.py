@@ -14,6 +14,7 @@ from delayd.client.consumer import AsyncConsumer
 from delayd.errors import (
     AlreadyClosed,
     BadArgument,
+    BadHeaders,
     BadSetting,
     BadSubject,
     BatchMalformed,
@@ -100,6 +101,56 @@ def test_columns_and_messages_of_a_batch_agree() -> None:
                 batch[20]
             await batch.ack()
         assert world.realtime.acked == list(range(20))
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize("bad", [b"\xc1\xff", b"\x81\xa1a", b"\x93abc", b"\x81\x01\x02", b"\x81\xa1a\xa2\xff\xff"])
+def test_rule_E2_headers_that_can_not_be_decoded_concern_their_own_message_only(bad: bytes) -> None:
+    async def scenario(world: World) -> None:
+        for row in range(6):
+            world.realtime.add(b"%d" % row, None, bad if row == 2 else {"n": str(row)})
+        async with consumer_of(world) as consumer:
+            read: list[bytes] = []
+            async for message in consumer:
+                if message.body == b"2":
+                    with pytest.raises(BadHeaders):
+                        _ = message.headers
+                    assert message.headers_bytes == bad
+                    await message.nack() if message.attempt == 1 else await message.ack()
+                else:
+                    assert message.headers == {"n": message.body.decode()}
+                    await message.ack()
+                read.append(message.body)
+                if len(read) == 7:
+                    break
+        assert sorted(read) == [b"0", b"1", b"2", b"2", b"3", b"4", b"5"]
+        assert sorted(world.realtime.acked) == list(range(6))
+
+    on_loop(scenario)
+
+
+def test_rule_E2_a_column_of_headers_raises_only_where_the_bad_ones_are_looked_into() -> None:
+    async def scenario(world: World) -> None:
+        for row in range(3):
+            world.realtime.add(b"", None, b"\xc1" if row == 1 else {"n": str(row)})
+        async with consumer_of(world) as consumer:
+            batch = await consumer.pull()
+            assert batch.headers[0] == {"n": "0"} and batch.headers[2]["n"] == "2"
+            bad = batch.headers[1]
+            assert "can't be decoded" in repr(bad)
+            uses: list[Callable[[], object]] = [
+                lambda: bad["n"],
+                lambda: bad.get("n"),
+                lambda: "n" in bad,
+                lambda: dict(bad),
+                lambda: list(bad.items()),
+                lambda: len(bad),
+            ]
+            for use in uses:
+                with pytest.raises(BadHeaders):
+                    use()
+            await batch.ack()
 
     on_loop(scenario)
 

@@ -6,6 +6,7 @@ import pytest
 from delayd.batch import ProducerPart, parse
 from delayd.delay.producers import Accepted
 from delayd.errors import (
+    BadHeaders,
     BadInstant,
     BadSubject,
     BatchMalformed,
@@ -288,3 +289,18 @@ def test_a_stop_on_a_full_disk_ends_and_keeps_what_was_accepted() -> None:
     assert after.core.outcome(PRODUCER_ID, 1) is not None
     assert after.core.outcome(PRODUCER_ID, 2) is None
     assert world.disk.exists(f"{FOLDER}/message")
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\xc1\xff", b"\x81\xa1a", b"\x92\xa1a\xa1b", b"\x81\x01\xa1b", b"\x81\xa1a\xa2\xff\xff"]
+)
+def test_rule_E2_headers_that_no_consumer_can_read_are_refused_with_their_rows(bad: bytes) -> None:
+    world = World()
+    due = [START_MS + 1_000] * 5
+    headers = [b"", bad, b"\x81\xa1a\xa1b", bad, b"\x80"]
+    error = refusal(world, messages([b"x"] * 5, due=due, headers=headers))
+    assert isinstance(error, BadHeaders) and refused_rows(error) == [1, 3]
+    assert world.core.intake.idle
+    answers = send(world, messages([b"x"] * 2, due=due[:2], headers=headers[:1] + headers[2:3]))
+    world.settle()
+    assert isinstance(answers[0][0], Accepted)
