@@ -46,6 +46,7 @@ PLACES = {
     "clock": Place("clock", "clock", "Compare the servers' clocks, or tell servers that theirs is right."),
     "subjects": Place("subjects", "subjects", "List subjects and the servers that serve them."),
     "groups": Place("groups", "groups", "List consumer groups and their progress."),
+    "quarantine": Place("quarantine", "quarantine", "List what servers can't read, and decide on it."),
     "schedule": Place("schedule", "schedule", "Look at what is scheduled, from files."),
     "dispatch": Place("dispatch", "dispatch", "Look at what became of messages, from files."),
     "log": Place("log", "log", "Verify or dump log files."),

@@ -23,6 +23,7 @@ from delayd.delay.loader import LoadedHour, load_hour
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Waiter
+from delayd.delay.quarantine import DROP, RELEASE, Entry, Kind, Quarantine
 from delayd.delay.recovery import attach_hour, recover
 from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows
@@ -31,10 +32,14 @@ from delayd.delay.sources import Sources
 from delayd.delay.table import message_rows
 from delayd.delay.target_ends import KeepingEnds, TargetEnds
 from delayd.disk import Disk
+from delayd.errors import BadArgument
 from delayd.executor import Done, Executor
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.state import State
+
+Decided = Callable[[bool, str], None]
+"""Hears whether an operator's word changed something, and what."""
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +123,9 @@ class DelayCore:
         self._sources = Sources(disk, config.folder, found.log, config.tail_bytes, config.source_cache_bytes)
         self._quarantined_ends = found.quarantined_ends
         earlier = (found.decided, found.quarantined, found.hours, found.pending)
+        self.quarantine = Quarantine(clock)
+        for hour, error in found.quarantined.items():
+            self.quarantine.put(Kind.DISPATCH, hour_name(hour), error, found.hours.get(hour).rows, hour=hour)
         self._earlier = EarlierOutcomes(*earlier, lambda sequences: self.dispatcher.settle(sequences))
         self.dispatcher = Dispatcher(
             found.wheel,
@@ -177,6 +185,18 @@ class DelayCore:
         """Call back with the replay offset when a checkpoint covers what is durable now."""
         self._checkpointer.when_covers(self.intake.durable.offset, lambda: done(self._checkpointer.replay.offset))
         self.wake()
+
+    def release(self, id_: str, done: Decided) -> None:
+        """Try a quarantined thing again, by an operator's word; BadArgument when there is none of this id."""
+        entry = self._entry(id_)
+        done(False, str(entry.error))
+
+    def drop(self, id_: str, done: Decided) -> None:
+        """Give a quarantined thing up, by an operator's word; BadArgument when that can't be."""
+        entry = self._entry(id_)
+        if entry.kind not in DROP:
+            raise BadArgument(f"{id_} can't be dropped; {RELEASE[entry.kind]}")
+        done(False, str(entry.error))
 
     def counters(self) -> dict[str, int]:
         """Figures for STATUS."""
@@ -273,6 +293,12 @@ class DelayCore:
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
         self.dispatcher.came()
         self._begin_checkpoint()
+
+    def _entry(self, id_: str) -> Entry:
+        entry = self.quarantine.find(id_)
+        if entry is None:
+            raise BadArgument(f"nothing is quarantined as {id_!r}; see `delayd quarantine list`")
+        return entry
 
     def _new_link(self, target: int) -> Link:
         sender = Sender(

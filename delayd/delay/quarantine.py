@@ -1,18 +1,152 @@
-"""Quarantine: hours whose dispatch log is damaged, so that nobody knows which of their rows were handed over (rule L5).
+"""Quarantine: what this server can't read or does not check, set aside by name until it is mended (rules L5, L9, L10).
 
-Invariant: nothing of such an hour is sent and nothing is written to the damaged file. What targets answer about it goes
-to a file beside it, in the same format, and joins the dispatch log when that was restored from a copy.
+Invariant: an entry concerns only what its name says, and everything else goes on. Nothing is written to a damaged file:
+what belongs into it goes to a file beside it, in the same format, and joins it when it was restored from a copy.
 """
 
 import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
+from delayd.clock import Clock
 from delayd.disk import Disk
+from delayd.errors import DamagedData
 from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
+from delayd.wire.quarantine import Quarantined
 
 log = logging.getLogger(__name__)
+
+WAITS_MAX = 100  # Of the list in STATUS.
+
+
+class Kind(StrEnum):
+    """What may be quarantined; with a name it is the id of an entry."""
+
+    SCHEDULE = "schedule"  # An hour's schedule log: its rows that are not in memory.
+    DISPATCH = "dispatch"  # An hour's dispatch log: which of its rows were handed over is not known.
+    ROWS = "rows"  # Rows of an hour, or of the message log, whose bodies can't be read.
+    MESSAGE = "message"  # The message log above the checkpoint: no checkpoint passes it.
+    SEAL = "seal"  # The seal log: nothing seals.
+    TARGET = "target"  # The note where a subject's rows may be.
+    PRODUCER = "producer"  # The numbers of a producer's batches.
+
+
+RELEASE = {
+    Kind.SCHEDULE: "the file is read again now; nothing is lost by it",
+    Kind.DISPATCH: "the file is read again now; nothing is lost by it",
+    Kind.ROWS: "they are read again now; nothing is lost by it",
+    Kind.MESSAGE: "a checkpoint is tried now; nothing is lost by it",
+    Kind.SEAL: "the file is read again now; nothing is lost by it",
+    Kind.TARGET: "the subject goes where meta says; if its route was moved since, messages in doubt may come twice",
+    Kind.PRODUCER: "its batches are taken again; one that it repeats from before this start may be kept twice",
+}
+DROP = {
+    Kind.SCHEDULE: "messages of this hour that only the damaged part of its file holds are lost for good",
+    Kind.DISPATCH: "messages of this hour without a known outcome are never sent; what was not delivered is lost",
+    Kind.ROWS: "these messages are given up: they get the outcome DEAD and are never sent",
+}
+
+
+@dataclass(slots=True)
+class Entry:
+    """One thing that is set aside."""
+
+    kind: Kind
+    name: str
+    error: DamagedData
+    rows: int
+    since_ms: int
+    hour: int | None
+    subject: str | None
+
+    @property
+    def id(self) -> str:
+        """How an operator names it."""
+        return f"{self.kind}/{self.name}"
+
+
+class Quarantine:
+    """The entries of one server, by id; for the loop alone."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._entries: dict[str, Entry] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._entries.values()))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(
+        self,
+        kind: Kind,
+        name: str,
+        error: DamagedData,
+        rows: int = 0,
+        *,
+        hour: int | None = None,
+        subject: str | None = None,
+    ) -> None:
+        """Set something aside, or say anew why and how much of it; a new reason is told in the log."""
+        entry = Entry(kind, name, error, rows, self._clock.now_ms(), hour, subject)
+        known = self._entries.get(entry.id)
+        if known is not None:
+            entry.since_ms = known.since_ms
+        self._entries[entry.id] = entry
+        if known is None or str(known.error) != str(error):
+            log.critical("quarantined id=%s rows=%d reason=%r", entry.id, rows, str(error))
+
+    def lift(self, kind: Kind, name: str) -> bool:
+        """Take something back; whether it was set aside."""
+        entry = self._entries.pop(f"{kind}/{name}", None)
+        if entry is not None:
+            log.info("released id=%s rows=%d", entry.id, entry.rows)
+        return entry is not None
+
+    def find(self, id_: str) -> Entry | None:
+        """The entry of an id."""
+        return self._entries.get(id_)
+
+    def get(self, kind: Kind, name: str) -> Entry | None:
+        """The entry of a kind and a name."""
+        return self._entries.get(f"{kind}/{name}")
+
+    def has_hour(self, hour: int) -> bool:
+        """Whether one of an hour's files is set aside."""
+        name = hour_name(hour)
+        return any(f"{kind}/{name}" in self._entries for kind in (Kind.SCHEDULE, Kind.DISPATCH))
+
+    def hours(self) -> int:
+        """How many hours have a file that is set aside."""
+        return len({entry.hour for entry in self if entry.hour is not None})
+
+    def listing(self) -> list[Quarantined]:
+        """All entries, as requests list them."""
+        return [
+            Quarantined(
+                entry.id,
+                entry.error.path,
+                entry.error.position,
+                str(entry.error),
+                entry.rows,
+                entry.since_ms,
+                None if entry.hour is None else hour_name(entry.hour),
+                entry.subject,
+                RELEASE[entry.kind],
+                DROP.get(entry.kind, ""),
+            )
+            for entry in self
+        ]
+
+    def waits(self) -> list[list[str]]:
+        """What waits for a file or an operator: ``[what, why, command]``."""
+        entries = sorted(self, key=lambda entry: entry.id)[:WAITS_MAX]
+        return [[entry.id, str(entry.error), f"delayd quarantine release {entry.id}"] for entry in entries]
 
 
 def quarantine_path(folder: str, hour: int) -> str:

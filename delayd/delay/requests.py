@@ -12,7 +12,8 @@ from delayd.delay.producers import Accepted
 from delayd.errors import BatchMalformed, CallerError, DelaydError, UnknownRequest, UnknownServer
 from delayd.validate import refused_rows
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.requests import RequestType, need_u64, request_type
+from delayd.wire.quarantine import decided_head, list_head
+from delayd.wire.requests import RequestType, need_int, need_str, need_u64, request_type
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,13 @@ class Requests:
             peer.answer(frame.request_id, self._status())
         elif kind is RequestType.PING:
             peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()})
+        elif kind is RequestType.QUARANTINE_LIST:
+            after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit")
+            peer.answer(frame.request_id, list_head(self._core.quarantine.listing(), after, limit))
+        elif kind in (RequestType.QUARANTINE_RELEASE, RequestType.QUARANTINE_DROP):
+            decide = self._core.release if kind is RequestType.QUARANTINE_RELEASE else self._core.drop
+            id_ = need_str(frame.head, "id")
+            decide(id_, lambda done, text: peer.answer(frame.request_id, decided_head(id_, done, text)))
         elif kind is RequestType.TRUST_CLOCK:
             self._clock.trust()
             log.warning("clock_trusted now_ms=%d", self._clock.now_ms())

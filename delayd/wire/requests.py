@@ -46,6 +46,9 @@ class RequestType(IntEnum):
     PING = 1
     STATUS = 2
     TRUST_CLOCK = 3
+    QUARANTINE_LIST = 6
+    QUARANTINE_RELEASE = 7
+    QUARANTINE_DROP = 8
     REGISTER = 10
     SERVERS = 11
     ROUTES = 12

@@ -1,0 +1,155 @@
+"""``delayd quarantine``: what servers can't read and have set aside, and an operator's word on it (rule L10)."""
+
+from typing import NamedTuple
+
+import click
+
+from delayd.errors import BadArgument, DelaydError
+from delayd.wire.frame import Head
+from delayd.wire.quarantine import PAGE_MAX, Quarantined, read_list
+from delayd.wire.requests import RequestType, need_bool, need_str
+
+from . import ask
+from .exits import NOT_BALANCED, OK
+from .listing import Cell, Column, Kind, show
+from .options import examples, format_option, meta_option
+
+ROLES = ("delay", "realtime")
+COLUMNS = (
+    Column("role"),
+    Column("log_id"),
+    Column("id"),
+    Column("messages", Kind.NUMBER),
+    Column("since", Kind.INSTANT),
+    Column("position", Kind.NUMBER),
+    Column("path"),
+    Column("reason"),
+)
+
+server_option = click.option("--server", metavar="LOG_ID", help="The server that lists it; needed when several do.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+class Found(NamedTuple):
+    """An entry and the server that lists it."""
+
+    server: ask.Known
+    entry: Quarantined
+
+
+@click.group(
+    epilog=examples(
+        "delayd quarantine list",
+        "delayd quarantine drop schedule/2026112203",
+    )
+)
+def quarantine() -> None:
+    """List what servers can't read and have set aside, and decide on it.
+
+    A damaged or missing file concerns its own messages only; everything else goes on. Each entry is tried again every
+    30 s, so that a file which is restored from a copy is taken back by itself. Where there is no copy, drop says so.
+    """
+
+
+@quarantine.command(
+    "list",
+    epilog=examples(
+        "delayd quarantine list",
+        "delayd quarantine list --format json",
+    ),
+)
+@meta_option
+@format_option
+def list_(meta: str, form: str) -> None:
+    """List what is quarantined at all live servers.
+
+    Servers that can't be asked are missing, and stderr says so.
+    """
+    show(COLUMNS, [_row(found) for found in ask.run(lambda: _all(meta))], form)
+
+
+@quarantine.command(
+    epilog=examples(
+        "delayd quarantine release schedule/2026112203",
+    )
+)
+@click.argument("id_", metavar="ID")
+@meta_option
+@server_option
+@yes_option
+def release(id_: str, meta: str, server: str | None, yes: bool) -> int:
+    """Have an entry tried again at once, or taken as it is: it says first what that does and costs."""
+    return _decide(RequestType.QUARANTINE_RELEASE, id_, meta, server, yes)
+
+
+@quarantine.command(
+    epilog=examples(
+        "delayd quarantine drop schedule/2026112203",
+    )
+)
+@click.argument("id_", metavar="ID")
+@meta_option
+@server_option
+@yes_option
+def drop(id_: str, meta: str, server: str | None, yes: bool) -> int:
+    """Give an entry up for good, for there is no copy of its file: it says first what that costs."""
+    return _decide(RequestType.QUARANTINE_DROP, id_, meta, server, yes)
+
+
+def _decide(request: RequestType, id_: str, meta: str, server: str | None, yes: bool) -> int:
+    found = _only(id_, [each for each in ask.run(lambda: _all(meta)) if each.entry.id == id_], server)
+    dropping = request is RequestType.QUARANTINE_DROP
+    costs = found.entry.drop if dropping else found.entry.release
+    if not costs:
+        raise BadArgument(f"{id_} can't be {'dropped' if dropping else 'released'}; {found.entry.reason}")
+    click.echo(f"{id_}: {costs}", err=True)
+    if not yes:
+        click.confirm("Do it?", abort=True, err=True)
+    done, message = ask.run(lambda: _ask(found.server, request, id_))
+    click.echo(message)
+    return OK if done else NOT_BALANCED
+
+
+def _only(id_: str, found: list[Found], server: str | None) -> Found:
+    if server is not None:
+        found = [each for each in found if f"{each.server.log_id:016x}" == server.lower()]
+    if not found:
+        raise BadArgument(f"nothing is quarantined as {id_}; see `delayd quarantine list`")
+    if len(found) > 1:
+        raise BadArgument(f"{len(found)} servers list {id_}; say which one with --server")
+    return found[0]
+
+
+async def _all(address: str) -> list[Found]:
+    async with ask.meta(address) as connection:
+        servers = [server for server in await ask.known_servers(connection) if server.role in ROLES]
+    return [found for server in servers for found in await _of(server)]
+
+
+async def _of(server: ask.Known) -> list[Found]:
+    place = f"the {server.role} server at {server.host}:{server.port}"
+    found: list[Found] = []
+    try:
+        async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
+            after, more = "", True
+            while more:
+                head: Head = {"after": after, "limit": PAGE_MAX}
+                entries, more = read_list(await ask.ask(connection, RequestType.QUARANTINE_LIST, head))
+                found += [Found(server, entry) for entry in entries]
+                more = more and bool(entries)
+                after = entries[-1].id if entries else after
+    except DelaydError as error:
+        click.echo(f"delayd: what {place} has quarantined is missing: {error.message}", err=True)
+    return found
+
+
+async def _ask(server: ask.Known, request: RequestType, id_: str) -> tuple[bool, str]:
+    async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
+        answer = await ask.ask(connection, request, {"id": id_})
+    return need_bool(answer, "done"), need_str(answer, "message")
+
+
+def _row(found: Found) -> tuple[Cell, ...]:
+    entry = found.entry
+    where = (entry.position, entry.path, entry.reason)
+    return (found.server.role, f"{found.server.log_id:016x}", entry.id, entry.rows, entry.since_ms, *where)
