@@ -1,6 +1,7 @@
 """Requests: the frames that a delay server answers, and the core behind them (docs/protocol.md, Delay server)."""
 
 import logging
+import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
@@ -18,6 +19,8 @@ from delayd.wire.requests import RequestType, need_int, need_str, need_u64, requ
 log = logging.getLogger(__name__)
 
 BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
+LENGTH = struct.Struct("<I")
+LENGTH_AT = 8  # Of the length of a batch, in its header.
 
 
 class Peer(Protocol):
@@ -74,8 +77,12 @@ class Requests:
             if not left:
                 peer.answer(frame.request_id, self._head(results=results))
 
+        # What is wrong with one batch is told of it alone; its neighbours are kept.
         for index, batch in enumerate(batches):
-            self._core.send(batch, partial(answered, index))
+            if isinstance(batch, BatchMalformed):
+                answered(index, batch, False)
+            else:
+                self._core.send(batch, partial(answered, index))
 
     def _outcome(self, peer: Peer, frame: Frame) -> None:
         log_id = need_u64(frame.head, "log_id")
@@ -92,25 +99,39 @@ class Requests:
         return {"log_id": self._core.identity.log_id, "now_ms": self._clock.now_ms(), **fields}
 
 
-def split(body: Buffer) -> list[Batch]:
-    """View the PRODUCER batches that follow one another in a body.
+def split(body: Buffer) -> list[Batch | BatchMalformed]:
+    """View the PRODUCER batches that follow one another in a body; what is wrong with one stands in its place.
 
     Raises:
-        BatchMalformed: they do not fill it exactly, or one is no PRODUCER batch; nothing of the body is taken then.
+        BatchMalformed: their lengths do not fill the body exactly, so nobody can tell where one of them begins.
     """
-    batches: list[Batch] = []
+    places: list[tuple[int, int]] = []
     position = 0
     while position < len(body):
-        if len(body) - position < HEADER.size or len(batches) >= BATCHES_MAX:
-            raise BatchMalformed(f"a body of {len(body)} bytes does not end with a batch")
-        batch = parse(body, position)
-        if batch.kind is not BatchKind.PRODUCER:
-            raise BatchMalformed(f"a batch of kind {batch.kind.name} can't be sent; producers send PRODUCER batches")
-        batches.append(batch)
-        position += batch.total_bytes
-    if not batches:
+        if len(places) == BATCHES_MAX:
+            raise BatchMalformed(f"a SEND of more than {BATCHES_MAX} batches; put more rows into each, or send two")
+        size = LENGTH.unpack_from(body, position + LENGTH_AT)[0] if len(body) - position >= HEADER.size else 0
+        if size < HEADER.size or size & 7 or size > len(body) - position:
+            raise BatchMalformed(
+                f"batch {len(places)} claims {size} of the {len(body) - position} bytes that are left of the body; "
+                "batches follow one another and fill it exactly"
+            )
+        places.append((position, size))
+        position += size
+    if not places:
         raise BatchMalformed("a SEND without a batch; put at least one into its body")
-    return batches
+    view = memoryview(body)
+    return [_parse(view[start : start + size]) for start, size in places]
+
+
+def _parse(data: memoryview) -> Batch | BatchMalformed:
+    try:
+        batch = parse(data)
+    except BatchMalformed as error:
+        return error
+    if batch.kind is not BatchKind.PRODUCER:
+        return BatchMalformed(f"a batch of kind {batch.kind.name} can't be sent; producers send PRODUCER batches")
+    return batch
 
 
 def _result(what: Accepted | DelaydError, duplicate: bool) -> Head:

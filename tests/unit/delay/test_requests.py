@@ -4,14 +4,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from delayd.delay.requests import Requests, split
+from delayd.batch import Batch, BatchKind, DispatchPart, ProducerPart
+from delayd.delay.requests import BATCHES_MAX, Requests, split
 from delayd.errors import BatchMalformed, UnknownRequest, UnknownServer
+from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.requests import RequestType
+from delayd.wire.requests import RequestType, need_maps
 from tests.batches import messages
 from tests.delay_harness import World
 
 HOUR_MS = 3_600_000
+DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)
 
 
 class Answers:
@@ -60,9 +63,87 @@ def test_an_outcome_is_asked_of_the_server_that_was_sent_to(requests: Requests) 
         requests.received(Answers(), frame(RequestType.OUTCOME, head))
 
 
-def test_a_body_is_whole_producer_batches_or_nothing_of_it_is_taken() -> None:
+def sent(number: int, due_ms: int = START_MS + HOUR_MS, rows: int = 2) -> bytes:
+    return messages([b"x"] * rows, due=[due_ms] * rows, part=ProducerPart(7, number, 0))
+
+
+def damaged(data: bytes, position: int) -> bytes:
+    changed = bytearray(data)
+    changed[position] ^= 0x40
+    return bytes(changed)
+
+
+def results_of(world: World, requests: Requests, body: bytes) -> list[Head]:
+    peer = Answers()
+    requests.received(peer, frame(RequestType.SEND, {}, body))
+    world.settle()
+    (head,) = peer.heads
+    return need_maps(head, "results")
+
+
+def test_a_body_of_several_batches_is_taken_batch_by_batch() -> None:
     batch = messages([b"a", b"b"])
-    assert [each.count for each in split(batch + batch)] == [2, 2]
-    for body in (b"", batch[:-8], batch + bytes(8)):
-        with pytest.raises(BatchMalformed):
-            split(body)
+    assert [each.count for each in split(batch + batch) if isinstance(each, Batch)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (sent(9, START_MS + 900 * 24 * HOUR_MS), "past_horizon"),
+        (sent(9, 5), "bad_instant"),
+        (damaged(sent(9), 0), "batch_malformed"),  # The magic, the version, the kind, the flags.
+        (damaged(sent(9), 4), "batch_malformed"),
+        (damaged(sent(9), 5), "batch_malformed"),
+        (damaged(sent(9), 6), "batch_malformed"),
+        (damaged(sent(9), 12), "batch_malformed"),  # The count, the heap's place, checksums, the part, columns, heap.
+        (damaged(sent(9), 17), "batch_malformed"),
+        (damaged(sent(9), 30), "batch_malformed"),
+        (damaged(sent(9), 36), "batch_malformed"),
+        (damaged(sent(9), 41), "batch_malformed"),
+        (damaged(sent(9), 90), "batch_malformed"),
+        (damaged(sent(9), len(sent(9)) - 1), "batch_malformed"),
+        (
+            messages([b""], sequences=[1], kind=BatchKind.DISPATCH, part=DispatchPart(1, 2, 3, 4, 5, 6, 7)),
+            "batch_malformed",
+        ),
+        (messages([b""], due=[START_MS], subjects=[b"a b"]), "bad_subject"),
+        (messages([b""], due=[START_MS], headers=[b"\xc1"]), "bad_headers"),
+        (messages([b""], due=[START_MS], headers=[bytes(40_000)]), "message_too_large"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_bad_batch_is_refused_by_name_and_its_neighbours_are_kept(
+    world: World, requests: Requests, bad: bytes, code: str, place: int
+) -> None:
+    good = [sent(number) for number in (1, 2, 3)]
+    results = results_of(world, requests, b"".join([*good[:place], bad, *good[place:]]))
+    assert results[place]["error"] == code and results[place]["message"]
+    del results[place]
+    assert [result["base_sequence"] for result in results] == [1, 3, 5]
+    assert [world.core.outcome(7, number) is not None for number in (1, 2, 3, 9)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        sent(1)[:-8],
+        sent(1) + bytes(8),
+        sent(1) + bytes(40),
+        sent(1) + damaged(sent(2), 8),  # A length that leads nowhere.
+        sent(1) + damaged(sent(2), 11),
+        damaged(sent(1), 9) + sent(2),
+        sent(1) * (BATCHES_MAX + 1),
+    ],
+)
+def test_a_body_whose_lengths_do_not_chain_is_refused_whole(world: World, requests: Requests, body: bytes) -> None:
+    with pytest.raises(BatchMalformed):
+        requests.received(Answers(), frame(RequestType.SEND, {}, body))
+    world.settle()
+    assert world.core.outcome(7, 1) is None and world.core.intake.next_sequence == 1
+
+
+def test_a_send_takes_4096_batches(world: World, requests: Requests) -> None:
+    body = b"".join(sent(number, rows=1) for number in range(1, BATCHES_MAX + 1))
+    results = results_of(world, requests, body)
+    assert [result["base_sequence"] for result in results] == list(range(1, BATCHES_MAX + 1))
