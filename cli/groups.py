@@ -1,15 +1,19 @@
 """``delayd groups``: how far the consumers of each group are, asked of the realtime servers."""
 
+from collections.abc import AsyncIterator
+
 import click
 
 from delayd.errors import DelaydError
-from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_int, need_maps, need_str
+from delayd.net.connection import Connection
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import RequestType, need_bool, need_int, need_maps, need_str
 
 from . import ask
 from .listing import Cell, Column, Kind, show
 from .options import examples, format_option, meta_option
 
+PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
 COLUMNS = (
     Column("subject"),
     Column("group"),
@@ -54,13 +58,27 @@ async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:
 
 
 async def _groups(server: ask.Known, subject: str | None) -> list[Head]:
+    found: list[Head] = []
     place = f"{server.host}:{server.port}"
     if not server.alive:
         click.echo(f"delayd: groups of {place} are missing: {server.silence}", err=True)
-        return []
+        return found
     try:
         async with ask.connected(server.host, server.port, "realtime server") as connection:
-            return need_maps(await ask.ask(connection, RequestType.GROUPS, {"subject": subject}), "groups")
+            async for answer in _pages(connection, subject):
+                found.extend(need_maps(answer, "groups"))
     except DelaydError as error:
         click.echo(f"delayd: groups of {place} are missing: {error.message}", err=True)
-        return []
+    return found
+
+
+async def _pages(connection: Connection, subject: str | None) -> AsyncIterator[Head]:
+    after: list[HeadValue] = ["", ""]
+    more = True
+    while more:
+        answer = await ask.ask(connection, RequestType.GROUPS, {"subject": subject, "after": after, "limit": PAGE})
+        yield answer
+        groups = need_maps(answer, "groups")
+        more = need_bool(answer, "more") and bool(groups)
+        if groups:
+            after = [need_str(groups[-1], "subject"), need_str(groups[-1], "group")]

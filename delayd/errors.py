@@ -65,6 +65,10 @@ class NaiveDatetime(CallerError):
     """A datetime without a time zone names no instant."""
 
 
+class HeadTooLarge(CallerError):
+    """What was asked, or its answer, does not fit the head of a frame: ask for less at a time."""
+
+
 class BadInstant(CallerError):
     """An instant of years ago: most likely seconds where milliseconds are meant, which would be delivered at once."""
 

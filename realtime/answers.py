@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 
 from delayd.batch import Buffer
 from delayd.errors import DamagedData
 from delayd.identity import Identity
 from delayd.wire.frame import Head, HeadValue
+from delayd.wire.room import take_rows
 
 from .groups import Group
 from .handoff import InDoubt
@@ -57,9 +57,9 @@ def status_head(
     }
 
 
-def groups_head(groups: Iterable[Group], subject: str | None) -> Head:
-    """How far each group is, of one subject or of all."""
-    rows: list[Head] = [
+def groups_head(groups: Iterable[Group], limit: int) -> Head:
+    """How far each group is, as many as one head holds, and whether there are more."""
+    rows: Iterator[Head] = (
         {
             "subject": group.subject.name,
             "group": group.name,
@@ -71,33 +71,31 @@ def groups_head(groups: Iterable[Group], subject: str | None) -> Head:
             "oldest_unacked": group.oldest,
         }
         for group in groups
-        if subject is None or group.subject.name == subject
-    ]
-    return {"groups": rows[:LIST_MAX]}
+    )
+    taken, more = take_rows(rows, min(limit, LIST_MAX))
+    return {"groups": taken, "more": more}
 
 
 def subjects_head(
     index: Index, stored: StoredBatches, pulls: Pulls, now_ms: int, prefix: str, after: str, limit: int
 ) -> Head:
     """Subjects by name, and whether there are more."""
-    limit = min(limit, LIST_MAX)
-    found = list(islice(index.listed(prefix, after), limit + 1))
-    rows: list[Head] = []
-    for subject in found[:limit]:
+
+    def row(subject: Subject) -> Head:
         first = index.first(subject)
         oldest_ms = _oldest_ms(index, stored, subject, first)
-        rows.append(
-            {
-                "name": subject.name,
-                "messages": subject.end - first,
-                "first": first,
-                "end": subject.end,
-                "quarantined": pulls.quarantine.rows_of(subject),
-                "groups": pulls.groups_of(subject.name),
-                "oldest_ms_ago": None if oldest_ms is None else max(0, now_ms - oldest_ms),
-            }
-        )
-    return {"subjects": rows, "more": len(found) > limit}
+        return {
+            "name": subject.name,
+            "messages": subject.end - first,
+            "first": first,
+            "end": subject.end,
+            "quarantined": pulls.quarantine.rows_of(subject),
+            "groups": pulls.groups_of(subject.name),
+            "oldest_ms_ago": None if oldest_ms is None else max(0, now_ms - oldest_ms),
+        }
+
+    rows, more = take_rows(map(row, index.listed(prefix, after)), min(limit, LIST_MAX))
+    return {"subjects": rows, "more": more}
 
 
 def _oldest_ms(index: Index, stored: StoredBatches, subject: Subject, first: int) -> int | None:

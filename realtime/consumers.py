@@ -6,9 +6,9 @@ from delayd.errors import BadRequest
 from delayd.log.pull import PullOp
 from delayd.validate import check_subject
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import HANDLE_MOST, need_int, need_rows, need_str, optional_str
+from delayd.wire.requests import HANDLE_MOST, need_int, need_rows, need_str, need_strs, optional_str
 
-from .answers import groups_head, subjects_head
+from .answers import LIST_MAX, groups_head, subjects_head
 from .groups import Group, Waiting
 from .index import Index
 from .peer import Peer
@@ -57,8 +57,14 @@ class Consumers:
         self._acknowledge(PullOp.NACK, peer, frame)
 
     def groups(self, peer: Peer, frame: Frame) -> None:
-        """List groups."""
-        peer.answer(frame.request_id, groups_head(self._pulls.groups.values(), optional_str(frame.head, "subject")))
+        """List groups, behind the one that was listed last."""
+        head = frame.head
+        subject = optional_str(head, "subject")
+        after = need_strs(head, "after") if head.get("after") is not None else ["", ""]
+        limit = need_int(head, "limit", 1) if "limit" in head else LIST_MAX
+        if len(after) != 2:
+            raise BadRequest("after is no pair of a subject and a group", field="after")
+        peer.answer(frame.request_id, groups_head(self._pulls.listed(subject, (after[0], after[1])), limit))
 
     def subjects(self, peer: Peer, frame: Frame) -> None:
         """List subjects."""

@@ -5,7 +5,8 @@ what is not acknowledged when its lease ends is offered again.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -72,6 +73,7 @@ class Pulls:
         self._parts = Parts(index, stored, self.quarantine)
         self._next_group_id = max((group.group_id for group in self.groups.values()), default=0) + 1
         self._of_subject: dict[str, list[Group]] = {}
+        self._names = sorted(self.groups)  # For listings, which go on behind a name.
         self._of_peer: dict[Peer, set[Waiting]] = {}
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
@@ -84,6 +86,15 @@ class Pulls:
         for group in self.groups.values():
             for pull in group.held.values():
                 self._lease(group, pull.pull_first, ends_ms)
+
+    def listed(self, subject: str | None, after: tuple[str, str]) -> Iterator[Group]:
+        """Groups of a subject, or of all, behind a name, in order of subject and name."""
+        names = self._names
+        first = after if subject is None else max(after, (subject, ""))
+        for at in range(bisect_right(names, first), len(names)):
+            if subject is not None and names[at][0] != subject:
+                return
+            yield self.groups[names[at]]
 
     def groups_of(self, subject_name: str) -> int:
         """How many groups a subject has."""
@@ -175,6 +186,7 @@ class Pulls:
         self._log.append_record(record)
         self._next_group_id += 1
         self.groups[subject_name, name] = group
+        insort(self._names, (subject_name, name))
         self._of_subject.setdefault(subject_name, []).append(group)
         self._log.when_durable(partial(self._created, group))
         log.info("group_created subject=%s group=%s start=%d", subject_name, name, group.next)

@@ -9,16 +9,16 @@ from typing import Protocol
 from delayd.batch import HEADER, Batch, BatchKind, Buffer, parse
 from delayd.clock import JudgedClock
 from delayd.delay.core import DelayCore
-from delayd.delay.producers import Accepted
+from delayd.delay.producers import Accepted as Taken
 from delayd.errors import BatchMalformed, CallerError, DelaydError, UnknownRequest, UnknownServer
 from delayd.validate import refused_rows
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.quarantine import decided_head, list_head
 from delayd.wire.requests import RequestType, need_int, need_str, need_u64, request_type
+from delayd.wire.results import BATCHES_MAX, Accepted, Refused, results_head
 
 log = logging.getLogger(__name__)
 
-BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
 LENGTH = struct.Struct("<I")
 LENGTH_AT = 8  # Of the length of a batch, in its header.
 
@@ -67,15 +67,13 @@ class Requests:
 
     def _send(self, peer: Peer, frame: Frame) -> None:
         batches = split(frame.body)
-        results: list[Head] = [{} for _ in batches]
-        left = len(batches)
+        results: dict[int, Accepted | Refused] = {}
 
-        def answered(index: int, what: Accepted | DelaydError, duplicate: bool) -> None:
-            nonlocal left
+        def answered(index: int, what: Taken | DelaydError, duplicate: bool) -> None:
             results[index] = _result(what, duplicate)
-            left -= 1
-            if not left:
-                peer.answer(frame.request_id, self._head(results=results))
+            if len(results) == len(batches):
+                in_order = [results[at] for at in range(len(batches))]
+                peer.answer(frame.request_id, self._head(results=results_head(in_order)))
 
         # What is wrong with one batch is told of it alone; its neighbours are kept.
         for index, batch in enumerate(batches):
@@ -91,7 +89,7 @@ class Requests:
                 f"this is the delay server {self._core.identity.log_id:016x}; ask {log_id:016x}, which was sent to"
             )
         found = self._core.outcome(need_u64(frame.head, "producer_id"), need_u64(frame.head, "producer_batch"))
-        result = None if found is None else _result(found, True)
+        result = None if found is None else _accepted(found, True).to_head()
         state = "unknown" if found is None else "accepted"
         peer.answer(frame.request_id, self._head(state=state, result=result))
 
@@ -134,17 +132,12 @@ def _parse(data: memoryview) -> Batch | BatchMalformed:
     return batch
 
 
-def _result(what: Accepted | DelaydError, duplicate: bool) -> Head:
-    if isinstance(what, Accepted):
-        return {
-            "base_sequence": what.base_sequence,
-            "count": what.rows,
-            "appended_at_ms": what.appended_at_ms,
-            "duplicate": duplicate,
-        }
-    return {
-        "error": what.code,
-        "message": what.message,
-        "retry_after_ms": what.retry_after_ms,
-        "rows": refused_rows(what) if isinstance(what, CallerError) else [],
-    }
+def _result(what: Taken | DelaydError, duplicate: bool) -> Accepted | Refused:
+    if isinstance(what, Taken):
+        return _accepted(what, duplicate)
+    rows = refused_rows(what) if isinstance(what, CallerError) else []
+    return Refused(what.code, what.message, what.retry_after_ms, rows)
+
+
+def _accepted(taken: Taken, duplicate: bool) -> Accepted:
+    return Accepted(taken.base_sequence, taken.rows, taken.appended_at_ms, duplicate)

@@ -24,7 +24,15 @@ from typing import ParamSpec, Protocol, cast
 
 from delayd.batch import Buffer
 from delayd.config import CONNECTION_BYTES_MAX
-from delayd.errors import BadRequest, ConnectionLost, DelaydError, FrameDamaged, ServerUnavailable, UnknownRequest
+from delayd.errors import (
+    BadRequest,
+    ConnectionLost,
+    DelaydError,
+    FrameDamaged,
+    HeadTooLarge,
+    ServerUnavailable,
+    UnknownRequest,
+)
 from delayd.net.calls import Calls, OnAnswer, lost, outcome
 from delayd.net.writer import Writer
 from delayd.wire.frame import ANSWER, BODY_BYTES_MAX, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
@@ -304,8 +312,18 @@ class Connection(asyncio.BufferedProtocol):
             self._asked_bytes -= body_bytes
             if self._held_back or not self._reading:
                 self._soon_read_on()
-        if not self._closing:
-            self._writer.write(encode_frame(frame_type, request_id, head, body, flags))
+        if self._closing:
+            return
+        try:
+            pieces = encode_frame(frame_type, request_id, head, body, flags)
+        except HeadTooLarge as error:
+            # Answers page, so this is a bug; but it concerns this answer alone, and nothing in memory.
+            log.error("answer_too_large peer=%s request_type=%d reason=%r", self.peer, frame_type, error.message)
+            if flags & MORE:
+                self.refuse(error)
+                return
+            pieces = encode_frame(frame_type, request_id, error_head(error), (), ANSWER | ERROR)
+        self._writer.write(pieces)
 
     def _is_full(self) -> bool:
         # Only who serves stops reading when it can't write: two sides that both did would wait for each other.

@@ -20,7 +20,7 @@ import numpy as np
 from crc32c import crc32c
 
 from delayd.batch import Buffer
-from delayd.errors import BadMagic, BadRequest, BadVersion, FrameDamaged, FrameTooLarge, ProtocolError
+from delayd.errors import BadMagic, BadRequest, BadVersion, FrameDamaged, FrameTooLarge, HeadTooLarge, ProtocolError
 
 HeadValue = None | bool | int | float | str | bytes | Sequence["HeadValue"] | Mapping[str, "HeadValue"]
 Head = dict[str, HeadValue]
@@ -65,12 +65,16 @@ def encode_frame(
 ) -> list[Buffer]:
     """Lay out one frame for `writelines`: header and head as one piece, then the body's buffers without a copy.
 
-    The buffers must not change until they have left. AssertionError if a limit is broken, or if the body is no multiple
-    of 8 bytes: what does not fit is split or refused by whoever builds it.
+    The buffers must not change until they have left. HeadTooLarge if the head does not fit or holds what can't be
+    encoded; AssertionError if the body is too large or no multiple of 8 bytes: whoever builds a body splits it.
     """
-    packed = _PACKER.pack(head)
+    try:
+        packed = _PACKER.pack(head)
+    except (OverflowError, UnicodeError) as error:
+        raise HeadTooLarge(f"a head holds a number of more than 64 bits or half a character ({error})") from error
     head_bytes = len(packed)
-    assert head_bytes <= HEAD_BYTES_MAX, f"a head of {head_bytes} bytes is above the limit of {HEAD_BYTES_MAX}"
+    if head_bytes > HEAD_BYTES_MAX:
+        raise HeadTooLarge(f"a head of {head_bytes} bytes, and at most {HEAD_BYTES_MAX} fit one; ask for less")
     pieces: list[Buffer] = [b""]
     body_bytes = 0
     for buffer in body:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from delayd.errors import BadRequest, DelaydError, Detail, UnknownRequest, error_by_code
 from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.frame import Head, HeadValue
+from delayd.wire.room import cut_text
 
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
@@ -24,6 +25,8 @@ WINDOW_MOST = (U64_MAX, U64_MAX, U32_MAX, INT_MAX, INSTANT_MS_MAX, INSTANT_MS_MA
 """Epoch, batch id, hour, offset, appended_at_ms, claimed_at_ms, count: as the dispatch logs store them."""
 LANDED_MOST = (U64_MAX, INT_MAX)  # Batch id and offset, of DISPATCH's answer.
 MESSAGE_BYTES_MAX = 64 << 10  # Of an error's sentence.
+MESSAGE_BYTES_SENT_MAX = 8 << 10  # A peer takes more; a text that it sent itself need not come back as a whole.
+DETAIL_BYTES_MAX = 8_000  # Of raw bytes, such as 1,000 row numbers; a multiple of any number's width.
 TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never reaches a log line.
 
 T = TypeVar("T")
@@ -168,12 +171,12 @@ def as_head(value: HeadValue, name: str) -> Head:
 
 
 def error_head(error: DelaydError) -> Head:
-    """The head of an error answer."""
+    """The head of an error answer; it fits and can be encoded, whatever text of a peer or path the error quotes."""
     return {
         "code": error.code,
-        "message": error.message,
+        "message": cut_text(error.message, MESSAGE_BYTES_SENT_MAX),
         "retry_after_ms": error.retry_after_ms,
-        "details": dict(error.details),
+        "details": {name: _detail(value) for name, value in error.details.items()},
     }
 
 
@@ -187,6 +190,14 @@ def error_from_head(head: Head) -> DelaydError:
     return error_by_code(
         need_str(head, "code"), message, 0 if retry_after_ms is None else need_retry_after(head), details
     )
+
+
+def _detail(value: Detail) -> Detail:
+    if isinstance(value, str):
+        return cut_text(value, TEXT_BYTES_MAX)
+    if isinstance(value, bytes):
+        return value[:DETAIL_BYTES_MAX]
+    return max(-INT_MAX, min(value, U64_MAX))
 
 
 def _need(head: Head, name: str) -> HeadValue:

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import pytest
 
 from delayd.batch import Batch, BatchKind, DispatchPart, ProducerPart
-from delayd.delay.requests import BATCHES_MAX, Requests, split
+from delayd.delay.requests import Requests, split
 from delayd.errors import BatchMalformed, UnknownRequest, UnknownServer
 from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_maps
+from delayd.wire.results import BATCHES_MAX
 from tests.batches import messages
 from tests.delay_harness import World
 

@@ -1,0 +1,69 @@
+"""The results of a SEND: what became of each of its batches, in one head.
+
+Invariant: the results of 4,096 batches fit, whatever each of them says (rule E1). When they would not, sentences are
+cut and fewer of the rows at fault are named, but at least one of each batch that named any: a client fails the rows
+that are named and sends the others again, so it hears of the rest then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.room import ROWS_BYTES_MAX, cut_text
+
+BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
+PLAIN_BYTES_MAX = 112  # Names and numbers of a result, and the code of an error.
+ROW_BYTES_MAX = 5  # A row's number in msgpack.
+MESSAGE_BYTES_MIN = 96  # Of a sentence that is cut.
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A batch that was taken."""
+
+    base_sequence: int
+    count: int
+    appended_at_ms: int
+    duplicate: bool
+
+    def to_head(self) -> Head:
+        """As one of `results`."""
+        return {
+            "base_sequence": self.base_sequence,
+            "count": self.count,
+            "appended_at_ms": self.appended_at_ms,
+            "duplicate": self.duplicate,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A batch that was refused by name; `rows` are those at fault, as far as it is about rows."""
+
+    code: str
+    message: str
+    retry_after_ms: int
+    rows: Sequence[int]
+
+
+def results_head(results: Sequence[Accepted | Refused]) -> list[HeadValue]:
+    """The field `results` of the answer."""
+    refused = [each for each in results if isinstance(each, Refused)]
+    wanted = sum(len(each.message.encode("utf-8", "replace")) + ROW_BYTES_MAX * len(each.rows) for each in refused)
+    if PLAIN_BYTES_MAX * len(results) + wanted <= ROWS_BYTES_MAX:
+        message_bytes = rows_max = ROWS_BYTES_MAX
+    else:
+        # Each refused batch has the same share of what the plain fields leave.
+        share = (ROWS_BYTES_MAX - PLAIN_BYTES_MAX * len(results)) // len(refused)
+        message_bytes = max(MESSAGE_BYTES_MIN, share // 4)
+        rows_max = max(1, (share - message_bytes) // ROW_BYTES_MAX)
+    return [_head(each, message_bytes, rows_max) if isinstance(each, Refused) else each.to_head() for each in results]
+
+
+def _head(refused: Refused, message_bytes: int, rows_max: int) -> Head:
+    return {
+        "error": refused.code,
+        "message": cut_text(refused.message, message_bytes),
+        "retry_after_ms": refused.retry_after_ms,
+        "rows": list(refused.rows[:rows_max]),
+    }

@@ -1,0 +1,161 @@
+"""Every answer fits one head and can be encoded, at its largest (rule E1)."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delayd.errors import BadRequest, DamagedData, DelaydError, SlowDown, error_by_code
+from delayd.host import HOST_BYTES_MAX
+from delayd.wire.frame import ANSWER, ERROR, Head, encode_frame
+from delayd.wire.meta import SERVERS_MAX, SUBJECTS_MAX, Registered, Routes, ServerInfo, SubjectPage, servers_head
+from delayd.wire.requests import INT_MAX, U64_MAX, RequestType, error_from_head, error_head, need_bool, need_maps
+from delayd.wire.results import BATCHES_MAX, Accepted, Refused, results_head
+from delayd.wire.room import ROWS_BYTES_MAX, cut_text, take_rows
+from realtime.answers import LIST_MAX, WINDOW_BATCHES, groups_head, window_frames
+from realtime.groups import Group
+from realtime.handoff import InDoubt
+from realtime.index import Subject
+from realtime.intake import FRAME_BATCHES_MAX
+from tests.unit.realtime.world import SimPeer, World
+
+NAME = "n" * 255
+TEXTS = st.text(max_size=30) | st.sampled_from(["\ud800", "x" * 70_000, "\U0001f600" * 30_000, "\udfff" * 9_000])
+
+
+def fits(head: Head, kind: int = 1) -> bool:
+    """Encodes a head, which raises if it can't be an answer."""
+    return bool(encode_frame(kind, 1, head, (), ANSWER))
+
+
+def largest() -> Iterator[tuple[str, Head]]:
+    """Each answer that grows with what a server knows or was asked, at its largest."""
+    server = Registered("realtime", U64_MAX, "h" * HOST_BYTES_MAX, 65_535, INT_MAX, INT_MAX)
+    servers = [ServerInfo(server, False, INT_MAX)] * SERVERS_MAX
+    names = [f"{number:0255d}" for number in range(SUBJECTS_MAX)]
+    yield "SERVERS", {"servers": servers_head(servers), "now_ms": INT_MAX}
+    yield "ROUTES", {**Routes(dict.fromkeys(names, U64_MAX), servers, []).to_head(), "now_ms": INT_MAX}
+    yield "ROUTES, none", {**Routes({}, servers, names).to_head(), "now_ms": INT_MAX}
+    yield "META_SUBJECTS", SubjectPage([(name, U64_MAX) for name in names], more=True).to_head()
+    refused = Refused("batch_number_reused", "\U0001f600" * 70_000, INT_MAX, range(65_535, 64_535, -1))
+    accepted = Accepted(U64_MAX, 65_536, INT_MAX, True)
+    sent: list[list[Accepted | Refused]] = [
+        [refused] * BATCHES_MAX,
+        [accepted] * BATCHES_MAX,
+        [refused, *[accepted] * (BATCHES_MAX - 1)],
+    ]
+    for results in sent:
+        yield "SEND", {"log_id": U64_MAX, "now_ms": INT_MAX, "results": results_head(results)}
+    landed: list[list[int]] = [[U64_MAX, INT_MAX]] * FRAME_BATCHES_MAX
+    yield "DISPATCH", {"log_id": U64_MAX, "appended_at_ms": INT_MAX, "batches": landed}
+    groups = [widest_group(number) for number in range(LIST_MAX + 1)]
+    yield "GROUPS", groups_head(groups, INT_MAX)
+    held = InDoubt(U64_MAX, U64_MAX, 1 << 32, INT_MAX, INT_MAX, INT_MAX, 0, b"", b"", 0)
+    for head, _, _ in window_frames(U64_MAX, INT_MAX, [held] * (WINDOW_BATCHES + 1)):
+        yield "HELLO", head
+    yield "an error", error_head(DamagedData("/" + "\udcff" * 5_000, INT_MAX, "\U0001f600" * 300_000))
+    yield "an error with rows", error_head(SlowDown("\ud800" * 300_000, retry_after_ms=INT_MAX, rows=bytes(2 << 20)))
+
+
+def widest_group(number: int) -> Group:
+    subject = Subject(NAME)
+    subject.end = INT_MAX
+    return Group(number, subject, "\U0001f600" * 63, INT_MAX)
+
+
+@pytest.mark.parametrize(("name", "head"), list(largest()))
+def test_rule_E1_every_answer_at_its_largest_fits_a_head(name: str, head: Head) -> None:
+    assert fits(head), name
+
+
+RESULTS = st.builds(Accepted, *[st.integers(0, U64_MAX)] * 3, st.booleans()) | st.builds(
+    Refused,
+    st.sampled_from(["past_horizon", "batch_number_reused"]),
+    TEXTS,
+    st.integers(0, INT_MAX),
+    st.lists(st.integers(0, 65_535), max_size=20, unique=True) | st.just(range(1_000)),
+)
+
+
+@settings(max_examples=60)
+@given(few=st.lists(RESULTS, min_size=1, max_size=5), times=st.sampled_from([1, 3, 300, 800]))
+def test_rule_E1_results_fit_whatever_they_say_and_each_names_a_row_that_had_one(
+    few: Sequence[Accepted | Refused], times: int
+) -> None:
+    results = [*few] * times
+    told = results_head(results)
+    head: Head = {"log_id": U64_MAX, "now_ms": INT_MAX, "results": told}
+    assert fits(head, RequestType.SEND)
+    for result, item in zip(results, need_maps(head, "results"), strict=True):
+        if isinstance(result, Refused):
+            rows = item["rows"]
+            assert isinstance(rows, list) and rows == list(result.rows[: len(rows)])
+            assert bool(rows) == bool(result.rows) and item["error"] == result.code
+            if times == 1 and len(few) == 1:
+                assert len(rows) == len(result.rows)
+        else:
+            assert item == result.to_head()
+
+
+@settings(max_examples=60)
+@given(text=TEXTS, bytes_max=st.integers(3, 9_000))
+def test_a_cut_text_fits_and_can_be_encoded(text: str, bytes_max: int) -> None:
+    cut = cut_text(text, bytes_max)
+    assert len(cut.encode()) <= bytes_max
+    if len(text.encode("utf-8", "replace")) <= bytes_max:
+        assert cut == text.encode("utf-8", "replace").decode()
+
+
+@settings(max_examples=60)
+@given(message=TEXTS, details=st.dictionaries(st.sampled_from(["path", "rows", "n"]), TEXTS | st.binary(max_size=50)))
+def test_rule_E1_every_error_crosses_the_wire_whatever_it_quotes(message: str, details: dict[str, str | bytes]) -> None:
+    head = error_head(error_by_code("bad_request", message, 0, details))
+    assert encode_frame(1, 1, head, (), ANSWER | ERROR)
+    there = error_from_head(head)
+    assert isinstance(there, BadRequest) and isinstance(there, DelaydError)
+
+
+def test_rule_E1_a_listing_pages_through_all_of_its_rows_once() -> None:
+    rows: list[Head] = [{"name": NAME, "number": number} for number in range(5_000)]
+    seen: list[Head] = []
+    more = True
+    while more:
+        taken, more = take_rows(iter(rows[len(seen) :]), 100_000)
+        assert taken and fits({"rows": taken})
+        seen += taken
+    assert seen == rows
+    alone: Head = {"name": "x" * ROWS_BYTES_MAX}
+    assert take_rows(iter([alone]), 1) == ([alone], False)
+
+
+def test_rule_E1_groups_are_listed_page_by_page_whatever_their_number_and_names() -> None:
+    world, peer = World(), SimPeer()
+    subjects = ["a" * 255, "b" * 255]
+    made = [(subjects[number % 2], f"{number:04d}" + "g" * 251) for number in range(3_000)]
+    for subject, group in made:
+        world.pull(peer, group, subject)
+    for wanted, limit in ((None, None), (subjects[1], None), (None, 700)):
+        listed: list[tuple[object, object]] = []
+        after: list[str] = []
+        more = True
+        while more:
+            asked: Head = {"subject": wanted}
+            if after:
+                asked["after"] = after
+            if limit is not None:
+                asked["limit"] = limit
+            head, _ = world.ask(peer, RequestType.GROUPS, asked)
+            assert fits(head)
+            page = [(item["subject"], item["group"]) for item in need_maps(head, "groups")]
+            assert limit is None or len(page) <= limit
+            listed += page
+            after, more = [str(name) for name in page[-1]], need_bool(head, "more")
+        assert listed == sorted(pair for pair in made if wanted in (None, pair[0]))
+
+
+@pytest.mark.parametrize("after", [["a"], ["a", "b", "c"], "a", [1, 2]])
+def test_rule_E1_groups_behind_what_is_no_group_are_refused(after: list[str]) -> None:
+    world, peer = World(), SimPeer()
+    with pytest.raises(BadRequest, match="after"):
+        world.ask(peer, RequestType.GROUPS, {"subject": None, "after": after})
