@@ -1,12 +1,15 @@
-"""Runs pure work beside the loop: jobs run one after the other, their results come back to the loop in order.
+"""Runs pure work beside the loop: the most urgent job first, and jobs of one priority in the order of submission.
 
-Invariant: every submitted job's ``done`` is called exactly once, on the loop, in the order of submission.
+Invariant: every submitted job's ``done`` is called exactly once, on the loop, in the order in which the jobs ended. A
+long job calls `Executor.give_way` between two pieces, and more urgent jobs run there, within it (rule B2).
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from enum import IntEnum
 from functools import partial
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
@@ -16,6 +19,15 @@ R_co = TypeVar("R_co", covariant=True)
 
 Post = Callable[[Callable[[], object]], object]
 """Has a function called on the loop, from any thread: ``loop.call_soon_threadsafe``."""
+
+
+class Priority(IntEnum):
+    """Which of the waiting jobs runs first: the lowest number."""
+
+    DUE = 0  # What messages that are due soon wait for.
+    SPACE = 1  # What frees space on the disk.
+    NORMAL = 2
+    SPARE = 3  # What nothing waits for.
 
 
 class Done(Generic[R_co]):
@@ -36,8 +48,44 @@ class Done(Generic[R_co]):
 class Executor(Protocol):
     """Where long pure functions run: arrays in, arrays out, never a touch of the loop's state."""
 
-    def submit(self, work: Callable[[], R], done: Callable[[Done[R]], None]) -> None:
+    def submit(
+        self, work: Callable[[], R], done: Callable[[Done[R]], None], priority: Priority = Priority.NORMAL
+    ) -> None:
         """Queue ``work``; ``done`` is called on the loop when it returned or raised. Never blocks."""
+
+    def give_way(self) -> None:
+        """Run waiting jobs that are more urgent than the one that calls this, between two of its pieces."""
+
+
+Job = Callable[[], Callable[[], None]]
+"""Does the work, and returns what is to be called on the loop."""
+
+
+class Waiting:
+    """The jobs of one executor that have not begun; any thread adds, the executor's own takes."""
+
+    def __init__(self) -> None:
+        self._jobs: tuple[deque[Job], ...] = tuple(deque() for _ in Priority)
+        self._running = len(Priority)  # Priority of the job that is under way: nothing is less urgent than none.
+
+    def __len__(self) -> int:
+        return sum(map(len, self._jobs))
+
+    def add(self, job: Job, priority: Priority) -> None:
+        """Put a job behind those of its priority."""
+        self._jobs[priority].append(job)
+
+    def run_one(self, ended: Callable[[Callable[[], None]], object]) -> bool:
+        """Run the most urgent job if it is more urgent than the one under way; ``ended`` gets what it returned."""
+        for priority in range(self._running):
+            if self._jobs[priority]:
+                before, self._running = self._running, priority
+                try:
+                    ended(self._jobs[priority].popleft()())
+                finally:
+                    self._running = before
+                return True
+        return False
 
 
 class ThreadExecutor:
@@ -45,29 +93,39 @@ class ThreadExecutor:
 
     def __init__(self, name: str, post: Post) -> None:
         self._post = post
-        self._jobs: SimpleQueue[Callable[[], Callable[[], None]] | None] = SimpleQueue()
+        self._waiting = Waiting()
+        self._signals: SimpleQueue[None] = SimpleQueue()  # One for each job, and one for the end.
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[], R], done: Callable[[Done[R]], None]) -> None:
+    def submit(
+        self, work: Callable[[], R], done: Callable[[Done[R]], None], priority: Priority = Priority.NORMAL
+    ) -> None:
         """Queue ``work`` for the thread."""
         if self._closed:
             raise RuntimeError(f"executor {self._thread.name} is closed")
-        self._jobs.put(partial(_finish, work, done))
+        self._waiting.add(partial(_finish, work, done), priority)
+        self._signals.put(None)
+
+    def give_way(self) -> None:
+        """Run more urgent jobs; called on this executor's thread."""
+        while self._waiting.run_one(self._post):
+            pass
 
     def close(self) -> None:
         """Run what is queued, then end the thread; blocks until it has ended. Close it before its loop."""
         if not self._closed:
             self._closed = True
-            self._jobs.put(None)
+            self._signals.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._post(job())
-            # An idle thread would otherwise keep the last job's arrays alive.
-            del job
+        while True:
+            self._signals.get()
+            # The job of this signal may have run within another one; then there is one signal too many.
+            if not self._waiting.run_one(self._post) and self._closed:
+                return
 
 
 def run(work: Callable[[], R], catch: type[BaseException] = Exception) -> Done[R]:

@@ -114,7 +114,7 @@ class Checkpointer:
 
     @property
     def running(self) -> bool:
-        """Whether one is under way; no hour may be loaded then (rule P7)."""
+        """Whether one is under way."""
         return self._running
 
     def next_wake_ms(self) -> int | None:
@@ -193,7 +193,8 @@ class Checkpointer:
     ) -> Filed:
         """File, count, publish: on the worker thread. Reads the hour table, which changes on the loop only after."""
         writer = ScheduleWriter(
-            self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms, self._pause
+            *(self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms),
+            *(self._pause, self._executor.give_way),
         )
         writer.write(self.replay.offset, facts.stop.offset, self.replay.crc32c, rows, handed_over)
         checkpoint = {
@@ -217,6 +218,7 @@ class Checkpointer:
         if self._abandon_at_ms is not None and self._clock.monotonic_ms() >= self._abandon_at_ms:
             raise Abandoned("the server is stopping; the next start replays the log instead")
         self._rest()
+        self._executor.give_way()
 
     def _publish(self, facts: Facts, hours: HourRows, now_ms: int, evidence: ClockEvidence) -> None:
         self._file.publish(

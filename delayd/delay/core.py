@@ -19,12 +19,12 @@ from delayd.delay.dispatcher import AskRoutes, Dispatcher
 from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.link import Dial, Link
-from delayd.delay.loader import LoadedHour, load_hour
+from delayd.delay.loading import Loading
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Entry, Kind, Quarantine
-from delayd.delay.recovery import attach_hour, recover
+from delayd.delay.recovery import recover
 from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows
 from delayd.delay.sender import Origin, Sender
@@ -33,7 +33,7 @@ from delayd.delay.table import message_rows
 from delayd.delay.target_ends import KeepingEnds, TargetEnds
 from delayd.disk import Disk
 from delayd.errors import BadArgument
-from delayd.executor import Done, Executor
+from delayd.executor import Executor
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.state import State
@@ -90,8 +90,6 @@ class DelayCore:
         self._ends = TargetEnds(state, found.target_ends)
         keeping = KeepingEnds(state, self._ends)
         self._loaded_from = hour_of_ms(max(clock.now_ms(), found.appended_at_ms))
-        self._loaded_until = found.loaded_until
-        self._loading = False
         self._stopped: Callable[[], None] | None = None
         self._tick_due_ms = clock.monotonic_ms()
         self.producers = found.producers
@@ -151,6 +149,12 @@ class DelayCore:
             found.replay,
             evidence,
             rest,
+        )
+        self._loading = Loading(
+            *(disk, config.folder, self.identity.log_id, threads.worker, found.hours, found.pending, found.wheel),
+            *(found.subjects, self._earlier, found.loaded_until),
+            lambda: self._checkpointer.replay.offset,
+            self._attached,
         )
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._retention = Retention(
@@ -235,7 +239,7 @@ class DelayCore:
     def next_wake_ms(self) -> int:
         """Latest instant, monotonic, at which to call `wake` though nothing is due."""
         # While an hour is loaded no checkpoint begins, though it may be due.
-        checkpoint_ms = None if self._loading else self._checkpointer.next_wake_ms()
+        checkpoint_ms = None if self._loading.running else self._checkpointer.next_wake_ms()
         times = (self.dispatcher.next_wake_ms(), self._outcomes.next_wake_ms(), checkpoint_ms)
         return min((time for time in times if time is not None and time < self._tick_due_ms), default=self._tick_due_ms)
 
@@ -324,7 +328,7 @@ class DelayCore:
                 self._wheel.add_hour(hour)
         self._wheel.insert(rows)
 
-    # Ticks, loads and checkpoints.
+    # Ticks and checkpoints.
 
     def _tick(self) -> None:
         now_ms = self._clock.now_ms()
@@ -340,38 +344,23 @@ class DelayCore:
             self._earlier.forget(self._loaded_until)
         # After the clock was set back rows are filed in hours that it has not come to again, and are due before (P5).
         filing_ms = max(now_ms, self.intake.appended_at_ms)
-        if hour_of_ms(filing_ms + self._config.load_ahead_ms) > self._loaded_until:
-            self._load_next()
+        due = hour_of_ms(filing_ms + self._config.load_ahead_ms) > self._loaded_until
+        if due and not self._loading.running and self._stopped is None:
+            self._loading.load_next()
 
-    def _load_next(self) -> None:
-        """Load the coming hour: first a checkpoint, so that little of it is in the message log alone (rule P7)."""
-        if self._loading or self._checkpointer.running or self._stopped is not None:
-            return
-        hour = self._loaded_until + 1
-        if self._earlier.is_quarantined(hour):
-            self._loaded_until = hour
-            return
-        self._loading = True
-        file = self._hours.get(hour)
-        decided = self._earlier.of(hour)
-        work = partial(load_hour, self._disk, self._config.folder, self.identity.log_id, hour, file, decided)
-        self._threads.worker.submit(work, self._loaded)
+    @property
+    def _loaded_until(self) -> int:
+        return self._loading.until
 
-    def _loaded(self, done: Done[LoadedHour]) -> None:
-        loaded = done.result()
-        self._loading = False
-        decided = self._earlier.of(loaded.hour)
-        attach_hour(loaded, decided, self._wheel, self._subjects, self._pending)
-        self._loaded_until = loaded.hour
-        if loaded.damage is not None:
-            log.critical("hour_damaged hour=%s reason=%r", hour_name(loaded.hour), str(loaded.damage))
-        log.info("hour_loaded hour=%s rows=%d", hour_name(loaded.hour), self._wheel.len_of(loaded.hour))
+    def _attached(self) -> None:
+        """An hour was loaded: another one may be due, and so may its rows."""
         self._tick()
         self.dispatcher.step()
         self._finish()
 
     def _begin_checkpoint(self) -> None:
-        if self._loading or not self._checkpointer.is_due(self.intake.durable.offset):
+        # No checkpoint begins while an hour is loaded: the load would have to be done again for each of them.
+        if self._loading.running or not self._checkpointer.is_due(self.intake.durable.offset):
             return
         changed, self.dispatcher.changed = self.dispatcher.changed, set()
         notes = [(subject, self.dispatcher.targets[subject]) for subject in sorted(changed)]
@@ -396,7 +385,7 @@ class DelayCore:
 
     def _finish(self) -> None:
         """While stopping: once all is durable, a last checkpoint; once that covers everything, the end."""
-        if self._stopped is None or self._loading or self._checkpointer.running:
+        if self._stopped is None or self._loading.running or self._checkpointer.running:
             return
         if not (self.intake.idle and self._outcomes.idle):
             self._outcomes.flush()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from delayd.batch import HEADER, Batch, BatchKind, ColumnId, padded, parse
 from delayd.delay.hour_table import HourFile
 from delayd.delay.hour_wheel import PreparedRows, prepare
+from delayd.delay.pending import rows_of_hour
 from delayd.delay.rows import ROW, Rows, join_rows
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, rows_of, subjects_of, tabulate
@@ -65,6 +66,20 @@ def load_hour(
             return LoadedHour(hour, prepare(join_rows(parts)), subjects.names, damage)
         stored.append(entry)
         count += entry.batch.count
+
+
+def order_hour(
+    loaded: LoadedHour, numbers: NDArray[np.uint32], kept: Sequence[Rows], decided: NDArray[np.uint64]
+) -> list[PreparedRows]:
+    """Order all rows of an hour for the wheel: those that were loaded, and its rows among the ``kept`` ones.
+
+    ``numbers`` are the server's numbers of the loaded subjects; rows whose sequences are ``decided`` are left out of
+    the kept ones. Runs on the worker thread, and takes the loaded rows over.
+    """
+    rows = loaded.prepared.rows
+    if len(rows):
+        rows["subject"] = numbers.take(rows["subject"])
+    return [loaded.prepared, prepare(without(rows_of_hour(kept, loaded.hour), decided))]
 
 
 def read_schedule_log(

@@ -5,7 +5,7 @@ Invariant: every byte that is copied out was verified in the same reading; of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -63,12 +63,17 @@ class _Window(NamedTuple):
 class LogRange:
     """The rows from ``start`` up to ``stop`` of the message log, ``count`` of them in the log's order.
 
+    ``give_way`` is called between windows: what is more urgent runs there.
+
     Raises:
         DamagedData: a group does not check.
     """
 
-    def __init__(self, log: Log, start: int, stop: int, previous_crc32c: int, count: int) -> None:
+    def __init__(
+        self, log: Log, start: int, stop: int, previous_crc32c: int, count: int, give_way: Callable[[], None]
+    ) -> None:
         self._log = log
+        self._give_way = give_way
         self._windows: list[_Window] = []
         self._bodies = _Places(np.empty(count, np.int64), np.empty(count, np.uint32))
         self._headers: _Places | None = None
@@ -87,6 +92,7 @@ class LogRange:
                 checksum = crc32c(group.buffer, checksum)
             self._windows.append(_Window(window[0].header.offset, window[-1].end, checksum, at))
             at = self._index(window, at)
+            give_way()
         assert at == count, f"the range holds {at} rows, {count} are pending"
 
     @property
@@ -138,6 +144,7 @@ class LogRange:
         bounds = np.searchsorted(rows, [*(window.first_row for window in self._windows), len(self.sequences)]).tolist()
         for window, low, high in zip(self._windows, bounds, bounds[1:], strict=False):
             if low < high:
+                self._give_way()
                 words = self._read(window)
                 for region in regions:
                     region.fill(words, window.start, low, high)

@@ -5,6 +5,7 @@ loaded hours are in the wheel, and only counted. The checkpoint itself reads the
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,10 +94,23 @@ class PendingRows:
                 rows = rows.take(np.flatnonzero(~near))
             self.keep(rows)
 
-    def of_hour(self, hour: int) -> Rows:
-        """Copy the kept rows of one filing hour."""
-        found = [rows.take(np.flatnonzero(rows["hour"] == np.uint32(hour))) for rows in self._views()]
-        return join_rows(found) if found else np.empty(0, ROW)
+    @property
+    def kept(self) -> int:
+        """How many rows stand here; what comes later stands behind them."""
+        return self._kept
+
+    def of_hour(self, hour: int, first: int = 0) -> Rows:
+        """Copy those of the kept rows, from number ``first`` on, that are filed in one hour."""
+        return rows_of_hour(self.views(first), hour)
+
+    def views(self, first: int) -> list[Rows]:
+        """View the kept rows from number ``first`` on; other threads may read them, also after they were dropped."""
+        views: list[Rows] = []
+        for rows in self._views():
+            if first < len(rows):
+                views.append(rows[first:])
+            first = max(0, first - len(rows))
+        return views
 
     def has_hour(self, hour: int) -> bool:
         """Whether any row is of this hour."""
@@ -141,6 +155,12 @@ class PendingRows:
         if not self._room:
             return list(self._blocks)
         return [*self._blocks[:-1], self._blocks[-1][: len(self._blocks[-1]) - self._room]]
+
+
+def rows_of_hour(views: Sequence[Rows], hour: int) -> Rows:
+    """Copy the rows that are filed in one hour."""
+    found = [rows.take(np.flatnonzero(rows["hour"] == np.uint32(hour))) for rows in views]
+    return join_rows(found) if found else np.empty(0, ROW)
 
 
 def full_hours(hours: HourTable, pending: PendingRows, rows_max: int) -> set[int]:

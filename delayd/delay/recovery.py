@@ -4,6 +4,7 @@ The order is the rule: epoch, dispatch logs, message log, then the hours; nothin
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgpack
@@ -16,7 +17,7 @@ from delayd.config import DelayConfig
 from delayd.delay.hour_table import OUTCOME_PREFIX, HourTable, OutcomeEnd, load_hours, load_outcome_ends
 from delayd.delay.hour_table import PREFIX as HOUR_PREFIX
 from delayd.delay.intake import Mark
-from delayd.delay.loader import NO_SEQUENCES, LoadedHour, load_hour, without
+from delayd.delay.loader import NO_SEQUENCES, load_hour, order_hour
 from delayd.delay.outcomes import append_parts, reopen_dispatch_log
 from delayd.delay.pending import PendingRows
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
@@ -188,21 +189,13 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
     for hour in sorted(wanted - found.quarantined.keys()):
         decided = found.decided.get(hour, NO_SEQUENCES)
         loaded = load_hour(disk, config.folder, found.identity.log_id, hour, found.hours.get(hour), decided)
-        attach_hour(loaded, decided, found.wheel, found.subjects, found.pending)
+        numbers = found.subjects.numbers(loaded.names)
+        found.wheel.add_hour(hour)
+        for rows in order_hour(loaded, numbers, found.pending.views(0), decided):
+            found.wheel.add_hour(hour, rows)
         if loaded.damage is not None:
             found.damage.append(loaded.damage)
     found.pending.settle(found.loaded_until)
-
-
-def attach_hour(
-    loaded: LoadedHour, decided: NDArray[np.uint64], wheel: Wheel, subjects: Subjects, pending: PendingRows
-) -> None:
-    """Put an hour into the wheel: what its schedule log has, and what only the message log has yet (rule P7)."""
-    rows = loaded.prepared.rows
-    if len(rows):
-        rows["subject"] = subjects.numbers(loaded.names).take(rows["subject"])
-    wheel.add_hour(loaded.hour, loaded.prepared)
-    wheel.insert(without(pending.of_hour(loaded.hour), decided))
 
 
 def _recover_outcomes(
@@ -264,8 +257,12 @@ def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:
     return found
 
 
-def read_outcomes(segment: Segment, until: int | None = None) -> OutcomeRows:
+def read_outcomes(
+    segment: Segment, until: int | None = None, give_way: Callable[[], None] = lambda: None
+) -> OutcomeRows:
     """Decode the outcomes of an hour: all of the file, or those below the offset ``until``, where a group ends.
+
+    ``give_way`` is called between groups, for what is more urgent.
 
     Raises:
         DamagedData: a group does not check, or none ends at ``until``.
@@ -277,6 +274,7 @@ def read_outcomes(segment: Segment, until: int | None = None) -> OutcomeRows:
         if group is None:
             break
         batches.extend(batch for _, batch in group.batches())
+        give_way()
     if scan.reason or (until is not None and scan.offset != until):
         reason = scan.reason or f"no group ends at offset {until}, up to which it was fsynced"
         raise DamagedData(segment.path, segment.position(scan.offset), reason)

@@ -20,7 +20,7 @@ from delayd.delay.sources import Sources
 from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull
-from delayd.executor import Done, Executor
+from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_name
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import OutcomeRows
@@ -111,7 +111,7 @@ class Retention:
             for hour in expired:
                 self._sources.forget_hour(hour)
             files = {hour: self._hours.get(hour) for hour in expired}
-            self._executor.submit(partial(self._delete, files), self._deleted)
+            self._executor.submit(partial(self._delete, files), self._deleted, Priority.SPACE)
 
     def close(self) -> None:
         """Close the seal log."""
@@ -144,13 +144,14 @@ class Retention:
         # The file may be opened and written again meanwhile: what is durable now is read, and nothing behind it.
         end = self._outcomes.ends.get(hour, OutcomeEnd())
         work = partial(self._verdict, hour, file, end, seals, now_ms)
-        self._executor.submit(work, partial(self._compared, hour, file))
+        self._executor.submit(work, partial(self._compared, hour, file), Priority.SPARE)
 
     def _verdict(self, hour: int, file: HourFile, end: OutcomeEnd, seals: SealLog, now_ms: int) -> Verdict:
         """Compare what is durable of the hour's logs, and make the seal durable if they agree."""
         stored = scan_schedule_log(self._disk, self._folder, self._log_id, hour, file)
         try:
-            facts = compare(hour, (entry.batch for entry in stored), self._outcomes_of(hour, end))
+            outcomes = self._outcomes_of(hour, end)
+            facts = compare(hour, (entry.batch for entry in stored), outcomes, self._executor.give_way)
             if facts is None:
                 return Verdict(None)
             seals.add(facts, now_ms)
@@ -171,7 +172,7 @@ class Retention:
         except (FileNotFoundError, UnfinishedFile):
             return NO_OUTCOMES
         try:
-            return read_outcomes(segment, end.length)
+            return read_outcomes(segment, end.length, self._executor.give_way)
         finally:
             segment.close()
 
@@ -267,7 +268,7 @@ class SegmentRetention:
 
     def _detached(self, done: Done[list[Segment]]) -> None:
         if detached := done.result():
-            self._worker.submit(partial(self._log.remove, detached), _removed)
+            self._worker.submit(partial(self._log.remove, detached), _removed, Priority.SPACE)
 
 
 def _removed(done: Done[int]) -> None:

@@ -33,7 +33,15 @@ class ScheduleWriter:
     """Writes one checkpoint's rows; used once."""
 
     def __init__(
-        self, disk: Disk, folder: str, log: Log, epoch: int, hours: HourTable, now_ms: int, rest: Callable[[], None]
+        self,
+        disk: Disk,
+        folder: str,
+        log: Log,
+        epoch: int,
+        hours: HourTable,
+        now_ms: int,
+        rest: Callable[[], None],
+        give_way: Callable[[], None],
     ) -> None:
         self._disk = disk
         self._folder = folder
@@ -41,7 +49,8 @@ class ScheduleWriter:
         self._epoch = epoch
         self._hours = hours
         self._now_ms = now_ms
-        self._rest = rest
+        self._rest = rest  # Called where nothing is unsynced: the disk is left to others for a moment.
+        self._give_way = give_way  # Called between pieces: what is more urgent runs there.
         self._open: list[Segment] = []
         self._dirty_bytes = 0
         self._made = ""  # The day's folder of the last file that was created; hours come in order.
@@ -59,7 +68,7 @@ class ScheduleWriter:
         if not rows:
             return
         try:
-            source = LogRange(self._log, start, stop, previous_crc32c, rows)
+            source = LogRange(self._log, start, stop, previous_crc32c, rows, self._give_way)
             source.leave_out(handed_over)
             for part in _parts(source):
                 self._write_part(source, part, (start, stop))
@@ -120,6 +129,7 @@ class ScheduleWriter:
         segment.append([NewGroup(GroupKind.DATA, batches, self._epoch, self._now_ms, 0, count)])
         self.written.set(hour, HourFile(segment.end, known.rows + count, segment.crc32c, known.flags))
         self._dirty_bytes += segment.end - known.length
+        self._give_way()
         if len(self._open) >= FILES_A_SYNC or self._dirty_bytes >= BYTES_A_SYNC:
             self._sync()
             self._rest()

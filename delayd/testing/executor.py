@@ -1,7 +1,7 @@
 """Executors without threads: one runs each job at once, the other when the test says so.
 
-Invariant: as with `ThreadExecutor`, jobs run and complete in the order of submission, each exactly once. A simulated
-crash (`BaseException`) is not handed to ``done``: the process that would hear of it is gone.
+Invariant: as with `ThreadExecutor`, jobs run by priority and complete in the order in which they ran, each exactly
+once. A simulated crash (`BaseException`) is not handed to ``done``: the process that would hear of it is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from delayd.executor import Done, run
+from delayd.executor import Done, Priority, Waiting, run
 
 R = TypeVar("R")
 
@@ -19,9 +19,14 @@ R = TypeVar("R")
 class InlineExecutor:
     """Runs and completes each job inside `submit`."""
 
-    def submit(self, work: Callable[[], R], done: Callable[[Done[R]], None]) -> None:
+    def submit(
+        self, work: Callable[[], R], done: Callable[[Done[R]], None], priority: Priority = Priority.NORMAL
+    ) -> None:
         """``done`` has been called on return."""
         done(run(work))
+
+    def give_way(self) -> None:
+        """Nothing ever waits."""
 
     def close(self) -> None:
         """Nothing is ever left to do."""
@@ -31,12 +36,19 @@ class StepExecutor:
     """Keeps jobs until the test runs them, and results until the test hands them back."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Callable[[], Callable[[], None]]] = deque()
+        self._waiting = Waiting()
         self._ran: deque[Callable[[], None]] = deque()
 
-    def submit(self, work: Callable[[], R], done: Callable[[Done[R]], None]) -> None:
+    def submit(
+        self, work: Callable[[], R], done: Callable[[Done[R]], None], priority: Priority = Priority.NORMAL
+    ) -> None:
         """Only queue."""
-        self._waiting.append(partial(_finish, work, done))
+        self._waiting.add(partial(_finish, work, done), priority)
+
+    def give_way(self) -> None:
+        """Run the waiting jobs that are more urgent than the one under way."""
+        while self._waiting.run_one(self._ran.append):
+            pass
 
     @property
     def waiting(self) -> int:
@@ -49,8 +61,9 @@ class StepExecutor:
         return len(self._ran)
 
     def run_one(self) -> None:
-        """Run the oldest waiting job; its ``done`` waits for `complete_one`."""
-        self._ran.append(self._waiting.popleft()())
+        """Run the most urgent waiting job; its ``done`` waits for `complete_one`."""
+        if not self._waiting.run_one(self._ran.append):
+            raise LookupError("no job waits")
 
     def complete_one(self) -> None:
         """Call the oldest ``done`` that waits."""
@@ -59,7 +72,7 @@ class StepExecutor:
     def step(self) -> bool:
         """Complete a job, running it first if none has run; False when there was nothing to do."""
         if not self._ran:
-            if not self._waiting:
+            if not len(self._waiting):
                 return False
             self.run_one()
         self.complete_one()

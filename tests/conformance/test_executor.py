@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from delayd.executor import Done, Executor, ThreadExecutor
+from delayd.executor import Done, Executor, Priority, ThreadExecutor
 from delayd.testing.executor import InlineExecutor, StepExecutor
 
 DEADLINE_S = 10.0
@@ -24,8 +24,8 @@ class Rig:
         self._step = StepExecutor() if kind == "step" else None
         self.executor: Executor = self._thread or self._step or InlineExecutor()
 
-    def submit(self, work: Callable[[], object]) -> None:
-        self.executor.submit(work, self.finished.append)
+    def submit(self, work: Callable[[], object], priority: Priority = Priority.NORMAL) -> None:
+        self.executor.submit(work, self.finished.append, priority)
 
     def settle(self, count: int) -> None:
         if self._step is not None:
@@ -74,7 +74,7 @@ def test_an_error_that_is_a_result_is_returned(rig: Rig) -> None:
     assert rig.finished[0].result() is error
 
 
-def test_jobs_run_and_complete_in_the_order_of_submission(rig: Rig) -> None:
+def test_jobs_of_one_priority_run_and_complete_in_the_order_of_submission(rig: Rig) -> None:
     ran: list[int] = []
     for number in range(200):
         rig.submit(partial(ran.append, number))
@@ -95,3 +95,46 @@ def test_a_job_that_completes_may_submit_the_next(rig: Rig) -> None:
     rig.executor.submit(lambda: 0, next_one)
     rig.settle(1)
     assert results == [0, 1, 2, 3, 4]
+
+
+def test_rule_B2_a_long_job_gives_way_to_more_urgent_ones_only(rig: Rig) -> None:
+    if isinstance(rig.executor, InlineExecutor):
+        pytest.skip("there, no job ever waits")
+    ran: list[str] = []
+
+    def long() -> str:
+        for piece in range(2):
+            ran.append(f"piece {piece}")
+            if not piece:
+                for name, priority in (
+                    ("seal", Priority.SPARE),
+                    ("checkpoint", Priority.NORMAL),
+                    ("space", Priority.SPACE),
+                    ("load", Priority.DUE),
+                ):
+                    rig.submit(partial(note, name), priority)
+            rig.executor.give_way()
+        return "long"
+
+    def note(name: str) -> str:
+        ran.append(name)
+        rig.executor.give_way()
+        return name
+
+    rig.submit(long)
+    rig.settle(5)
+    assert ran == ["piece 0", "load", "space", "piece 1", "checkpoint", "seal"]
+    assert [done.result() for done in rig.finished] == ["load", "space", "long", "checkpoint", "seal"]
+
+
+def test_rule_B2_of_waiting_jobs_the_most_urgent_runs_first(rig: Rig) -> None:
+    if isinstance(rig.executor, InlineExecutor):
+        pytest.skip("there, no job ever waits")
+    gate: SimpleQueue[None] = SimpleQueue()
+    if rig._thread is not None:
+        rig.submit(gate.get)
+    for priority in reversed(Priority):
+        rig.submit(partial(str, priority.name), priority)
+    gate.put(None)
+    rig.settle(4 + (rig._thread is not None))
+    assert [done.result() for done in rig.finished if done.result()] == [priority.name for priority in Priority]

@@ -129,7 +129,8 @@ class ScheduleWorkload:
 
     def _checkpoint(self, disk: MemoryDisk, facts: ScheduleFacts, numbers: dict[int, int]) -> None:
         place = LogPlace(FOLDER, FileKind.MESSAGE, LOG_ID)
-        writer = ScheduleWriter(disk, FOLDER, Log(disk, place, [], []), 1, facts.hours, NOW_MS, lambda: None)
+        log = Log(disk, place, [], [])
+        writer = ScheduleWriter(disk, FOLDER, log, 1, facts.hours, NOW_MS, lambda: None, lambda: None)
         for hour, number in numbers.items():
             part = SchedulePart(0, number, hour)
             data = messages([bytes(90 * number)], sequences=[number], kind=BatchKind.SCHEDULE, part=part)

@@ -1,6 +1,7 @@
 """A start finds what was promised: order, sequences, hours, what is decided, and what the next checkpoint owes."""
 
 from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 import pytest
@@ -150,8 +151,102 @@ def test_rule_P7_rows_that_arrive_while_their_hour_is_loaded_are_held_once() -> 
     world.core.checkpoint(lambda offset: None)
     assert worker.waiting == 0, "no checkpoint begins during a load"
     worker.complete_one()
-    assert world.core.counters()["loaded_rows"] == 4
+    worker.run_one()
+    world.send(wanted(1, HOUR_MS + 1_000, "while they are ordered"))
+    commit.run_all()
+    assert worker.waiting == 0
+    worker.complete_one()
+    assert world.core.counters()["loaded_rows"] == 5
     world.drain()
+    world.check_books()
+
+
+class LoadDuringCheckpoint:
+    """A checkpoint under way that gives way at each of its pieces, and an hour that falls due for its load at one.
+
+    At piece ``begin`` the loop looks for hours to load. From then on, by chance, the loop hears what the worker has
+    done, or more messages of the hour come.
+    """
+
+    def __init__(self, begin: int, seed: int) -> None:
+        self.world = World(None, core=DelayCore, seed=seed, load_ahead_ms=20_000)
+        self.pieces = 0
+        self.loads = 0  # Read while the checkpoint was under way.
+        self.near = 4
+        self._begin = begin
+        self._draw = Random(seed)
+        for name in ("filed", "logged"):
+            self.world.send([*wanted(2, HOUR_MS + 1_000, name), *wanted(2, 5 * HOUR_MS, f"far {name}")])
+            self.world.settle()
+            if name == "filed":
+                self.world.checkpoint()
+        self.commit, _, self.worker = self.world.executors()
+
+    def run(self) -> None:
+        """Let the checkpoint run, and everything that comes of it."""
+        worker, give_way = self.worker, self.worker.give_way
+
+        def giving_way() -> None:
+            if self.pieces == self._begin:
+                self.world.clock.advance(HOUR_MS - 19_000)
+                self.world.core.wake()
+            self.pieces += 1
+            waiting = worker.waiting
+            give_way()
+            self.loads += waiting - worker.waiting
+            self._by_chance()
+
+        worker.give_way = giving_way  # type: ignore[method-assign]
+        self.world.core.checkpoint(lambda offset: None)
+        worker.run_one()
+        worker.give_way = give_way  # type: ignore[method-assign]
+        while worker.waiting or worker.ran:
+            if worker.waiting and self._draw.random() < 0.5:
+                worker.run_one()
+            self._by_chance()
+        self.world.settle()
+
+    def _by_chance(self) -> None:
+        if self.worker.ran and self._draw.random() < 0.5:
+            self.worker.complete_one()
+        if self.near < 10 and self._draw.random() < 0.3:
+            self.world.send(wanted(1, HOUR_MS + 1_000, f"more-{self.near}"))
+            self.commit.run_all()
+            self.near += 1
+
+
+def test_rule_P7_an_hour_that_is_loaded_in_the_midst_of_a_checkpoint_is_held_once() -> None:
+    pieces = loads = 0
+    for seed in range(60):
+        made = LoadDuringCheckpoint(seed % 5, seed)
+        made.run()
+        pieces, loads = max(pieces, made.pieces), loads + made.loads
+        assert made.world.core._wheel.len_of(HOUR + 1) == (made.near if seed % 5 < made.pieces else 0), f"seed {seed}"
+        made.world.checkpoint()
+        for life in (made.world, made.world.after_crash(None)):
+            life.drain(10 * HOUR_MS)
+            life.check_books()
+            life.check_sealing()
+    assert pieces >= 4 and loads >= 40, "a load does not wait for the checkpoint's end"
+
+
+def test_rule_B2_checkpoints_back_to_back_do_not_keep_an_hour_from_being_loaded() -> None:
+    world = World(None, core=DelayCore, seed=0, checkpoint_bytes=1_000, load_ahead_ms=20_000)
+    world.send(wanted(3, HOUR_MS + 1_000, "near"))
+    world.settle()
+    commit, _, worker = world.executors()
+    world.clock.advance(HOUR_MS - 19_000)
+    jobs = 0
+    while not world.core._wheel.has_hour(HOUR + 1):
+        # The flood never pauses: with each end of a checkpoint the next one is due.
+        world.send(wanted(4, 100 * HOUR_MS + jobs * HOUR_MS, f"{jobs}-" + "f" * 1_000))
+        commit.run_all()
+        world.core.wake()
+        assert worker.waiting
+        worker.step()
+        jobs += 1
+        assert jobs <= 4, "the checkpoint under way, and a load's two jobs"
+    world.drain(200 * HOUR_MS)
     world.check_books()
 
 
