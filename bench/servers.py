@@ -11,6 +11,8 @@ from pathlib import Path
 
 from delayd.config import parse_address
 from delayd.net.connection import connect
+from delayd.net.trust import prove
+from delayd.secret import SECRET_FILE, read_secret
 from delayd.wire.requests import RequestType
 
 STOP_S = 10
@@ -63,6 +65,7 @@ class Servers:
         """Ask for a checkpoint that covers all that is durable now, and wait until it is published."""
         connection = await connect(*parse_address(self.addresses[role]))
         try:
+            await prove(connection, read_secret(str(self.data / SECRET_FILE)), 0, CHECKPOINT_MS_MAX)
             await connection.request(RequestType.CHECKPOINT, {}, timeout_ms=CHECKPOINT_MS_MAX)
         finally:
             connection.close()

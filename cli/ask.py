@@ -10,7 +10,9 @@ from typing import NamedTuple, TypeVar
 
 from delayd.config import parse_address
 from delayd.errors import RequestFailed, ServerUnavailable, UnknownRequest
+from delayd.net import trust
 from delayd.net.connection import Connection, connect
+from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.meta import PORT_MAX, need_host, read_each
 from delayd.wire.requests import RequestType, need_bool, need_int, need_str, need_u32, need_u64
@@ -73,6 +75,15 @@ async def ask(connection: Connection, request: RequestType, head: Mapping[str, H
         what = f"{connection.peer} gave no answer ({error.message}); look at that server's log, and try again"
         raise type(error)(what, sent=error.sent) from error
     return frame.head
+
+
+async def prove(connection: Connection, secret: Secret) -> None:
+    """Show that an operator of the cluster asks; NotTrusted when one side has another secret."""
+    try:
+        await trust.prove(connection, secret, 0, ANSWER_MS)
+    except RequestFailed as error:
+        what = f"{connection.peer} gave no answer ({error.message}); look at that server's log, and try again"
+        raise type(error)(what, sent=error.sent) from error
 
 
 @asynccontextmanager

@@ -4,11 +4,12 @@ import time
 
 import click
 
+from delayd.secret import Secret
 from delayd.wire.requests import RequestType, need_bool, need_instant
 
 from . import ask
 from .listing import Cell, Column, Kind, show
-from .options import examples, format_option, meta_option
+from .options import examples, format_option, meta_option, secret_data_option, secret_of, secret_option
 
 COLUMNS = (
     Column("role"),
@@ -22,36 +23,40 @@ COLUMNS = (
 @click.command(
     epilog=examples(
         "delayd clock",
-        "delayd clock --role delay --trust",
+        "delayd clock --role delay --trust --data /var/lib/delayd",
     )
 )
 @meta_option
 @click.option("--role", type=click.Choice(["delay", "realtime"]), help="Servers of this role only.")
 @click.option("--trust", is_flag=True, help="Tell the servers that their wall clocks are right.")
+@secret_option
+@secret_data_option
 @format_option
-def clock(meta: str, role: str | None, trust: bool, form: str) -> None:
+def clock(meta: str, role: str | None, trust: bool, secret_file: str | None, data: str, form: str) -> None:
     """Compare the clocks of live servers with this machine's.
 
     A wall clock that jumped ahead by more than 5 s is believed after 30 s, and one of a machine that was started again
     after 30 s or when meta's agrees. Until then a server goes on by the time that has passed. With --trust it is
-    believed at once: what is due by it is handed out.
+    believed at once: what is due by it is handed out. That is an operator's word and needs the cluster's secret.
     """
-    show(COLUMNS, ask.run(lambda: _clocks(meta, role, trust)), form)
+    secret = secret_of(secret_file, data) if trust else None
+    show(COLUMNS, ask.run(lambda: _clocks(meta, role, secret)), form)
 
 
-async def _clocks(address: str, role: str | None, trust: bool) -> list[tuple[Cell, ...]]:
+async def _clocks(address: str, role: str | None, secret: Secret | None) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection, role)
     for server in servers:
         if not server.alive:
             place = f"{server.role} server at {server.host}:{server.port}"
             click.echo(f"delayd: the clock of the {place} is missing: {server.silence}", err=True)
-    return [await _clock(server, trust) for server in servers if server.alive]
+    return [await _clock(server, secret) for server in servers if server.alive]
 
 
-async def _clock(server: ask.Known, trust: bool) -> tuple[Cell, ...]:
+async def _clock(server: ask.Known, secret: Secret | None) -> tuple[Cell, ...]:
     async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
-        if trust:
+        if secret is not None:
+            await ask.prove(connection, secret)
             await ask.ask(connection, RequestType.TRUST_CLOCK, {})
         before_ns = time.time_ns()
         status = await ask.ask(connection, RequestType.STATUS, {})

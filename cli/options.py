@@ -6,11 +6,13 @@ import stat
 import click
 
 from delayd.config import DATA_DEFAULT, META_LOCAL
+from delayd.secret import SECRET_FILE, Secret, read_secret
 
 from .listing import LIMIT_DEFAULT
 from .times import instant
 
 META_VARIABLE = "DELAYD_META"
+SECRET_VARIABLE = "DELAYD_SECRET_FILE"
 
 
 class DataFolder(click.Path):
@@ -44,6 +46,20 @@ data_option = click.option(
     metavar="DIR",
     help="Data directory, as given to `delayd up`; of a running server, a stopped one, or a copy.",
 )
+secret_option = click.option(
+    "--secret-file",
+    envvar=SECRET_VARIABLE,
+    metavar="FILE",
+    show_envvar=True,
+    help=f"The cluster's secret; without it {SECRET_FILE} in the directory of --data.",
+)
+secret_data_option = click.option(
+    "--data",
+    default=DATA_DEFAULT,
+    show_default=True,
+    metavar="DIR",
+    help=f"Data directory of a server of the cluster, which holds {SECRET_FILE}.",
+)
 format_option = click.option(
     "--format",
     "form",
@@ -75,6 +91,11 @@ text_format_option = click.option(
     show_default=True,
     help="Text for people; JSON with exact values for programs.",
 )
+
+
+def secret_of(secret_file: str | None, data: str) -> Secret:
+    """The secret with which an operator asks. Raises BadSetting when it can't be had."""
+    return read_secret(secret_file or os.path.join(data, SECRET_FILE))
 
 
 def examples(*lines: str, of: str = "Examples") -> str:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import click
 
 from delayd.errors import BadArgument, DelaydError
+from delayd.secret import Secret
 from delayd.wire.frame import Head
 from delayd.wire.quarantine import PAGE_MAX, Quarantined, read_list
 from delayd.wire.requests import RequestType, need_bool, need_str
@@ -12,7 +13,7 @@ from delayd.wire.requests import RequestType, need_bool, need_str
 from . import ask
 from .exits import NOT_BALANCED, OK
 from .listing import Cell, Column, Kind, show
-from .options import examples, format_option, meta_option
+from .options import examples, format_option, meta_option, secret_data_option, secret_of, secret_option
 
 ROLES = ("delay", "realtime")
 COLUMNS = (
@@ -76,10 +77,12 @@ def list_(meta: str, form: str) -> None:
 @click.argument("id_", metavar="ID")
 @meta_option
 @server_option
+@secret_option
+@secret_data_option
 @yes_option
-def release(id_: str, meta: str, server: str | None, yes: bool) -> int:
+def release(id_: str, meta: str, server: str | None, secret_file: str | None, data: str, yes: bool) -> int:
     """Have an entry tried again at once, or taken as it is: it says first what that does and costs."""
-    return _decide(RequestType.QUARANTINE_RELEASE, id_, meta, server, yes)
+    return _decide(RequestType.QUARANTINE_RELEASE, id_, meta, server, secret_of(secret_file, data), yes)
 
 
 @quarantine.command(
@@ -90,13 +93,15 @@ def release(id_: str, meta: str, server: str | None, yes: bool) -> int:
 @click.argument("id_", metavar="ID")
 @meta_option
 @server_option
+@secret_option
+@secret_data_option
 @yes_option
-def drop(id_: str, meta: str, server: str | None, yes: bool) -> int:
+def drop(id_: str, meta: str, server: str | None, secret_file: str | None, data: str, yes: bool) -> int:
     """Give an entry up for good, for there is no copy of its file: it says first what that costs."""
-    return _decide(RequestType.QUARANTINE_DROP, id_, meta, server, yes)
+    return _decide(RequestType.QUARANTINE_DROP, id_, meta, server, secret_of(secret_file, data), yes)
 
 
-def _decide(request: RequestType, id_: str, meta: str, server: str | None, yes: bool) -> int:
+def _decide(request: RequestType, id_: str, meta: str, server: str | None, secret: Secret, yes: bool) -> int:
     found = _only(id_, [each for each in ask.run(lambda: _all(meta)) if each.entry.id == id_], server)
     dropping = request is RequestType.QUARANTINE_DROP
     costs = found.entry.drop if dropping else found.entry.release
@@ -105,7 +110,7 @@ def _decide(request: RequestType, id_: str, meta: str, server: str | None, yes: 
     click.echo(f"{id_}: {costs}", err=True)
     if not yes:
         click.confirm("Do it?", abort=True, err=True)
-    done, message = ask.run(lambda: _ask(found.server, request, id_))
+    done, message = ask.run(lambda: _ask(found.server, request, id_, secret))
     click.echo(message)
     return OK if done else NOT_BALANCED
 
@@ -143,8 +148,9 @@ async def _of(server: ask.Known) -> list[Found]:
     return found
 
 
-async def _ask(server: ask.Known, request: RequestType, id_: str) -> tuple[bool, str]:
+async def _ask(server: ask.Known, request: RequestType, id_: str, secret: Secret) -> tuple[bool, str]:
     async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
+        await ask.prove(connection, secret)
         answer = await ask.ask(connection, request, {"id": id_})
     return need_bool(answer, "done"), need_str(answer, "message")
 

@@ -37,6 +37,7 @@ _TEXTS = {
     "port": "port to listen on; 0 takes a free one, which the ready line names",
     "meta": "address of the meta server",
     "advertise_host": "name or address under which clients and other servers reach it",
+    "secret_file": "the cluster's secret, a file with mode 600; on another machine than meta's, a copy of meta's",
     "exit_with_stdin": "stop when stdin closes, as a child of a supervisor does",
     # Of meta.
     "heartbeat_ms": "how often servers tell that they live",
@@ -71,8 +72,15 @@ _TEXTS = {
     "retention_hours": "how long an hour is kept when all of it is sealed",
     "retention_ms": "how long messages are kept when every group has acknowledged them",
 }
-_METAVARS = {"data": "DIR", "host": "HOST", "advertise_host": "HOST", "port": "PORT", "meta": "HOST:PORT"}
-_DEFAULTS = {"advertise_host": "that of --host"}
+_METAVARS = {
+    "secret_file": "FILE",
+    "data": "DIR",
+    "host": "HOST",
+    "advertise_host": "HOST",
+    "port": "PORT",
+    "meta": "HOST:PORT",
+}
+_DEFAULTS = {"advertise_host": "that of --host", "secret_file": "cluster.secret in the data directory"}
 # Settings that servers have in common and that mean another thing to each.
 _TEXTS_OF = {
     ("meta", "lease_ms"): "a server that was not heard of for so long gets no new subjects",

@@ -58,8 +58,9 @@ class ServerConfig:
     role: ClassVar[str]
 
     data: str = DATA_DEFAULT  # The directory of all servers of this machine; each has a folder of its own in it.
-    host: str = "127.0.0.1"  # Nobody is asked for a password yet, so other machines must be let in on purpose.
+    host: str = "127.0.0.1"  # Clients are not asked for a password, so other machines must be let in on purpose.
     port: int = _number(0, 0, PORT_MAX)  # 0 lets the system choose.
+    secret_file: str = ""  # Of the cluster; empty: cluster.secret in `data`, which is made if it is missing.
     exit_with_stdin: bool = False  # For a child: it ends with whoever holds the other end of its stdin.
 
     def __post_init__(self) -> None:

@@ -117,6 +117,14 @@ class BadSetting(CallerError):
     """A setting of a server or client is out of range or contradicts another."""
 
 
+class NotTrusted(CallerError):
+    """A request for servers and operators only, and the peer has not proved this cluster's secret."""
+
+
+class WrongCluster(CallerError):
+    """The peer is a server of another cluster."""
+
+
 class AlreadyClosed(CallerError):
     """A producer, consumer or file was used after its close."""
 

@@ -21,6 +21,7 @@ U64_MAX = (1 << 64) - 1
 _KEYS = (b"format", b"log_id", b"epoch")
 _COPY_KEY = b"identity"  # All three in one value.
 _FILES = ("checkpoint", "message", "schedule", "dispatch", "seal", "consume", "pull")  # Of a server that has lived.
+_CLUSTER_KEYS = (b"cluster_id", b"cluster_id.copy")  # Twice, for the same reason.
 
 
 class Identity(NamedTuple):
@@ -55,6 +56,35 @@ def open_identity(state: State, path: str, draw_u64: Callable[[], int], disk: Di
     puts = [(key, msgpack.packb(number)) for key, number in zip(_KEYS, values, strict=True)]
     state.commit([*puts, (_COPY_KEY, msgpack.packb(values))])
     return Identity(log_id, epoch)
+
+
+def open_cluster_id(state: State, path: str, draw_u64: Callable[[], int]) -> int:
+    """The id of meta's cluster: drawn once, when meta first starts on an empty directory. Raises DamagedData."""
+    cluster_id = known_cluster_id(state, path)
+    if not cluster_id:
+        cluster_id = draw_u64() or 1
+        keep_cluster_id(state, cluster_id)
+    return cluster_id
+
+
+def known_cluster_id(state: State, path: str) -> int:
+    """The cluster that a server belongs to; 0 before it was told. Raises DamagedData if neither copy checks."""
+    damage: DamagedData | None = None
+    for key in _CLUSTER_KEYS:
+        try:
+            value = state.get(key)
+            if value is not None:
+                return _number(path, key, value, None)
+        except DamagedData as error:
+            damage = damage or error
+    if damage is not None:
+        raise damage
+    return 0
+
+
+def keep_cluster_id(state: State, cluster_id: int) -> None:
+    """Remember the cluster for good; durable on return."""
+    state.commit([(key, msgpack.packb(cluster_id)) for key in _CLUSTER_KEYS])
 
 
 def _need_new(path: str, disk: Disk | None) -> None:

@@ -16,9 +16,11 @@ from delayd.config import MetaConfig, describe, listens_everywhere
 from delayd.disk import Lock, RealDisk
 from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping, UnknownRequest
 from delayd.executor import ThreadExecutor
-from delayd.identity import open_identity
+from delayd.identity import open_cluster_id, open_identity
 from delayd.net.connection import Connection
 from delayd.net.server import Server
+from delayd.net.trust import Guard
+from delayd.secret import open_secret
 from delayd.state import LmdbState
 from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
 from delayd.wire.meta import Routes, read_registered, servers_head
@@ -70,14 +72,18 @@ class MetaService:
             path = os.path.join(config.folder, STATE_FOLDER)
             self._state = LmdbState(path)
             self._identity = open_identity(self._state, path, _draw_u64)
+            self._cluster_id = open_cluster_id(self._state, path, _draw_u64)
+            secret = open_secret(config.data, config.secret_file)
+            self._guard = Guard(secret, config.role, self._identity.log_id, lambda: self._cluster_id)
             self._core = Meta(self._state, path, self._executor, self._clock, config.lease_ms, self._fail_core)
             port = await self._server.listen(config.host, config.port)
         except DelaydError:
             self._close()
             raise
         log.info(
-            "opened log_id=%016x epoch=%d servers=%d routes=%d",
+            "opened log_id=%016x epoch=%d cluster_id=%016x servers=%d routes=%d",
             *self._identity,
+            self._cluster_id,
             self._core.server_count,
             self._core.route_count,
         )
@@ -101,6 +107,8 @@ class MetaService:
     def received(self, connection: Connection, frame: Frame) -> None:
         """Answer, or refuse by raising."""
         self._requests += 1
+        if self._guard.serves(connection, frame):
+            return
         answer = partial(connection.answer, frame.request_id)
         kind = request_type(frame.type)
         if kind is RequestType.PING:
@@ -113,7 +121,7 @@ class MetaService:
             self._register(connection, frame)
         elif kind is RequestType.SERVERS:
             servers = self._core.servers(optional_str(frame.head, "role"))
-            answer(self._timed({"servers": servers_head(servers)}))
+            answer(self._told({"servers": servers_head(servers)}))
         elif kind is RequestType.ROUTES:
             self._routes(connection, frame)
         elif kind is RequestType.META_SUBJECTS:
@@ -139,7 +147,7 @@ class MetaService:
                 connection.answer_error(frame.request_id, refused)
             else:
                 head: Head = {"lease_ms": self._config.lease_ms, "heartbeat_ms": self._config.heartbeat_ms}
-                connection.answer(frame.request_id, self._timed(head))
+                connection.answer(frame.request_id, self._told(head))
             self._idle.set()
 
         server = read_registered(frame.head)
@@ -152,7 +160,7 @@ class MetaService:
             if isinstance(answer, RetryLater):
                 connection.answer_error(frame.request_id, answer)
             else:
-                connection.answer(frame.request_id, self._timed(answer.to_head()))
+                connection.answer(frame.request_id, self._told(answer.to_head()))
             self._idle.set()
 
         self._core.routes(need_strs(frame.head, "subjects"), need_bool(frame.head, "assign"), on_routes)
@@ -169,7 +177,7 @@ class MetaService:
             "routes": self._core.route_count,
             "transactions": self._core.transactions,
         }
-        return self._timed(
+        return self._told(
             {
                 "role": self._config.role,
                 "log_id": self._identity.log_id,
@@ -179,6 +187,9 @@ class MetaService:
                 "counters": counters,
             }
         )
+
+    def _told(self, head: Head) -> Head:
+        return self._timed({**head, "cluster_id": self._cluster_id})
 
     def _timed(self, head: Head) -> Head:
         return {**head, "now_ms": self._clock.now_ms()}

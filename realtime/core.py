@@ -72,6 +72,7 @@ class Core:
         self.epoch = identity.epoch
         self.counters = dict.fromkeys(("frames", "batches", "messages", "refused", "fenced"), 0)
         self.started_at_ms = clock.now_ms()
+        self.cluster_id: Callable[[], int] = lambda: 0  # The shell knows it, from meta.
         self._config = config
         self._clock = clock
         self._executors = executors
@@ -315,6 +316,7 @@ class Core:
 
     def _status(self, peer: Peer, frame: Frame) -> None:
         extra: dict[str, HeadValue] = {
+            "cluster_id": self.cluster_id(),
             "clock_confirmed": self._clock.confirmed,
             "end_offset": self._indexed_offset,
             "next_sequence": self._next_sequence,

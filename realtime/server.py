@@ -14,10 +14,13 @@ from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError
 from delayd.net.connection import Connection
 from delayd.net.home import Home
+from delayd.net.membership import Membership
 from delayd.net.program import Fail
 from delayd.net.registration import Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
+from delayd.net.trust import Guard
+from delayd.secret import open_secret
 from delayd.wire.frame import Frame
 from delayd.wire.meta import Registered
 
@@ -41,22 +44,27 @@ class RealtimeServer:
         self._wake_set_ms: int | None = None
         self._server: Server | None = None
         self._registration: Registration | None = None
+        self._guard: Guard | None = None
 
     async def start(self) -> tuple[str, int]:
         """Recover, listen, register."""
         config = self._config
         log.info("starting %s", describe(config))
         home = self._home = Home(config, ("commit", "pull", "work"), self._rearm)
+        secret = open_secret(config.data, config.secret_file)
+        membership = Membership(secret, config.role, home.state, home.state_path)
         draw: Callable[[], int] = partial(secrets.randbits, 64)
         recovered = recover(config, home.disk, home.state, home.clock, draw, home.state_path)
         executors = Executors(*home.executors)
         core = self._core = Core(config, home.disk, home.state, home.clock, executors, recovered, self._fail)
+        self._guard = membership.guard(core.log_id)
+        core.cluster_id = lambda: membership.cluster_id
         self._timer = Timer(asyncio.get_running_loop(), self._on_timer)
         self._server = Server(self)
         port = await self._server.listen(config.host, config.port)
         self._rearm()
         registered = Registered(config.role, core.log_id, config.advertised_host, port, core.epoch, os.getpid())
-        self._registration = Registration(config.meta, lambda: registered, on_now_ms=home.clock.reference)
+        self._registration = Registration(config.meta, lambda: registered, membership, on_now_ms=home.clock.reference)
         self._registration.start()
         home.every(RETAIN_EVERY_S, core.retain)
         return config.host, port
@@ -80,7 +88,9 @@ class RealtimeServer:
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Give a request to the core."""
-        assert self._core is not None
+        assert self._core is not None and self._guard is not None
+        if self._guard.serves(connection, frame):
+            return
         try:
             self._core.received(connection, frame)
         finally:

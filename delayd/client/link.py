@@ -1,7 +1,8 @@
 """The way to one server: a connection that is made when it is needed, and made again after it ended.
 
 Invariant: a connection is handed out only after the server behind it has said which log it holds, so a batch that went
-to one log is never repeated to another at the same address (rule I3).
+to one log is never repeated to another at the same address (rule I3). A meta server says which cluster it is of, and a
+client that has met one cluster speaks to no other.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Link:
 
     def __init__(self, host: str, port: int, log_id: int | None = None) -> None:
         self.log_id = log_id
+        self.cluster_id = 0  # As the server said first; 0 while it said none.
         self.clock = ServerClock(f"{host}:{port}")
         self.failing = False  # The last try to connect failed.
         self._address = (host, port)
@@ -115,6 +117,12 @@ class Link:
         asked_us = monotonic_us()
         answer = await connection.request(RequestType.STATUS, {}, timeout_ms=GREETING_MS_MAX)
         self._hear(asked_us, answer.head)
+        cluster_id = need_u64(answer.head, "cluster_id") if "cluster_id" in answer.head else 0
+        if self.cluster_id and cluster_id and cluster_id != self.cluster_id:
+            raise ServerUnavailable(
+                f"{self.address} belongs to another cluster now: {cluster_id:016x} instead of {self.cluster_id:016x}"
+            )
+        self.cluster_id = self.cluster_id or cluster_id
         if self.log_id is None:
             return
         log_id = need_u64(answer.head, "log_id")

@@ -19,10 +19,13 @@ from delayd.delay.sender import OnAnswer, Wire
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.net.connection import Connection, connect
 from delayd.net.home import Home
+from delayd.net.membership import Membership
 from delayd.net.program import Fail
 from delayd.net.registration import Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
+from delayd.net.trust import Guard
+from delayd.secret import open_secret
 from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
 from delayd.wire.meta import Registered, Routes
 
@@ -53,6 +56,8 @@ class DelayServer:
         self._timer: Timer | None = None
         self._server: Server | None = None
         self._registration: Registration | None = None
+        self._membership: Membership | None = None
+        self._guard: Guard | None = None
         self._places: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -62,7 +67,9 @@ class DelayServer:
         home = self._home = Home(config, ("commit", "outcomes", "worker"), self._rearm_soon)
         self._started_at_ms = home.clock.now_ms()
         self._timer = Timer(loop, self._wake)
-        self._registration = Registration(config.meta, self._registered, on_now_ms=home.clock.reference)
+        secret = open_secret(config.data, config.secret_file)
+        membership = self._membership = Membership(secret, config.role, home.state, home.state_path)
+        self._registration = Registration(config.meta, self._registered, membership, on_now_ms=home.clock.reference)
         core = self._core = DelayCore(
             home.disk,
             home.state,
@@ -75,6 +82,7 @@ class DelayServer:
             home.clock.restart_evidence,
             partial(time.sleep, REST_S),
         )
+        self._guard = membership.guard(core.identity.log_id)
         self._requests = Requests(core, home.clock, self._status)
         self._reserve()
         self._server = Server(self, body_bytes_max=SEND_BODY_BYTES_MAX)
@@ -109,8 +117,10 @@ class DelayServer:
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Give a request to the core."""
-        if self._requests is None:
+        if self._requests is None or self._guard is None:
             raise NotReady("this delay server is starting; ask again in a moment")
+        if self._guard.serves(connection, frame):
+            return
         self._requests.received(connection, frame)
         self._rearm_soon()
 
@@ -157,7 +167,7 @@ class DelayServer:
     ) -> None:
         async def dial() -> None:
             try:
-                connection = await connect(host, port, timeout_ms=CONNECT_MS)
+                connection = await self._connect(host, port)
             except DelaydError as error:
                 lost(error)
                 self._rearm_soon()
@@ -171,6 +181,17 @@ class DelayServer:
         self._dials.add(task)
         task.add_done_callback(self._dials.discard)
         task.add_done_callback(_surface)
+
+    async def _connect(self, host: str, port: int) -> Connection:
+        """A connection to a server of this cluster, which knows that we are one too (rule H8)."""
+        assert self._membership is not None
+        connection = await connect(host, port, timeout_ms=CONNECT_MS)
+        try:
+            await self._membership.prove(connection, CONNECT_MS)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
 
     def _after(self, call: Callable[[DelaydError], None], error: DelaydError) -> None:
         call(error)
@@ -230,6 +251,7 @@ class DelayServer:
             "role": "delay",
             "log_id": self._core.identity.log_id,
             "epoch": self._core.identity.epoch,
+            "cluster_id": self._membership.cluster_id if self._membership is not None else 0,
             "pid": os.getpid(),
             "now_ms": self._home.clock.now_ms(),
             "clock_confirmed": self._home.clock.confirmed,

@@ -3,7 +3,7 @@
 Invariant: nothing here ends or holds up a server: while meta is away it is looked for again, with back-off and jitter,
 and whoever asks hears ServerUnavailable at once. The log has one line for each change of state, however long it lasts.
 
-     AWAY ──connect──▶ register ──answer──▶ REGISTERED ──after heartbeat_ms──▶ register …
+     AWAY ──connect, prove──▶ register ──answer──▶ REGISTERED ──after heartbeat_ms──▶ register …
       ▲                  │    └──error by name──▶ REFUSED ──after back-off──▶ register …
       └──lost, no answer─┘
 """
@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 
 from delayd.config import parse_address
-from delayd.errors import DelaydError, RequestFailed, ServerUnavailable
+from delayd.errors import DelaydError, RequestFailed, ServerStopped, ServerUnavailable
 from delayd.net.connection import Connection, connect
+from delayd.net.membership import Membership
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.meta import SUBJECTS_MAX, Registered, Routes, ServerInfo, read_routes, read_servers
-from delayd.wire.requests import RequestType, need_instant, need_int
+from delayd.wire.requests import RequestType, need_instant, need_int, need_u64
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
 BACK_OFF_MS_MAX = 2_000  # Below a lease, so that a server that was away is alive again soon after meta is back.
@@ -52,6 +53,7 @@ class Registration:
         self,
         meta: str,
         describe: Callable[[], Registered],
+        membership: Membership,
         *,
         on_now_ms: Callable[[int], None] | None = None,
         on_refused: Callable[[DelaydError], None] | None = None,
@@ -61,6 +63,7 @@ class Registration:
         self._meta = meta
         self._host, self._port = parse_address(meta)
         self._describe = describe
+        self._membership = membership
         self._on_now_ms = on_now_ms
         self._on_refused = on_refused
         self._jitter = jitter
@@ -142,6 +145,8 @@ class Registration:
             try:
                 wait_ms = float(await self._register(await self._connect()))
                 failures = 0
+            except ServerStopped:
+                raise
             except DelaydError as error:
                 wait_ms = self._back_off_ms(failures)
                 failures += 1
@@ -151,13 +156,20 @@ class Registration:
     async def _connect(self) -> Connection:
         if self._connection is None or not self._connection.is_open:
             self._connection = None
-            self._connection = await connect(self._host, self._port, timeout_ms=REQUEST_MS_MAX)
+            connection = await connect(self._host, self._port, timeout_ms=REQUEST_MS_MAX)
+            try:
+                await self._membership.prove(connection, REQUEST_MS_MAX)
+            except BaseException:
+                connection.abort()
+                raise
+            self._connection = connection
         return self._connection
 
     async def _register(self, connection: Connection) -> int:
         answer = await connection.request(RequestType.REGISTER, self._describe().to_head(), (), REQUEST_MS_MAX)
         heartbeat_ms = need_int(answer.head, "heartbeat_ms", HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX)
         now_ms = need_instant(answer.head, "now_ms")
+        self._membership.joined(need_u64(answer.head, "cluster_id"))
         if self._on_now_ms is not None:
             self._on_now_ms(now_ms)
         if self.state is not RegistrationState.REGISTERED:

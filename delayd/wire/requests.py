@@ -49,6 +49,8 @@ class RequestType(IntEnum):
     PING = 1
     STATUS = 2
     TRUST_CLOCK = 3
+    CHALLENGE = 4
+    PROVE = 5
     QUARANTINE_LIST = 6
     QUARANTINE_RELEASE = 7
     QUARANTINE_DROP = 8

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from delayd.config import Value
+from tests.trust import put_secret
 
 EXIT_DEADLINE_S = 30.0  # Far above what anything takes, on a machine that is busy with other things.
 HOST = "127.0.0.1"
@@ -58,6 +59,8 @@ class ServerProcess:
         """Start, and wait for nothing."""
         assert self._process is None or self._process.poll() is not None
         self._data.mkdir(parents=True, exist_ok=True)
+        # Servers of one test may have a directory each, and are of one cluster all the same.
+        put_secret(self._data)
         config = self._data / f"{self.role}-{id(self)}.toml"
         settings = {"data": str(self._data), "host": HOST, **self._settings, "port": self.port}
         config.write_text("".join(f"{name} = {_toml(value)}\n" for name, value in settings.items()))

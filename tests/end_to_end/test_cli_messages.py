@@ -170,7 +170,7 @@ def test_the_port_of_another_server_is_named_where_meta_is_wanted(servers: Up, c
 
 
 def test_the_clocks_of_servers_are_compared_and_trusted(servers: Up) -> None:
-    for options in ((), ("--trust",)):
+    for options in ((), ("--trust", "--data", str(servers.data))):
         clocks = json.loads(_run("clock", *options, *_meta(servers), "--format", "json"))
         assert [clock["role"] for clock in clocks] == ["delay", "realtime"]
         assert all(clock["believed"] and abs(clock["ahead_ms"]) < 5_000 for clock in clocks)

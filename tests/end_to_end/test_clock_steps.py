@@ -72,6 +72,7 @@ class Service:
     def trust(self) -> None:
         """The operator's word, given with the command."""
         command = [sys.executable, "-m", "delayd", "clock", "--meta", self.servers["meta"].address, "--trust"]
+        command += ["--data", str(self.data)]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert "yes" in told and "no" not in told.split(), told
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from delayd.config import Value
 from delayd.errors import BadRequest, BadSubject, DelaydError, RequestFailed, StaleEpoch, UnknownRequest
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
 from delayd.net.registration import Registration, RegistrationState
 from delayd.wire.frame import Head
 from delayd.wire.meta import Registered, Routes, ServerInfo, read_routes, read_servers, read_subject_page
 from delayd.wire.requests import RequestType, need_int, need_map, need_str
+from tests.trust import connect_trusted, membership
 from tests.unit.net.loopback import error_of, on_loop, until
 
 from .processes import HOST, ServerProcess
@@ -61,7 +62,7 @@ class Client:
 
 @asynccontextmanager
 async def client_of(meta: ServerProcess) -> AsyncIterator[Client]:
-    connection = await connect(HOST, meta.port)
+    connection = await connect_trusted(HOST, meta.port)
     try:
         yield Client(connection)
     finally:
@@ -71,7 +72,7 @@ async def client_of(meta: ServerProcess) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def line_to(meta: ServerProcess, server: Registered) -> AsyncIterator[Registration]:
-    registration = Registration(meta.address, lambda: server)
+    registration = Registration(meta.address, lambda: server, membership())
     registration.start()
     try:
         yield registration

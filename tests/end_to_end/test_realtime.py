@@ -13,6 +13,7 @@ from delayd.net.server import run
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_rows
 from realtime.server import RealtimeServer
+from tests.trust import connect_trusted, put_secret
 from tests.unit.realtime.batches import ORIGIN, bodies_of, dispatch_batch
 
 Story = Callable[[str, int], Awaitable[None]]
@@ -26,6 +27,7 @@ def tell(tmp_path: Path, story: Story) -> None:
 
     async def life() -> None:
         failures: list[BaseException] = []
+        put_secret(tmp_path)
         server = RealtimeServer(RealtimeConfig(data=str(tmp_path), port=0, meta=META_NOWHERE), failures.append)
         host, port = await server.start()
         try:
@@ -63,7 +65,7 @@ async def ask(connection: Connection, kind: RequestType, head: Head, *body: byte
 
 def test_a_dispatched_message_is_pulled_and_acknowledged_once(tmp_path: Path) -> None:
     async def story(host: str, port: int) -> None:
-        delay, consumer = await connect(host, port), await connect(host, port)
+        delay, consumer = await connect_trusted(host, port), await connect(host, port)
         window = await greet(delay, 1)
         assert window.head["batches"] == []
         waiting = asyncio.ensure_future(ask(consumer, RequestType.PULL, pull_head(wait_ms=10_000)))
@@ -87,7 +89,7 @@ def test_a_dispatched_message_is_pulled_and_acknowledged_once(tmp_path: Path) ->
 
 def test_a_restart_remembers_what_is_in_doubt_and_what_is_unacknowledged(tmp_path: Path) -> None:
     async def before(host: str, port: int) -> None:
-        delay = await connect(host, port)
+        delay = await connect_trusted(host, port)
         await greet(delay, 1)
         await ask(delay, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"one"]))
         await ask(delay, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(2, [b"two"], w=(1, 1)))
@@ -96,7 +98,7 @@ def test_a_restart_remembers_what_is_in_doubt_and_what_is_unacknowledged(tmp_pat
         delay.close()
 
     async def after(host: str, port: int) -> None:
-        delay = await connect(host, port)
+        delay = await connect_trusted(host, port)
         window = await greet(delay, 2)
         assert [row[:2] for row in need_rows(window.head, "batches", 7)] == [[1, 2]]
         assert len(window.body) == 16
@@ -110,7 +112,7 @@ def test_a_restart_remembers_what_is_in_doubt_and_what_is_unacknowledged(tmp_pat
 
 def test_rule_H3_a_batch_of_an_older_session_is_refused_and_its_connection_closed(tmp_path: Path) -> None:
     async def story(host: str, port: int) -> None:
-        old, new = await connect(host, port), await connect(host, port)
+        old, new = await connect_trusted(host, port), await connect_trusted(host, port)
         await greet(old, 1)
         await greet(new, 2)
         with pytest.raises(ConnectionLost):
@@ -119,7 +121,7 @@ def test_rule_H3_a_batch_of_an_older_session_is_refused_and_its_connection_close
         with pytest.raises(StaleSession):
             await ask(new, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"late"]))
         await asyncio.wait_for(new.closed, 10)
-        third = await connect(host, port)
+        third = await connect_trusted(host, port)
         with pytest.raises(StaleSession):
             await greet(third, 2)
         assert (await greet(third, 3)).head["batches"] == []
@@ -130,7 +132,7 @@ def test_rule_H3_a_batch_of_an_older_session_is_refused_and_its_connection_close
 
 def test_a_lease_that_ends_offers_the_message_again(tmp_path: Path) -> None:
     async def story(host: str, port: int) -> None:
-        peer = await connect(host, port)
+        peer = await connect_trusted(host, port)
         await greet(peer, 1)
         await ask(peer, RequestType.DISPATCH, {"session": 1, "epoch": 1}, dispatch_batch(1, [b"x", b"y"]))
         first = await ask(peer, RequestType.PULL, pull_head(lease_ms=100))

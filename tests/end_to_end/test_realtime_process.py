@@ -9,12 +9,13 @@ import pytest
 
 from delayd.config import Value
 from delayd.errors import DelaydError
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import Connection
 from delayd.net.server import run
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestType, need_maps, need_rows
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.test_realtime import ask, greet, pull_head
+from tests.trust import connect_trusted
 from tests.unit.realtime.batches import bodies_of, dispatch_batch
 
 SETTINGS: dict[str, Value] = {"meta": "127.0.0.1:1", "lease_ms": 300}
@@ -26,7 +27,7 @@ def talk(server: ServerProcess, story: Callable[[Connection], Awaitable[None]]) 
     """One connection to a server that runs."""
 
     async def talking() -> None:
-        connection = await connect("127.0.0.1", server.port)
+        connection = await connect_trusted("127.0.0.1", server.port)
         try:
             await story(connection)
         finally:

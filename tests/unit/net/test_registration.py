@@ -12,14 +12,17 @@ from delayd.errors import BadSetting, BadSubject, DelaydError, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.net.registration import Registration, RegistrationState
 from delayd.net.server import Server
+from delayd.net.trust import Guard
 from delayd.wire.frame import Frame
 from delayd.wire.meta import Registered, Routes, read_registered
 from delayd.wire.requests import RequestType, need_strs
+from tests.trust import SECRET, membership
 
 from .loopback import HOST, Loopback, error_of, on_loop, until
 
 DELAY = Registered("delay", (1 << 64) - 1, HOST, 7401, 3, 42)
 REALTIME = Registered("realtime", 9, HOST, 7402, 1, 43)
+CLUSTER = 0xC1
 META_NOW_MS = 1_800_000_000_000
 
 
@@ -34,6 +37,7 @@ class ScriptedMeta:
         self.silent = False
         self._server = Server(self)
         self._port = 0
+        self._guard = Guard(SECRET, "meta", 1, lambda: CLUSTER)
 
     @property
     def address(self) -> str:
@@ -51,6 +55,8 @@ class ScriptedMeta:
         self.connections.append(connection)
 
     def received(self, connection: Connection, frame: Frame) -> None:
+        if not self.silent and self._guard.serves(connection, frame):
+            return
         if frame.type == RequestType.REGISTER:
             self.heard.append(read_registered(frame.head))
         if self.silent:
@@ -58,7 +64,7 @@ class ScriptedMeta:
         if self.refuse is not None:
             raise self.refuse
         if frame.type == RequestType.REGISTER:
-            head = {"lease_ms": 100, "heartbeat_ms": 20, "now_ms": META_NOW_MS}
+            head = {"lease_ms": 100, "heartbeat_ms": 20, "now_ms": META_NOW_MS, "cluster_id": CLUSTER}
             connection.answer(frame.request_id, head)
         else:
             self.asked.append(need_strs(frame.head, "subjects"))
@@ -91,7 +97,9 @@ class Stage:
         on_refused: Callable[[DelaydError], None] | None = None,
     ) -> Registration:
         """A server that has begun to look for meta."""
-        registration = Registration(self.meta.address, describe, on_now_ms=on_now_ms, on_refused=on_refused)
+        registration = Registration(
+            self.meta.address, describe, membership(), on_now_ms=on_now_ms, on_refused=on_refused
+        )
         self._lines.append(registration)
         registration.start()
         return registration
@@ -257,4 +265,4 @@ def test_a_bug_in_what_describes_the_server_reaches_the_loop_s_handler() -> None
 
 def test_an_address_that_is_none_is_refused_at_once() -> None:
     with pytest.raises(BadSetting, match="host:port"):
-        Registration("localhost", lambda: DELAY)
+        Registration("localhost", lambda: DELAY, membership())

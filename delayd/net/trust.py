@@ -1,0 +1,154 @@
+"""Trust: both ends of a connection prove that they have the cluster's secret (docs/protocol.md, Trust; rule H8).
+
+Invariant: `Connection.trusted` is set here alone, behind a proof that was made for this connection; what changes a
+server, or could stop it, is served on trusted connections only.
+
+     dialler                                   server
+     CHALLENGE {nonce} ───────────────────────▶
+     ◀─────────────── {nonce, role, log_id, cluster_id, proof}
+     PROVE {proof, cluster_id} ───────────────▶  trusted
+     ◀──────────────────────────────────── {}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from delayd.errors import BadRequest, DelaydError, NotTrusted, UnknownRequest, WrongCluster
+from delayd.net.connection import Connection
+from delayd.secret import NONCE_BYTES, Exchange, Secret, same_proof
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType, need_bytes, need_str, need_u64
+
+# Requests of servers, and of operators: they register, hand messages over, or change what is kept or served.
+NEEDS_TRUST = frozenset(
+    {
+        RequestType.TRUST_CLOCK,
+        RequestType.QUARANTINE_RELEASE,
+        RequestType.QUARANTINE_DROP,
+        RequestType.REGISTER,
+        RequestType.CHECKPOINT,
+        RequestType.HELLO,
+        RequestType.DISPATCH,
+    }
+)
+
+
+class Proved(NamedTuple):
+    """The server at the other end, which has the secret. `cluster_id` is 0 while it does not know its own."""
+
+    role: str
+    log_id: int
+    cluster_id: int
+
+
+class Guard:
+    """The side that is dialled: answers challenges and lets no other peer ask for what needs trust."""
+
+    def __init__(self, secret: Secret, role: str, log_id: int, cluster_id: Callable[[], int]) -> None:
+        self._secret = secret
+        self._role = role
+        self._log_id = log_id
+        self._cluster_id = cluster_id
+        # One for each connection that has begun to prove itself; it goes with the connection.
+        self._begun: WeakKeyDictionary[Connection, Exchange] = WeakKeyDictionary()
+
+    def serves(self, connection: Connection, frame: Frame) -> bool:
+        """Answer a request of the proof itself; False for any other request, which the server may serve.
+
+        Raises:
+            NotTrusted: the request needs a proof that this connection has not given, or the proof is wrong.
+            WrongCluster: the peer has the secret and belongs to another cluster.
+        """
+        if frame.type == RequestType.CHALLENGE:
+            connection.answer(frame.request_id, self._answer(connection, frame.head))
+            return True
+        if frame.type == RequestType.PROVE:
+            self._prove(connection, frame.head)
+            connection.answer(frame.request_id, {})
+            return True
+        if frame.type in NEEDS_TRUST and not connection.trusted:
+            name = RequestType(frame.type).name
+            raise NotTrusted(
+                f"{name} is for servers and operators of this cluster; prove its secret first: "
+                "give the file with --secret-file, or the data directory that holds it with --data"
+            )
+        return False
+
+    def _answer(self, connection: Connection, head: Head) -> Head:
+        nonce = _nonce(head)
+        exchange = Exchange(nonce, os.urandom(NONCE_BYTES), self._role, self._log_id, self._cluster_id())
+        self._begun[connection] = exchange
+        return {
+            "nonce": exchange.server_nonce,
+            "role": exchange.role,
+            "log_id": exchange.log_id,
+            "cluster_id": exchange.cluster_id,
+            "proof": self._secret.server_proof(exchange),
+        }
+
+    def _prove(self, connection: Connection, head: Head) -> None:
+        # A challenge serves for one try, so that a connection can't be used to guess.
+        exchange = self._begun.pop(connection, None)
+        if exchange is None:
+            raise BadRequest("a proof without a challenge before it")
+        if not same_proof(need_bytes(head, "proof"), self._secret.dialler_proof(exchange)):
+            raise NotTrusted(
+                f"the proof is wrong: the peer's secret is not the one of this {self._role} server; copy the file "
+                f"{os.path.basename(self._secret.path)} from the machine of the meta server"
+            )
+        check_cluster(need_u64(head, "cluster_id"), exchange.cluster_id, f"this {self._role} server")
+        connection.trusted = True
+
+
+async def prove(connection: Connection, secret: Secret, cluster_id: int, timeout_ms: float) -> Proved:
+    """The side that dials: see that the server has the secret, and show that this side has it.
+
+    `cluster_id` is this side's own, 0 if it knows none. One round trip for each of the two frames.
+
+    Raises:
+        NotTrusted: the server does not have the secret, or says that this side does not.
+        WrongCluster: it has the secret and belongs to another cluster.
+        DelaydError: as Connection.request.
+    """
+    nonce = os.urandom(NONCE_BYTES)
+    try:
+        answer = (await connection.request(RequestType.CHALLENGE, {"nonce": nonce}, (), timeout_ms)).head
+        role, log_id = need_str(answer, "role"), need_u64(answer, "log_id")
+        exchange = Exchange(nonce, _nonce(answer), role, log_id, need_u64(answer, "cluster_id"))
+        proof = need_bytes(answer, "proof")
+    except (BadRequest, UnknownRequest) as error:
+        raise NotTrusted(f"{connection.peer} answers no challenge, so it is no server of this cluster") from error
+    if not same_proof(proof, secret.server_proof(exchange)):
+        raise NotTrusted(
+            f"{connection.peer} does not have this cluster's secret ({secret.path}): it is another cluster's, or its "
+            "secret is to be copied from the machine of the meta server"
+        )
+    check_cluster(exchange.cluster_id, cluster_id, f"the {role} server at {connection.peer}")
+    shown: Head = {"proof": secret.dialler_proof(exchange), "cluster_id": cluster_id}
+    await connection.request(RequestType.PROVE, shown, (), timeout_ms)
+    return Proved(role, log_id, exchange.cluster_id)
+
+
+def check_cluster(theirs: int, ours: int, who: str) -> None:
+    """Refuse two ids that are known and differ. Raises WrongCluster."""
+    if theirs and ours and theirs != ours:
+        raise WrongCluster(
+            f"{who} and its peer belong to two clusters, {theirs:016x} and {ours:016x}; give the address of the right "
+            "meta server, and do not mix data directories of two clusters"
+        )
+
+
+def is_refusal(error: DelaydError) -> bool:
+    """Whether a peer was reached and may not be spoken to."""
+    return isinstance(error, NotTrusted | WrongCluster)
+
+
+def _nonce(head: Head) -> bytes:
+    nonce = need_bytes(head, "nonce")
+    if len(nonce) != NONCE_BYTES:
+        raise BadRequest(f"a nonce has {NONCE_BYTES} bytes, not {len(nonce)}", field="nonce")
+    return nonce

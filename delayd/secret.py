@@ -1,0 +1,144 @@
+"""The cluster secret: a file that every server and operator of one cluster has, and the proofs made with it.
+
+Invariant: the secret itself never leaves this process. What goes over a connection is an HMAC over both sides' nonces,
+the side that speaks and the server that is spoken to, so a proof fits one connection and one direction only
+(docs/protocol.md, Trust).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from typing import NamedTuple
+
+from delayd.errors import BadSetting, NotWritable
+
+SECRET_FILE = "cluster.secret"  # In the data directory.
+SECRET_BYTES = 32
+NONCE_BYTES = 32
+FILE_MODE = 0o600
+FILE_BYTES_MAX = 1024  # A secret is one short line; a larger file is another one.
+
+# Each side proves under a label of its own, so that neither can be given back its own proof.
+_SERVER = b"delayd 1, the server proves: "
+_DIALLER = b"delayd 1, the dialler proves: "
+
+
+class Exchange(NamedTuple):
+    """What both sides of a connection have said: a proof binds all of it."""
+
+    dialler_nonce: bytes
+    server_nonce: bytes
+    role: str  # Of the server, so that a proof of one kind of server is none of another.
+    log_id: int
+    cluster_id: int
+
+
+class Secret:
+    """The cluster's secret, as read from `path`."""
+
+    def __init__(self, key: bytes, path: str) -> None:
+        self.path = path
+        self._key = key
+
+    def server_proof(self, exchange: Exchange) -> bytes:
+        """What the side that was dialled shows."""
+        return self._proof(_SERVER, exchange)
+
+    def dialler_proof(self, exchange: Exchange) -> bytes:
+        """What the side that dialled shows."""
+        return self._proof(_DIALLER, exchange)
+
+    def _proof(self, label: bytes, exchange: Exchange) -> bytes:
+        spoken = b"".join(
+            (
+                label,
+                exchange.dialler_nonce,
+                exchange.server_nonce,
+                exchange.log_id.to_bytes(8, "little"),
+                exchange.cluster_id.to_bytes(8, "little"),
+                exchange.role.encode(),
+            )
+        )
+        return hmac.digest(self._key, spoken, hashlib.sha256)
+
+
+def same_proof(shown: bytes, expected: bytes) -> bool:
+    """Whether a proof is the expected one, in a time that tells nothing of it."""
+    return hmac.compare_digest(shown, expected)
+
+
+def open_secret(data: str, secret_file: str) -> Secret:
+    """The secret of a server: `secret_file`, which must be there, or the one in `data`, which is made if it is missing.
+
+    Raises:
+        BadSetting: the file is missing, readable by others, or holds no secret.
+        NotWritable: it is missing in `data` and can't be made there.
+    """
+    if secret_file:
+        return read_secret(secret_file)
+    path = os.path.join(data, SECRET_FILE)
+    if not os.path.exists(path):
+        _make(data, path)
+    return read_secret(path)
+
+
+def read_secret(path: str) -> Secret:
+    """Read a secret file. Raises BadSetting when it is missing, readable by others, or holds no secret."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise _bad(
+            f"{path} is missing; name it with --secret-file, or copy {SECRET_FILE} from the machine of the meta server"
+        ) from None
+    except OSError as error:
+        raise _bad(f"{path} can't be read ({error.strerror}); be the user that the servers run as") from error
+    with open(descriptor, "rb") as file:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if mode & 0o077:
+            raise _bad(f"{path} has mode {mode:03o}, so others may read it; run `chmod 600 {path}`")
+        try:
+            text = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise _bad(f"{path} can't be read ({error.strerror})") from error
+    try:
+        key = bytes.fromhex(text.decode("ascii").strip())
+    except ValueError:
+        key = b""
+    if len(key) != SECRET_BYTES:
+        raise _bad(f"{path} holds no secret, which is {2 * SECRET_BYTES} hexadecimal digits; copy it again")
+    return Secret(key, path)
+
+
+def _make(data: str, path: str) -> None:
+    """Make the file with a random secret, whole and durable, unless another server of the directory is faster."""
+    temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        os.makedirs(data, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.fchmod(descriptor, FILE_MODE)  # Whatever the umask is.
+            os.write(descriptor, os.urandom(SECRET_BYTES).hex().encode() + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            # A link, because a rename would replace the secret of a server that was faster.
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+        finally:
+            os.unlink(temporary)
+        folder = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise NotWritable(path, error.strerror or str(error)) from error
+
+
+def _bad(what: str) -> BadSetting:
+    return BadSetting(f"the cluster's secret: {what}", setting="secret_file")

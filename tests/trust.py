@@ -1,0 +1,36 @@
+"""One secret for all servers of a test, and connections that have proved it, as servers and operators have."""
+
+import os
+from pathlib import Path
+
+from delayd.net.connection import Connection, Handler, connect
+from delayd.net.membership import Membership
+from delayd.net.trust import prove
+from delayd.secret import SECRET_FILE, Secret
+from delayd.testing.state import MemoryState
+
+KEY = bytes(range(32))
+SECRET = Secret(KEY, SECRET_FILE)
+PROOF_MS_MAX = 10_000
+
+
+def put_secret(data: Path) -> Path:
+    """Put the secret where a server of this directory looks for it, unless it has one."""
+    path = data / SECRET_FILE
+    if not path.exists():
+        data.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(KEY.hex() + "\n")
+    return path
+
+
+def membership(role: str = "delay") -> Membership:
+    """A server that has not met its meta yet."""
+    return Membership(SECRET, role, MemoryState(), "state.lmdb")
+
+
+async def connect_trusted(host: str, port: int, handler: Handler | None = None) -> Connection:
+    """A connection of a server or an operator."""
+    connection = await connect(host, port, handler)
+    await prove(connection, SECRET, 0, PROOF_MS_MAX)
+    return connection

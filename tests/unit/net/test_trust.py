@@ -1,0 +1,162 @@
+"""Both ends prove the secret, or nothing that needs trust is served."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from delayd.errors import BadRequest, DelaydError, NotTrusted, WrongCluster
+from delayd.net.connection import Connection
+from delayd.net.trust import NEEDS_TRUST, Guard, prove
+from delayd.secret import NONCE_BYTES, Exchange, Secret
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType, need_bytes, need_u64
+from tests.trust import SECRET
+
+from .loopback import Echo, Loopback, error_of, on_loop
+
+OTHER = Secret(b"o" * 32, "other.secret")
+CLUSTER = 0xC1
+LIMIT_MS = 5_000
+
+
+class Guarded:
+    """A server that serves everything that its guard lets pass, by an empty answer."""
+
+    def __init__(self, secret: Secret = SECRET, cluster_id: int = CLUSTER) -> None:
+        self.served: list[int] = []
+        self.connections: list[Connection] = []
+        self.crashes: list[Exception] = []
+        self._guard = Guard(secret, "realtime", 7, lambda: cluster_id)
+
+    def connected(self, connection: Connection) -> None:
+        self.connections.append(connection)
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        if not self._guard.serves(connection, frame):
+            self.served.append(frame.type)
+            connection.answer(frame.request_id, {})
+
+    def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
+        pass
+
+    def crashed(self, error: Exception) -> None:
+        self.crashes.append(error)
+
+
+def test_rule_H8_what_servers_and_operators_ask_is_served_behind_a_proof_only() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        server = Guarded()
+        connection = await loopback.pair(server)
+        for kind in sorted(NEEDS_TRUST):
+            refused = await error_of(connection.request(kind, {}))
+            assert isinstance(refused, NotTrusted) and kind.name in refused.message
+            assert "--secret-file" in refused.message
+        for kind in set(RequestType) - NEEDS_TRUST - {RequestType.CHALLENGE, RequestType.PROVE}:
+            await connection.request(kind, {})
+        server.served.clear()
+        proved = await prove(connection, SECRET, CLUSTER, LIMIT_MS)
+        assert proved == ("realtime", 7, CLUSTER)
+        for kind in sorted(NEEDS_TRUST):
+            await connection.request(kind, {})
+        assert server.served == sorted(NEEDS_TRUST)
+        # Another connection of the same peer has proved nothing.
+        other = await loopback.connect(int(connection.peer.rpartition(":")[2]))
+        assert isinstance(await error_of(other.request(RequestType.HELLO, {})), NotTrusted)
+        assert not server.crashes
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(SECRET, OTHER), (OTHER, SECRET)])
+def test_rule_H8_a_server_with_another_secret_is_refused_by_the_side_that_dials(theirs: Secret, ours: Secret) -> None:
+    async def scenario(loopback: Loopback) -> None:
+        server = Guarded(theirs)
+        connection = await loopback.pair(server)
+        refused = await error_of(prove(connection, ours, CLUSTER, LIMIT_MS))
+        assert isinstance(refused, NotTrusted) and ours.path in refused.message
+        assert not server.connections[0].trusted
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(CLUSTER, 0xC2), (0xC2, CLUSTER)])
+def test_rule_H8_two_clusters_with_one_secret_do_not_speak(theirs: int, ours: int) -> None:
+    async def scenario(loopback: Loopback) -> None:
+        server = Guarded(cluster_id=theirs)
+        connection = await loopback.pair(server)
+        refused = await error_of(prove(connection, SECRET, ours, LIMIT_MS))
+        assert isinstance(refused, WrongCluster)
+        assert f"{theirs:016x}" in refused.message and f"{ours:016x}" in refused.message
+        # A dialler that does not look is refused by the other side.
+        exchange = await challenged(connection)
+        shown: Head = {"proof": SECRET.dialler_proof(exchange), "cluster_id": ours}
+        assert isinstance(await error_of(connection.request(RequestType.PROVE, shown)), WrongCluster)
+        assert not server.connections[0].trusted
+
+    on_loop(scenario)
+
+
+def test_a_server_that_knows_no_cluster_yet_speaks_to_its_first_one() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        for theirs, ours in ((0, CLUSTER), (CLUSTER, 0), (0, 0)):
+            await prove(await loopback.pair(Guarded(cluster_id=theirs)), SECRET, ours, LIMIT_MS)
+
+    on_loop(scenario)
+
+
+def test_a_proof_can_be_neither_reflected_nor_used_twice_nor_guessed_at() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        server = Guarded()
+        connection = await loopback.pair(server)
+        answer = (await connection.request(RequestType.CHALLENGE, {"nonce": b"n" * NONCE_BYTES})).head
+        reflected: Head = {"proof": need_bytes(answer, "proof"), "cluster_id": CLUSTER}
+        assert isinstance(await error_of(connection.request(RequestType.PROVE, reflected)), NotTrusted)
+        # The challenge was used up by the wrong proof.
+        assert isinstance(await error_of(connection.request(RequestType.PROVE, reflected)), BadRequest)
+        exchange = await challenged(connection)
+        good: Head = {"proof": SECRET.dialler_proof(exchange), "cluster_id": CLUSTER}
+        other = await loopback.connect(int(connection.peer.rpartition(":")[2]))
+        await challenged(other)
+        assert isinstance(await error_of(other.request(RequestType.PROVE, good)), NotTrusted)
+        assert not any(each.trusted for each in server.connections)
+        await connection.request(RequestType.PROVE, good)
+        assert [each.trusted for each in server.connections] == [True, False]
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize("nonce", [b"", b"n" * 31, b"n" * 33, "n" * 32, 5, None])
+def test_a_challenge_without_a_whole_nonce_is_a_bad_request(nonce: bytes | str | int | None) -> None:
+    async def scenario(loopback: Loopback) -> None:
+        connection = await loopback.pair(Guarded())
+        assert isinstance(await error_of(connection.request(RequestType.CHALLENGE, {"nonce": nonce})), BadRequest)
+
+    on_loop(scenario)
+
+
+NONSENSE: list[Head] = [
+    {},
+    {"nonce": b""},
+    {"nonce": b"n" * 32, "role": "meta", "log_id": -1, "cluster_id": 0, "proof": b""},
+    {"nonce": b"n" * 32, "role": "meta", "log_id": 7, "cluster_id": 0, "proof": b"p" * 32},
+]
+
+
+@pytest.mark.parametrize("head", NONSENSE)
+def test_a_peer_that_answers_nonsense_is_not_trusted(head: Head) -> None:
+    async def scenario(loopback: Loopback) -> None:
+        connection = await loopback.pair(Echo(lambda peer, frame: peer.answer(frame.request_id, head)))
+        assert isinstance(await error_of(prove(connection, SECRET, 0, LIMIT_MS)), NotTrusted)
+
+    on_loop(scenario)
+
+
+async def challenged(connection: Connection) -> Exchange:
+    """What both sides have said once the server has answered a challenge."""
+    nonce = b"n" * NONCE_BYTES
+    answer = (await connection.request(RequestType.CHALLENGE, {"nonce": nonce})).head
+    await asyncio.sleep(0)
+    log_id, cluster_id = need_u64(answer, "log_id"), need_u64(answer, "cluster_id")
+    return Exchange(nonce, need_bytes(answer, "nonce"), "realtime", log_id, cluster_id)
