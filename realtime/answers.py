@@ -66,8 +66,8 @@ def groups_head(groups: Iterable[Group], limit: int) -> Head:
             "end": group.subject.end,
             "next": group.next,
             "outstanding": group.outstanding,
-            "redelivering": sum(offer.count for offer in group.redeliver),
-            "quarantined": sum(offer.count for offer in group.quarantined),
+            "redelivering": group.redeliver.messages,
+            "quarantined": group.quarantined.messages,
             "oldest_unacked": group.oldest,
         }
         for group in groups

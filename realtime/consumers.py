@@ -6,13 +6,22 @@ from delayd.errors import BadRequest
 from delayd.log.pull import PullOp
 from delayd.validate import check_subject
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import HANDLE_MOST, need_int, need_rows, need_str, need_strs, optional_str
+from delayd.wire.requests import (
+    HANDLE_MOST,
+    INT_MAX,
+    need_int,
+    need_list,
+    need_rows,
+    need_str,
+    need_strs,
+    optional_str,
+)
 
 from .answers import LIST_MAX, groups_head, subjects_head
 from .groups import Group, Waiting
 from .index import Index
 from .peer import Peer
-from .pulls import Pulls
+from .pulls import HANDLES_MAX, Pulls
 from .stored import StoredBatches
 
 WAIT_MS_MAX = 60_000  # A long poll; a client that waits longer asks again.
@@ -33,20 +42,24 @@ class Consumers:
     def pull(self, peer: Peer, frame: Frame) -> None:
         """Answer a PULL now or later."""
         head = frame.head
-        group = self._known(head) or self._pulls.create(*_names(head))
+        group = self._known(head)
+        names = _names(head) if group is None else None
         wait_ms = min(need_int(head, "wait_ms"), WAIT_MS_MAX)
         lease_ms = need_int(head, "lease_ms", 0, self._config.lease_ms_max) or self._config.lease_ms
-        waiting = Waiting(
-            group,
-            peer,
-            frame.request_id,
-            need_int(head, "max_messages", 1),
-            min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max),
-            max(lease_ms, LEASE_MS_MIN),
-            self._clock.monotonic_ms() + wait_ms,
-        )
+        max_messages = need_int(head, "max_messages", 1)
+        max_bytes = min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max)
         need_str(head, "consumer")
-        self._pulls.pull(waiting)
+        self._pulls.check_room()
+        if group is None:
+            # Only now, for a PULL that is refused leaves no group behind.
+            assert names is not None
+            group = self._pulls.create(*names)
+        self._pulls.pull(
+            Waiting(
+                *(group, peer, frame.request_id, max_messages, max_bytes, max(lease_ms, LEASE_MS_MIN)),
+                *(self._clock.monotonic_ms() + wait_ms, self._pulls.incarnation_of(peer)),
+            )
+        )
 
     def ack(self, peer: Peer, frame: Frame) -> None:
         """Answer an ACK when it is durable."""
@@ -79,9 +92,7 @@ class Consumers:
         if group is None:
             # Whether it can be a group at all is said first.
             _names(frame.head)
-        handles = need_rows(frame.head, "handles", 3, HANDLE_MOST)
-        if any(not covered for _, _, covered in handles):
-            raise BadRequest("a handle covers no messages", field="handles")
+        handles = _handles(frame.head)
         request_id = frame.request_id
         if group is None:
             peer.answer(request_id, {"stale": handles})
@@ -95,9 +106,21 @@ class Consumers:
         return self._pulls.groups.get((subject, group)) if isinstance(subject, str) and isinstance(group, str) else None
 
 
+def _handles(head: Head) -> list[list[int]]:
+    """The handles of an acknowledgement, each within what the pull log can hold."""
+    if len(need_list(head, "handles")) > HANDLES_MAX:
+        raise BadRequest(f"more than {HANDLES_MAX} handles in one request; send several", field="handles")
+    handles = need_rows(head, "handles", 3, HANDLE_MOST)
+    for _, pull_first, covered in handles:
+        if not 0 < covered <= INT_MAX - pull_first:
+            raise BadRequest(f"a handle covers {covered} messages from {pull_first} on", field="handles")
+    return handles
+
+
 def _names(head: Head) -> tuple[str, str]:
     subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_BYTES_MAX)
     check_subject(subject.encode())
-    if not group:
-        raise BadRequest("the name of a group is empty", field="group")
+    # Names stand in log lines and on screens, so nothing that ends a line or moves a cursor may be in them.
+    if not group or not group.isprintable():
+        raise BadRequest("the name of a group has 1 to 255 bytes of printable characters", field="group")
     return subject, group

@@ -159,8 +159,9 @@ class Core:
     def next_wake_ms(self) -> int:
         """When `wake` is next needed, on the monotonic clock."""
         wake_ms = self._checkpoints.due_ms
-        # Asked for after every frame, so each of the others is looked at alone.
-        for time_ms in (self._pulls.next_wake_ms(), self._commit.retry_at_ms):
+        # Asked for after every frame, so each of the others is looked at alone. A server that stops ends no leases.
+        pulls_ms = None if self._stopping is not None else self._pulls.next_wake_ms()
+        for time_ms in (pulls_ms, self._commit.retry_at_ms):
             if time_ms is not None and time_ms < wake_ms:
                 wake_ms = time_ms
         return wake_ms

@@ -3,40 +3,20 @@
 All changes go through `Group.apply` with an entry of the pull log, live and in recovery alike.
 """
 
-import bisect
-from collections import deque
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
 
+from .held import Held, Run
 from .index import Subject
+from .offers import Offer, Offers
 from .peer import Peer
 from .ranges import Ranges
 
 GIVEN_BACK_RUNS_MAX = 10_000  # Beyond it the oldest late acknowledgements count as repeated ones.
-
-
-@dataclass(slots=True)
-class Offer:
-    """Neighbouring messages that wait to be pulled, and as which attempt."""
-
-    consume_first: int
-    count: int
-    attempt: int
-
-
-@dataclass(slots=True)
-class Pull:
-    """Messages that one consumer was given; ``pending`` are the pull sequences not yet acknowledged or given back."""
-
-    pull_first: int
-    consume_first: int
-    count: int
-    attempt: int
-    incarnation: int
-    pending: Ranges
-    lease_ends_ms: int = 0  # Monotonic.
 
 
 @dataclass(slots=True, eq=False)
@@ -50,13 +30,24 @@ class Waiting:
     max_bytes: int
     lease_ms: int
     deadline_ms: int
+    incarnation: int
     answered: bool = False
+
+
+class GroupCopy(NamedTuple):
+    """What a checkpoint says of a group: all of it as it was at one moment; nothing in it changes any more."""
+
+    group: "Group"
+    next: int
+    held: list[Run]
+    offers: list[Offer]
+    oldest: int
 
 
 class Group:
     """One group of one subject."""
 
-    __slots__ = ("_firsts", "dirty", "given_back", "group_id", "held", "name", "next", "quarantined", "ready",
+    __slots__ = ("before_change", "dirty", "given_back", "group_id", "held", "name", "next", "quarantined", "ready",
                  "redeliver", "subject", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int) -> None:
@@ -64,14 +55,14 @@ class Group:
         self.subject = subject
         self.name = name
         self.next = start
-        self.held: dict[int, Pull] = {}
-        self.redeliver: list[Offer] = []
-        self.quarantined: list[Offer] = []  # Can't be read, and not offered in this life (rule L5).
+        self.held = Held()
+        self.redeliver = Offers()
+        self.quarantined = Offers()  # Can't be read, and not offered until they are tried again (rule L10).
         self.given_back = Ranges()
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: OrderedDict[Waiting, None] = OrderedDict()  # In order of arrival.
         self.ready = True  # False until the record of a new group is durable.
         self.dirty = True
-        self._firsts: list[int] = []
+        self.before_change: Callable[[Group], None] | None = None  # A checkpoint may have to take a copy first.
 
     def offers(self) -> Iterator[Offer]:
         """What may be pulled now, in order: what was given back first, then what is new."""
@@ -82,73 +73,58 @@ class Group:
     @property
     def has_messages(self) -> bool:
         """Whether a pull would get something."""
-        return bool(self.redeliver) or self.next < self.subject.end
+        return self.next < self.subject.end or len(self.redeliver) > 0
 
     @property
     def outstanding(self) -> int:
         """Messages pulled and neither acknowledged nor given back."""
-        return sum(pull.pending.total for pull in self.held.values())
+        return self.held.messages
 
     @property
     def oldest(self) -> int:
         """The lowest consume sequence that is not acknowledged, or not delivered yet."""
-        candidates = [self.next, *(offer.consume_first for offer in (*self.redeliver, *self.quarantined))]
-        candidates.extend(pull.pending.first - pull.pull_first + pull.consume_first for pull in self.held.values())
-        return min(candidates)
+        candidates = (self.held.oldest, self.redeliver.oldest, self.quarantined.oldest)
+        return min([self.next, *[oldest for oldest in candidates if oldest is not None]])
 
-    def held_within(self, pull_first: int, count: int) -> list[Pull]:
-        """The pulls that hold something of a range of pull sequences."""
-        end = pull_first + count
-        at = max(0, bisect.bisect_right(self._firsts, pull_first) - 1)
-        found: list[Pull] = []
-        while at < len(self._firsts) and self._firsts[at] < end:
-            pull = self.held[self._firsts[at]]
-            if pull.pending.overlaps(pull_first, end):
-                found.append(pull)
-            at += 1
-        return found
+    def copy(self) -> GroupCopy:
+        """All that a checkpoint says of it."""
+        # What can't be read is offered again by the next start: its file may have been restored by then.
+        offers = [*self.redeliver.copy(), *self.quarantined]
+        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest)
 
     def apply(self, entry: PullEntry) -> int:
         """Change as an entry of the pull log says; returns how many messages that concerned."""
-        self.dirty = True
+        self._changes()
         if entry.op == PullOp.PULL:
             self._pulled(entry)
             return entry.covered
         changed = 0
-        end = entry.pull_first + entry.covered
-        for pull in self.held_within(entry.pull_first, entry.covered):
-            if pull.incarnation != entry.incarnation:
-                continue
-            for start, stop in pull.pending.remove(entry.pull_first, end):
-                changed += stop - start
-                if entry.op != PullOp.ACK:
-                    self._give_back(pull, start, stop)
-            if not pull.pending:
-                del self.held[pull.pull_first]
-                del self._firsts[bisect.bisect_left(self._firsts, pull.pull_first)]
+        for run in self.held.take(entry.pull_first, entry.pull_first + entry.covered, entry.incarnation):
+            changed += run.messages
+            if entry.op != PullOp.ACK:
+                self._give_back(run)
         return changed
 
     def quarantine(self, offer: Offer) -> None:
         """Pass over messages that were offered and can't be read."""
+        self._changes()
         end = offer.consume_first + offer.count
         if offer.consume_first >= self.next:
             self.next = end
         else:
-            self._take_offered(offer.consume_first, end)
-        last = self.quarantined[-1] if self.quarantined else None
-        if last is not None and (last.consume_first + last.count, last.attempt) == (offer.consume_first, offer.attempt):
-            last.count += offer.count
-        else:
-            self.quarantined.append(offer)
-        self.dirty = True
+            self.redeliver.take(offer.consume_first, end)
+        self.quarantined.append(offer)
 
-    def hold(self, pull: Pull) -> None:
-        """Add a pull whose messages are already taken out of what is offered."""
-        self.held[pull.pull_first] = pull
-        if self._firsts and pull.pull_first < self._firsts[-1]:
-            bisect.insort(self._firsts, pull.pull_first)
-        else:
-            self._firsts.append(pull.pull_first)
+    def release(self, offer: Offer) -> None:
+        """Offer messages again that were passed over: they can be read now, as far as was seen."""
+        self._changes()
+        self.quarantined.take(offer.consume_first, offer.consume_first + offer.count)
+        self.redeliver.append(offer)
+
+    def _changes(self) -> None:
+        if self.before_change is not None:
+            self.before_change(self)
+        self.dirty = True
 
     def _pulled(self, entry: PullEntry) -> None:
         end = entry.consume_first + entry.covered
@@ -158,26 +134,13 @@ class Group:
         if entry.consume_first >= self.next:
             self.next = end
         else:
-            self._take_offered(entry.consume_first, end)
-        pending = Ranges.of(entry.pull_first, entry.pull_first + entry.covered)
-        self.hold(Pull(entry.pull_first, entry.consume_first, entry.covered, entry.attempt, entry.incarnation, pending))
+            self.redeliver.take(entry.consume_first, end)
+        pull_end = entry.pull_first + entry.covered
+        at = (entry.pull_first, pull_end, entry.consume_first)
+        self.held.add(Run(*at, entry.attempt, entry.incarnation))
 
-    def _take_offered(self, first: int, end: int) -> None:
-        kept: list[Offer] = []
-        for offer in self.redeliver:
-            start, stop = offer.consume_first, offer.consume_first + offer.count
-            if stop <= first or end <= start:
-                kept.append(offer)
-                continue
-            if start < first:
-                kept.append(Offer(start, first - start, offer.attempt))
-            if end < stop:
-                kept.append(Offer(end, stop - end, offer.attempt))
-        self.redeliver = kept
-
-    def _give_back(self, pull: Pull, start: int, stop: int) -> None:
-        shift = pull.consume_first - pull.pull_first
-        self.redeliver.append(Offer(start + shift, stop - start, min(pull.attempt + 1, ATTEMPT_MAX)))
-        self.given_back.add(start, stop)
+    def _give_back(self, run: Run) -> None:
+        self.redeliver.append(Offer(run.consume_first, run.messages, min(run.attempt + 1, ATTEMPT_MAX)))
+        self.given_back.add(run.start, run.end)
         if len(self.given_back) > GIVEN_BACK_RUNS_MAX:
             self.given_back.drop_first(1)

@@ -13,10 +13,11 @@ from delayd.errors import DamagedData
 from delayd.log.consume import ConsumeTail
 from delayd.state import State
 
-from .groups import Group, Offer, Pull
+from .groups import Group, GroupCopy
 from .handoff import Origin, Origins
+from .held import Run
 from .index import Index, Subject
-from .ranges import Ranges
+from .offers import Offer
 
 CHECKPOINT_KEY = b"checkpoint"
 ORIGIN_PREFIX = b"origin/"
@@ -73,19 +74,18 @@ def encode_subject(subject: Subject, tail: ConsumeTail) -> Pair:
 
 def encode_group(group: Group) -> Pair:
     """A group with all that it holds."""
-    pulls = [
-        [pull.pull_first, pull.consume_first, pull.count, pull.attempt, pull.incarnation, [*map(list, pull.pending)]]
-        for pull in group.held.values()
-    ]
+    return encode_group_copy(group.copy())
+
+
+def encode_group_copy(copy: GroupCopy) -> Pair:
+    """A group as a checkpoint took it; some microseconds and a part of one for each run, so not on the loop."""
+    group = copy.group
     kept = {
         "subject": group.subject.name,
         "group": group.name,
-        "next": group.next,
-        "pulls": pulls,
-        # What can't be read is offered again by the next start: its file may have been restored by then.
-        "redeliver": [
-            [offer.consume_first, offer.count, offer.attempt] for offer in (*group.redeliver, *group.quarantined)
-        ],
+        "next": copy.next,
+        "pulls": copy.held,
+        "redeliver": [[offer.consume_first, offer.count, offer.attempt] for offer in copy.offers],
     }
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
 
@@ -134,10 +134,10 @@ class Kept:
             subject, name = cast(str, row["subject"]), cast(str, row["group"])
             group_id = _U32.unpack(key[len(GROUP_PREFIX) :])[0]
             group = groups[group_id] = Group(group_id, index.subject(subject), name, _int(row, "next"))
-            for facts in cast(list[tuple[int, int, int, int, int, list[list[int]]]], row["pulls"]):
-                group.hold(Pull(*facts[:5], Ranges((start, end) for start, end in facts[5])))
-            for consume_first, count, attempt in cast(list[list[int]], row["redeliver"]):
-                group.redeliver.append(Offer(consume_first, count, attempt))
+            for facts in cast(list[list[int]], row["pulls"]):
+                group.held.add(Run(*facts))
+            for offered in cast(list[list[int]], row["redeliver"]):
+                group.redeliver.append(Offer(*offered))
             group.dirty = False
         return groups
 

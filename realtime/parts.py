@@ -12,8 +12,9 @@ from delayd.batch import Batch, BatchKind, Buffer, ColumnId
 from delayd.errors import DamagedData
 from delayd.gather import Pick, compose, gather, row_bytes
 
-from .groups import Group, Offer, Waiting
+from .groups import Group, Waiting
 from .index import Index
+from .offers import Offer
 from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .stored import StoredBatches
 

@@ -5,31 +5,45 @@ what is not acknowledged when its lease ends is offered again.
 """
 
 import logging
+import secrets
 from bisect import bisect_right, insort
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from delayd.clock import Clock
-from delayd.errors import BadArgument, DelaydError, RetryLater, ServerStopped
+from delayd.errors import DelaydError, RetryLater, ServerStopped, SlowDown
 from delayd.log.control import Record
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
+from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
 
 from .alarms import Alarms
-from .groups import Group, Pull, Waiting
+from .groups import Group, Waiting
+from .held import Run
 from .index import Index, Subject
 from .parts import Part, Parts
 from .peer import Peer
 from .pull_commit import PullCommit
 from .quarantine import Quarantine
-from .ranges import Ranges
 from .stored import StoredBatches
 
-STALE_RUNS_MAX = 16_384  # Of one answer; with the handles of one request they stay below the limit of a head.
-GROUPS_MAX = 100_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
+SECRET_BITS = 48  # Of an incarnation; a guesser that sends full requests without a pause needs years for one.
+LIFE_MASK = 0xFFFF  # Above them the epoch, as far as it fits: what this life gave out is told from what older ones did.
+HANDLES_MAX = 32_768  # Of one request, and of its answer: 28 bytes each at most, so either fits a head.
+GROUPS_MAX = 10_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
+GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for those of others.
+HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
+HELD_OF_GROUP_MAX = 65_536  # One group leaves room for others.
+WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
+TURN_ANSWERS = 256  # Of one turn of the loop: each costs some 20 us. The others have the next turn.
+TURN_LEASES = 1_024  # Of one turn of the loop: each costs a few microseconds.
+RETRY_MS = 1_000  # For who was refused because a bound was reached.
 
 log = logging.getLogger(__name__)
+limited = LogLimit(log)  # Lines that consumers can provoke.
 
 
 class Planned(NamedTuple):
@@ -41,10 +55,12 @@ class Planned(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Names a pull that is to lapse."""
+    """Names what lapses when nobody has acknowledged it: a range of pull sequences of one incarnation."""
 
     group: Group
+    incarnation: int
     pull_first: int
+    covered: int
 
 
 class Pulls:
@@ -53,7 +69,7 @@ class Pulls:
     def __init__(
         self,
         log_id: int,
-        incarnation: int,
+        epoch: int,
         next_pull: int,
         groups: Iterable[Group],
         index: Index,
@@ -62,7 +78,7 @@ class Pulls:
         clock: Clock,
     ) -> None:
         self.groups: dict[tuple[str, str], Group] = {(group.subject.name, group.name): group for group in groups}
-        self.incarnation = incarnation
+        self.life = epoch & LIFE_MASK
         self.next_pull = next_pull
         self.counters = dict.fromkeys(("pulled", "acked", "nacked", "lapsed", "redelivered"), 0)
         self._log_id = log_id
@@ -75,6 +91,10 @@ class Pulls:
         self._of_subject: dict[str, list[Group]] = {}
         self._names = sorted(self.groups)  # For listings, which go on behind a name.
         self._of_peer: dict[Peer, set[Waiting]] = {}
+        self._incarnations: dict[Peer, int] = {}
+        self._waiting = 0
+        self._held = sum(len(group.held) for group in self.groups.values())
+        self._to_serve: OrderedDict[Group, None] = OrderedDict()  # In the next turns of the loop.
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
         for group in self.groups.values():
@@ -84,8 +104,15 @@ class Pulls:
         """Give every pull that survived a restart a whole lease."""
         ends_ms = self._clock.monotonic_ms() + lease_ms
         for group in self.groups.values():
-            for pull in group.held.values():
-                self._lease(group, pull.pull_first, ends_ms)
+            for run in group.held:
+                self._leases.add(ends_ms, Lease(group, run.incarnation, run.start, run.messages))
+
+    def incarnation_of(self, peer: Peer) -> int:
+        """What handles of this connection's pulls begin with: this life, and a number that nobody else can guess."""
+        found = self._incarnations.get(peer)
+        if found is None:
+            found = self._incarnations[peer] = self.life << SECRET_BITS | secrets.randbits(SECRET_BITS)
+        return found
 
     def listed(self, subject: str | None, after: tuple[str, str]) -> Iterator[Group]:
         """Groups of a subject, or of all, behind a name, in order of subject and name."""
@@ -104,10 +131,16 @@ class Pulls:
         """Whether messages of a subject are kept for anybody."""
         return subject_name in self._of_subject
 
+    def check_room(self) -> None:
+        """Refuse a PULL that would be one too many to wait; SlowDown."""
+        if self._waiting >= WAITING_MAX:
+            raise SlowDown(f"{WAITING_MAX} PULLs wait already; ask again later", retry_after_ms=RETRY_MS)
+
     def pull(self, waiting: Waiting) -> None:
         """Answer a PULL now, or when there is something or its time is up."""
         group = waiting.group
-        group.waiting.append(waiting)
+        group.waiting[waiting] = None
+        self._waiting += 1
         self._of_peer.setdefault(waiting.peer, set()).add(waiting)
         self._serve([group])
         # The first pull of a new group waits for the group's record, whatever its time.
@@ -115,24 +148,41 @@ class Pulls:
             self._time(waiting)
 
     def acknowledge(
-        self, op: PullOp, group: Group, handles: Sequence[Sequence[int]], answer: Callable[[list[list[int]]], None]
+        self,
+        op: PullOp,
+        group: Group,
+        handles: Sequence[Sequence[int]],
+        answer: Callable[[list[list[int]]], None],
     ) -> None:
         """Record an ACK or NACK; ``answer`` gets the handles that are stale, when the others are durable."""
         stale: list[list[int]] = []
+        asked_for: list[list[int]] = []  # The ranges of which anything is stale, as they were asked for.
         entries: list[PullEntry] = []
         now_ms = self._clock.now_ms()
-        for incarnation, pull_first, covered in handles:
-            held = [pull for pull in group.held_within(pull_first, covered) if pull.incarnation == incarnation]
-            if held:
-                _add_handle(entries, PullEntry(op, 0, group.group_id, incarnation, pull_first, 0, covered, now_ms))
-            lost = self._lost(group, incarnation, pull_first, pull_first + covered, held)
-            # What can't be told run by run is told as it was asked, which fits an answer as it fitted the request.
-            runs = lost if len(stale) + len(lost) <= STALE_RUNS_MAX else [(pull_first, pull_first + covered)]
-            stale += [[incarnation, start, end - start] for start, end in runs]
+        # Ranges that do not overlap meet each run once, whatever the handles were.
+        for incarnation, start, end in _merged(handles):
+            own, others = [], []
+            follows = False  # Whether the run before was this consumer's too, so that one entry covers both.
+            for run in group.held.within(start, end):
+                if run.incarnation != incarnation:
+                    others.append(run)
+                    follows = False
+                    continue
+                own.append(run)
+                last = entries[-1] if follows else None
+                if last is not None and run.end - last.pull_first <= COVERED_MAX:
+                    entries[-1] = last._replace(covered=run.end - last.pull_first)
+                else:
+                    entries.append(PullEntry(op, 0, group.group_id, incarnation, run.start, 0, run.messages, now_ms))
+                follows = True
+            if lost := self._lost(group, incarnation, start, end, own, others):
+                asked_for.append([incarnation, start, end - start])
+                stale += [[incarnation, first, last_end - first] for first, last_end in lost]
         if entries:
             self._log.append(entries)
-            self.counters["acked" if op == PullOp.ACK else "nacked"] += sum(map(group.apply, entries))
-        self._log.when_durable(partial(answer, stale))
+            self.counters["acked" if op == PullOp.ACK else "nacked"] += sum([self._apply(group, e) for e in entries])
+        # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request.
+        self._log.when_durable(partial(answer, stale if len(stale) <= HANDLES_MAX else asked_for))
         if op == PullOp.NACK:
             self._serve([group])
 
@@ -143,42 +193,50 @@ class Pulls:
 
     def disconnected(self, peer: Peer) -> None:
         """Nothing is delivered for the waiting PULLs of a connection that is gone."""
+        self._incarnations.pop(peer, None)
         for waiting in self._of_peer.pop(peer, ()):
             waiting.answered = True
-            waiting.group.waiting.remove(waiting)
+            self._waiting -= 1
+            del waiting.group.waiting[waiting]
 
     def refuse_waiting(self, error: DelaydError) -> None:
         """Answer every waiting PULL with an error."""
+        self._to_serve.clear()
         for group in self.groups.values():
             while group.waiting:
-                waiting = group.waiting.popleft()
+                waiting = next(iter(group.waiting))
                 self._end(waiting).answer_error(waiting.request_id, error)
 
     def next_wake_ms(self) -> int | None:
         """When `wake` is next needed, monotonic."""
+        if self._to_serve:
+            return self._clock.monotonic_ms()
         lease_ms, deadline_ms = self._leases.next_ms(), self._deadlines.next_ms()
         if lease_ms is None or deadline_ms is None:
             return deadline_ms if lease_ms is None else lease_ms
         return lease_ms if lease_ms < deadline_ms else deadline_ms
 
     def wake(self) -> None:
-        """End leases and long polls whose time is up."""
+        """End leases and long polls whose time is up, as many as one turn may; the next wake goes on."""
         now_ms = self._clock.monotonic_ms()
+        if self._to_serve:
+            self._serve(())
         lapsed: dict[Group, list[PullEntry]] = {}
-        for lease in self._leases.due(now_ms):
-            pull = lease.group.held[lease.pull_first]
-            at = (pull.incarnation, pull.pull_first, 0, pull.count, self._clock.now_ms())
-            entry = PullEntry(PullOp.LAPSED, pull.attempt, lease.group.group_id, *at)
-            lapsed.setdefault(lease.group, []).append(entry)
+        for lease in islice(self._leases.due(now_ms), TURN_LEASES):
+            at = (lease.incarnation, lease.pull_first, 0, lease.covered, self._clock.now_ms())
+            lapsed.setdefault(lease.group, []).append(PullEntry(PullOp.LAPSED, 0, lease.group.group_id, *at))
         for group, entries in lapsed.items():
             self._lapse(group, entries)
-        for waiting in self._deadlines.due(now_ms):
+        for waiting in islice(self._deadlines.due(now_ms), TURN_ANSWERS):
             self._expire(waiting)
 
     def create(self, subject_name: str, name: str) -> Group:
         """Make a group that there is none of; its record is durable before it is served."""
         if len(self.groups) >= GROUPS_MAX:
-            raise BadArgument(f"there are {GROUPS_MAX} groups, no more can be made")
+            raise SlowDown(f"there are {GROUPS_MAX} groups, no more can be made", retry_after_ms=RETRY_MS)
+        if self.groups_of(subject_name) >= GROUPS_OF_SUBJECT_MAX:
+            what = f"subject {subject_name} has {GROUPS_OF_SUBJECT_MAX} groups, no more can be made"
+            raise SlowDown(what, retry_after_ms=RETRY_MS)
         subject = self._index.subject(subject_name)
         group = Group(self._next_group_id, subject, name, self._index.first(subject))
         group.ready = False
@@ -189,7 +247,7 @@ class Pulls:
         insort(self._names, (subject_name, name))
         self._of_subject.setdefault(subject_name, []).append(group)
         self._log.when_durable(partial(self._created, group))
-        log.info("group_created subject=%s group=%s start=%d", subject_name, name, group.next)
+        limited.info("group_created", "group_created subject=%s group=%s start=%d", subject_name, name, group.next)
         return group
 
     def _created(self, group: Group) -> None:
@@ -199,16 +257,33 @@ class Pulls:
             self._time(waiting)
 
     def _serve(self, groups: Iterable[Group]) -> None:
-        """Answer who waits, in order of arrival, while there are messages: one append of the pull log a round."""
-        while planned := [plan for group in groups if (plan := self._planned(group)) is not None]:
-            self._answer(planned)
-            groups = [plan.group for plan in planned]
+        """Answer who waits, in order of arrival, while there are messages: one append of the pull log a round.
+
+        What is more than one turn of the loop may take is left to the next one.
+        """
+        for group in groups:
+            self._to_serve[group] = None
+        left = TURN_ANSWERS
+        while self._to_serve and left > 0:
+            planned: list[Planned] = []
+            for group in list(islice(self._to_serve, left)):
+                plan = self._planned(group)
+                if plan is None:
+                    del self._to_serve[group]
+                else:
+                    planned.append(plan)
+                    # Others come first before this one has another answer.
+                    self._to_serve.move_to_end(group)
+                left -= 1
+            if planned:
+                self._answer(planned)
 
     def _planned(self, group: Group) -> Planned | None:
         """What the first who waits is to get; None when nobody does, or there is nothing."""
         while group.ready and group.waiting and group.has_messages:
-            waiting = group.waiting[0]
+            waiting = next(iter(group.waiting))
             try:
+                self._check_held(group)
                 parts = self._parts.of(group, waiting)
             except ServerStopped:
                 raise
@@ -238,7 +313,7 @@ class Pulls:
                     last = last._replace(covered=last.covered + part.rows)
                     entries[-1] = plan, last
                 else:
-                    at = (self.incarnation, pull_first, part.consume_first, part.rows, now_ms)
+                    at = (plan.waiting.incarnation, pull_first, part.consume_first, part.rows, now_ms)
                     last = PullEntry(PullOp.PULL, part.attempt, group_id, *at)
                     entries.append((plan, last))
                 pull_first += part.rows
@@ -253,8 +328,9 @@ class Pulls:
         self.counters["pulled"] += pull_first - answered_first
         monotonic_ms = self._clock.monotonic_ms()
         for plan, entry in entries:
-            plan.group.apply(entry)
-            self._lease(plan.group, entry.pull_first, monotonic_ms + plan.waiting.lease_ms)
+            self._apply(plan.group, entry)
+            lease = Lease(plan.group, entry.incarnation, entry.pull_first, entry.covered)
+            self._leases.add(monotonic_ms + plan.waiting.lease_ms, lease)
             if entry.attempt > 1:
                 self.counters["redelivered"] += entry.covered
         for plan in planned:
@@ -262,60 +338,80 @@ class Pulls:
             for part in plan.parts:
                 rows.append([answered_first, part.consume_first, part.rows, part.attempt])
                 answered_first += part.rows
-            waiting = plan.group.waiting.popleft()
-            self._end(waiting).answer(waiting.request_id, self._head(rows, now_ms), [part.batch for part in plan.parts])
+            waiting = plan.waiting
+            head = self._head(waiting, rows, now_ms)
+            self._end(waiting).answer(waiting.request_id, head, [part.batch for part in plan.parts])
+
+    def _check_held(self, group: Group) -> None:
+        if self._held >= HELD_MAX or len(group.held) >= HELD_OF_GROUP_MAX:
+            what = f"{len(group.held)} pulls of this group and {self._held} of all groups are not acknowledged yet"
+            raise SlowDown(f"{what}; acknowledge them, or pull more messages at once", retry_after_ms=RETRY_MS)
 
     def _refuse(self, group: Group, error: DelaydError) -> None:
         """Answer the first who waits with an error."""
-        log.warning("pull_failed subject=%s group=%s error=%r", group.subject.name, group.name, error.message)
-        waiting = group.waiting.popleft()
+        names = (group.subject.name, group.name)
+        limited.warning("pull_failed", "pull_failed subject=%s group=%s error=%r", *names, error.message)
+        waiting = next(iter(group.waiting))
         self._end(waiting).answer_error(waiting.request_id, error)
 
-    def _lost(self, group: Group, incarnation: int, start: int, end: int, held: Sequence[Pull]) -> Ranges:
+    def _apply(self, group: Group, entry: PullEntry) -> int:
+        before = len(group.held)
+        changed = group.apply(entry)
+        self._held += len(group.held) - before
+        return changed
+
+    def _lost(
+        self, group: Group, incarnation: int, start: int, end: int, own: Sequence[Run], others: Sequence[Run]
+    ) -> list[tuple[int, int]]:
         """What an acknowledgement names in vain, which may be a part of it: clients merge neighbouring handles."""
-        if incarnation == self.incarnation:
-            lost = Ranges(group.given_back.within(start, end))
+        if incarnation >> SECRET_BITS == self.life:
+            lost = [*group.given_back.within(start, end), *((run.start, run.end) for run in others)]
             if end > self.next_pull:
-                lost.add(max(start, self.next_pull), end)
+                lost.append((max(start, self.next_pull), end))
             return lost
         # Of an older life only what its pull log kept is known; what was acknowledged since is not.
-        lost = Ranges([(start, end)])
-        for pull in held:
-            for run in pull.pending.within(start, end):
-                lost.remove(*run)
-        return lost
-
-    def _lease(self, group: Group, pull_first: int, ends_ms: int) -> None:
-        group.held[pull_first].lease_ends_ms = ends_ms
-        self._leases.add(ends_ms, Lease(group, pull_first))
+        lost = []
+        for run in own:
+            if start < run.start:
+                lost.append((start, run.start))
+            start = run.end
+        return [*lost, (start, end)] if start < end else lost
 
     def _lapse(self, group: Group, entries: Sequence[PullEntry]) -> None:
         try:
             self._log.append(entries)
         except RetryLater as error:
-            log.warning("lapse_put_off subject=%s group=%s error=%r", group.subject.name, group.name, error.message)
+            limited.warning(
+                "lapse_put_off",
+                "lapse_put_off subject=%s group=%s error=%r",
+                group.subject.name,
+                group.name,
+                error.message,
+            )
             retry_at_ms = self._clock.monotonic_ms() + error.retry_after_ms
             for entry in entries:
-                self._lease(group, entry.pull_first, retry_at_ms)
+                self._leases.add(retry_at_ms, Lease(group, entry.incarnation, entry.pull_first, entry.covered))
             return
-        self.counters["lapsed"] += sum(map(group.apply, entries))
+        self.counters["lapsed"] += sum([self._apply(group, entry) for entry in entries])
         self._serve([group])
 
     def _time(self, waiting: Waiting) -> None:
-        if waiting.deadline_ms <= self._clock.monotonic_ms():
+        # A group that has its turn yet to come may have messages for it.
+        if waiting.deadline_ms <= self._clock.monotonic_ms() and waiting.group not in self._to_serve:
             self._expire(waiting)
         else:
             self._deadlines.add(waiting.deadline_ms, waiting)
 
     def _expire(self, waiting: Waiting) -> None:
-        waiting.group.waiting.remove(waiting)
-        self._end(waiting).answer(waiting.request_id, self._head([], self._clock.now_ms()))
+        self._end(waiting).answer(waiting.request_id, self._head(waiting, [], self._clock.now_ms()))
 
-    def _head(self, parts: list[list[int]], now_ms: int) -> Head:
-        return {"log_id": self._log_id, "incarnation": self.incarnation, "parts": parts, "now_ms": now_ms}
+    def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int) -> Head:
+        return {"log_id": self._log_id, "incarnation": waiting.incarnation, "parts": parts, "now_ms": now_ms}
 
     def _end(self, waiting: Waiting) -> Peer:
         waiting.answered = True
+        self._waiting -= 1
+        del waiting.group.waiting[waiting]
         of_peer = self._of_peer.get(waiting.peer)
         if of_peer is not None:
             of_peer.discard(waiting)
@@ -324,23 +420,20 @@ class Pulls:
         return waiting.peer
 
 
-def _add_handle(entries: list[PullEntry], entry: PullEntry) -> None:
-    """Messages that are acknowledged one by one are mostly neighbours: one entry covers them."""
-    last = entries[-1] if entries else None
-    if (
-        last
-        and last.incarnation == entry.incarnation
-        and last.pull_first + last.covered == entry.pull_first
-        and last.covered + entry.covered <= COVERED_MAX
-    ):
-        entries[-1] = last._replace(covered=last.covered + entry.covered)
-    else:
-        entries.append(entry)
+def _merged(handles: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+    """What handles cover, as (incarnation, start, end): ranges that rise and neither overlap nor touch."""
+    merged: list[tuple[int, int, int]] = []
+    for incarnation, start, covered in sorted(map(tuple, handles)):
+        end = start + covered
+        if merged and merged[-1][0] == incarnation and start <= merged[-1][2]:
+            merged[-1] = (incarnation, merged[-1][1], max(end, merged[-1][2]))
+        else:
+            merged.append((incarnation, start, end))
+    return merged
 
 
 def _is_held(ends_ms: int, lease: Lease) -> bool:
-    pull = lease.group.held.get(lease.pull_first)
-    return pull is not None and pull.lease_ends_ms == ends_ms
+    return lease.group.held.overlaps(lease.pull_first, lease.pull_first + lease.covered)
 
 
 def _waits(deadline_ms: int, waiting: Waiting) -> bool:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from delayd.errors import DamagedData
 
-from .groups import Group, Offer
+from .groups import Group
 from .index import Run, Subject
+from .offers import Offer
 from .stored import StoredBatches
 
 BATCHES_A_PULL = 64  # Each costs a read and a checksum, and nobody else is served meanwhile.

@@ -15,12 +15,13 @@ from delayd.batch import parse
 from delayd.errors import DelaydError
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_rows, need_u64
+from realtime.pulls import SECRET_BITS
 from tests.batches import bodies_of
 from tests.simulation.network import Line, Network
 from tests.simulation.realtime_side import RealtimeSide
 
-Name = tuple[int, int]
-"""A message as a handle names it: incarnation and pull sequence."""
+Name = tuple[int, int, int]
+"""A message as a handle names it: the life of the server, the pull sequence, and the whole incarnation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +123,7 @@ class Consumer:
     def settle(self, kind: RequestType, some: list[Held]) -> None:
         """Acknowledge or give back messages."""
         self.held = [each for each in self.held if each not in some]
-        handles = [[*each.name, 1] for each in sorted(some)]
+        handles = [[each.name[2], each.name[1], 1] for each in sorted(some)]
         if kind == RequestType.ACK:
             self.books.tried.update(each.consume_sequence for each in some)
         self._call(kind, self._names | {"handles": handles}, partial(self._settled, kind, some))
@@ -171,13 +172,13 @@ class Consumer:
             bodies = bodies_of(batch)
             assert len(bodies) == rows, f"a part of {rows} messages has {len(bodies)}"
             for index, body in enumerate(bodies):
-                held = Held((incarnation, pull_first + index), consume_first + index)
+                held = Held((incarnation >> SECRET_BITS, pull_first + index, incarnation), consume_first + index)
                 self.books.give(held.consume_sequence, body, held.name)
                 self.held.append(held)
 
     def _settled(self, kind: RequestType, some: list[Held], answer: Frame) -> None:
         stale = {
-            (incarnation, first + index)
+            (incarnation >> SECRET_BITS, first + index, incarnation)
             for incarnation, first, count in need_rows(answer.head, "stale", 3)
             for index in range(count)
         }

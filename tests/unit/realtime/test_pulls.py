@@ -131,7 +131,7 @@ def test_rule_Q1_an_acknowledgement_is_answered_after_its_fsync_and_holds_up_no_
     ((head, _),) = peer.answers[created]
     ((pull_first, _, count, _),) = need_rows(head, "parts", 4)
     names = {"subject": SUBJECT, "group": GROUP}
-    acked = world.send(peer, RequestType.ACK, {**names, "handles": [[1, pull_first, count]]})
+    acked = world.send(peer, RequestType.ACK, {**names, "handles": [[head["incarnation"], pull_first, count]]})
     assert acked not in peer.answers
     assert world.pull(peer).bodies == [b"b"]
     sync.run_all()
@@ -172,7 +172,7 @@ def test_rule_Q1_of_a_range_only_the_messages_that_are_not_held_any_more_are_sta
     world, peer = ready_world([b"a"], [b"b"], [b"c"])
     pulls = [world.pull(peer, most=1) for _ in range(3)]
     world.ack(peer, pulls[1].handles, kind=RequestType.NACK)
-    assert world.ack(peer, [[1, pulls[0].parts[0][0], 3]]) == pulls[1].handles
+    assert world.ack(peer, [[pulls[0].incarnation, pulls[0].parts[0][0], 3]]) == pulls[1].handles
     assert world.pull(peer).bodies == [b"b"]
 
 
@@ -182,7 +182,7 @@ def test_rule_Q1_of_a_range_of_an_older_life_only_what_survived_is_acknowledged(
     world.ack(peer, pulls[0].handles, kind=RequestType.NACK)
     later = World(world.disk.after_crash(), world.state.after_crash())
     # One answer for all three would be wrong for some: the first is offered to somebody else, the others are done.
-    assert later.ack(peer, [[1, pulls[0].parts[0][0], 3]]) == pulls[0].handles
+    assert later.ack(peer, [[pulls[0].incarnation, pulls[0].parts[0][0], 3]]) == pulls[0].handles
     assert later.pull(peer).bodies == [b"a"]
     later.pass_time(60_000)
     assert later.pull(peer).bodies == [b"a"]

@@ -1,0 +1,178 @@
+"""What a client may say, and how much it may make the server keep: named errors at entry (rules E1, B1)."""
+
+from itertools import pairwise
+
+import pytest
+
+from delayd.errors import BadRequest, BadSubject, SlowDown
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import RequestType, need_maps
+from realtime import pulls as pulls_module
+from realtime.pulls import HANDLES_MAX
+
+from .batches import dispatch_batch
+from .world import SimPeer, World, pull_head
+
+EXTREMES = (-(1 << 63), -1, 0, 1, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+
+
+def served(*bodies: bytes) -> tuple[World, SimPeer]:
+    world, peer = World(), SimPeer()
+    world.hello(peer, 1)
+    for number, body in enumerate(bodies, 1):
+        world.dispatch(peer, 1, dispatch_batch(number, [body]))
+    return world, peer
+
+
+def groups_of(world: World) -> list[Head]:
+    return need_maps(world.ask(SimPeer(), RequestType.GROUPS, {"subject": None})[0], "groups")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("number", EXTREMES)
+@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.NACK])
+def test_rule_E1_a_handle_is_taken_or_refused_whatever_number_it_has(
+    kind: RequestType, number: int, place: int
+) -> None:
+    world, peer = served(b"a", b"b")
+    pulled = world.pull(peer, most=1)
+    handle = [pulled.incarnation, pulled.parts[0][0], 1]
+    handle[place] = number
+    try:
+        world.ack(peer, [handle], kind=kind)
+    except BadRequest:
+        assert not -1 < number < (1 << 32) or place == 2
+    assert not world.failures and not world.restarted().failures
+
+
+@pytest.mark.parametrize("field", ["max_messages", "max_bytes", "wait_ms", "lease_ms"])
+@pytest.mark.parametrize("number", EXTREMES)
+def test_rule_E1_a_pull_is_served_or_refused_whatever_it_asks_for(field: str, number: int) -> None:
+    world, peer = served(b"a")
+    world.send(peer, RequestType.PULL, {**pull_head(), field: number})
+    assert isinstance(peer.errors.get(peer.last_id, BadRequest("")), BadRequest)
+    assert len(groups_of(world)) == (peer.last_id not in peer.errors) and not world.failures
+
+
+BAD: list[tuple[str, HeadValue]] = [
+    ("group", ""),
+    ("group", "x" * 256),
+    ("group", "one\nline=more"),
+    ("group", "\x1b[2J"),
+    ("group", 7),
+    ("subject", "not a subject"),
+    ("subject", "x" * 256),
+    ("consumer", None),
+    ("consumer", "x" * 5_000),
+    ("lease_ms", 10**12),
+    ("max_messages", 0),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_a_pull_that_is_refused_leaves_no_group_behind(field: str, value: HeadValue) -> None:
+    world, peer = served(b"a")
+    with pytest.raises((BadRequest, BadSubject)):
+        world.ask(peer, RequestType.PULL, {**pull_head(), field: value})
+    assert groups_of(world) == [] and not world.failures
+
+
+def test_rule_Q1_only_who_pulled_acknowledges() -> None:
+    world, victim = served(b"a", b"b", b"c")
+    pulled, forger = world.pull(victim, most=2), SimPeer()
+    own = world.pull(forger, most=1)
+    for incarnation in (1, world.core.epoch, own.incarnation, own.incarnation ^ 1):
+        for kind in (RequestType.ACK, RequestType.NACK):
+            stale = world.ack(forger, [[incarnation, 0, 2]], kind=kind)
+            assert sum(covered for _, _, covered in stale) == 2
+    assert groups_of(world)[0]["outstanding"] == 3
+    # Connections come and go; the handle is what counts.
+    world.core.disconnected(victim)
+    assert world.ack(SimPeer(), pulled.handles) == []
+    assert groups_of(world)[0]["outstanding"] == 1
+
+
+def test_rule_Q1_two_connections_and_two_lives_have_different_incarnations() -> None:
+    world, peer = served(b"a", b"b", b"c", b"d")
+    first, second = world.pull(peer, most=1), world.pull(SimPeer(), most=1)
+    assert first.incarnation != second.incarnation
+    assert world.pull(peer, most=1).incarnation == first.incarnation
+    world.core.disconnected(peer)
+    assert world.pull(peer, most=1).incarnation != first.incarnation
+    later = world.restarted()
+    assert later.ack(SimPeer(), [*first.handles, *second.handles]) == []
+
+
+def test_rule_B1_long_polls_groups_and_unacknowledged_pulls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, peer = served(*(b"%d" % number for number in range(9)))
+    monkeypatch.setattr(pulls_module, "WAITING_MAX", 3)
+    monkeypatch.setattr(pulls_module, "GROUPS_MAX", 4)
+    monkeypatch.setattr(pulls_module, "GROUPS_OF_SUBJECT_MAX", 2)
+    monkeypatch.setattr(pulls_module, "HELD_OF_GROUP_MAX", 3)
+    monkeypatch.setattr(pulls_module, "HELD_MAX", 4)
+
+    def fails(do: object) -> None:
+        assert callable(do)
+        with pytest.raises(SlowDown):
+            do()
+
+    pulled = [world.pull(peer, most=1) for _ in range(3)]
+    fails(lambda: world.pull(peer, most=1))
+    world.pull(peer, "mail", most=1)
+    fails(lambda: world.pull(peer, "mail", most=1))
+    fails(lambda: world.pull(peer, "third"))
+    world.pull(peer, subject="a")
+    world.pull(peer, subject="b")
+    fails(lambda: world.pull(peer, subject="c"))
+    waiting = SimPeer()
+    for _ in range(3):
+        world.send(waiting, RequestType.PULL, pull_head(subject="a", wait_ms=50_000))
+    fails(lambda: world.pull(peer, subject="b"))
+    # Given back when the connection ends, and with the acknowledgement.
+    world.core.disconnected(waiting)
+    assert world.ack(peer, pulled[0].handles) == []
+    assert len(world.pull(peer, most=1).bodies) == 1
+
+
+def test_a_request_has_a_bounded_number_of_handles() -> None:
+    world, peer = served(b"a")
+    pulled = world.pull(peer)
+    with pytest.raises(BadRequest):
+        world.ack(peer, pulled.handles * (HANDLES_MAX + 1))
+    assert world.ack(peer, pulled.handles * HANDLES_MAX) == []
+
+
+def test_what_is_stale_fits_one_answer_or_is_named_by_the_ranges_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulls_module, "HANDLES_MAX", 5)
+    world, peer = served(*(b"%d" % number for number in range(20)))
+    pulls = [world.pull(peer, most=1) for _ in range(20)]
+    for pulled in pulls[::2]:
+        world.ack(peer, pulled.handles, kind=RequestType.NACK)
+    incarnation = pulls[0].incarnation
+    assert world.ack(peer, [[incarnation, 0, 20]]) == [[incarnation, 0, 20]]
+    assert world.ack(peer, [[incarnation, 0, 8]]) == [[incarnation, at, 1] for at in (0, 2, 4, 6)]
+
+
+def test_more_polls_than_one_turn_may_answer_are_answered_in_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulls_module, "TURN_ANSWERS", 3)
+    world, peer = served()
+    subjects = [f"s{number}" for number in range(10)]
+    waiting = SimPeer()
+    for subject in subjects:
+        world.pull(peer, subject=subject)
+        world.send(waiting, RequestType.PULL, pull_head(subject=subject, wait_ms=50_000))
+    batches = [dispatch_batch(number, [b"x"], subject=subject) for number, subject in enumerate(subjects, 1)]
+    world.dispatch(peer, 1, *batches)
+    answered = [len(waiting.answers)]
+    while world.core.next_wake_ms() <= world.clock.monotonic_ms():
+        world.core.wake()
+        answered.append(len(waiting.answers))
+    assert answered[-1] == 10 and all(later - before <= 3 for before, later in pairwise(answered))
+    for subject in subjects:
+        world.send(waiting, RequestType.PULL, pull_head(subject=subject, wait_ms=100))
+    world.clock.advance(100)
+    turns = 0
+    while world.core.next_wake_ms() <= world.clock.monotonic_ms():
+        world.core.wake()
+        turns += 1
+    assert len(waiting.answers) == 20 and turns >= 4

@@ -1,0 +1,99 @@
+"""Nothing costs the square of what a client sends or holds: twice as much is at most twice the steps (rule B2)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from delayd.log.pull import PullEntry, PullOp
+from delayd.wire.requests import RequestType
+from realtime import pulls as pulls_module
+from realtime.groups import Group
+from realtime.index import Subject
+from realtime.kept import encode_group
+from tests.counts import calls, lines
+
+from .batches import dispatch_batch
+from .world import SimPeer, World, pull_head
+
+MORE = 2.6  # Steps of twice the work, over those of it: two, and the logarithm.
+
+
+def grows(steps: Callable[[int], int], size: int) -> float:
+    """How many times the steps grow when the size doubles."""
+    return steps(2 * size) / steps(size)
+
+
+def group_with_pulls(count: int) -> Group:
+    """One that holds as many pulls of one message each."""
+    subject = Subject("orders")
+    subject.end = 10 * count
+    group = Group(1, subject, "billing", 0)
+    for number in range(count):
+        group.apply(PullEntry(PullOp.PULL, 1, 1, 1, number, number, 1, 0))
+    return group
+
+
+def holding(count: int) -> tuple[World, SimPeer, int]:
+    """A server whose one group holds as many pulls of one message."""
+    world, peer = World(), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"x"] * count))
+    incarnation = 0
+    for _ in range(count):
+        incarnation = world.pull(peer, most=1).incarnation
+    return world, peer, incarnation
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_rule_B2_handles_that_cover_everything_again_and_again_meet_each_pull_once(mine: bool) -> None:
+    def steps(count: int) -> int:
+        world, peer, incarnation = holding(count)
+        handles = [[incarnation if mine else 7, 0, count]] * count
+        return lines(lambda: world.ack(peer, handles))
+
+    assert grows(steps, 100) < MORE
+
+
+def test_rule_B2_an_acknowledgement_of_every_other_message_costs_what_it_names() -> None:
+    def steps(count: int) -> int:
+        world, peer, incarnation = holding(count)
+        handles = [[incarnation, number, 1] for number in range(0, count, 2)]
+        return lines(lambda: world.ack(peer, handles))
+
+    assert grows(steps, 100) < MORE
+
+
+def test_rule_B2_fragments_that_were_given_back_cost_a_pull_what_it_takes() -> None:
+    def steps(count: int) -> int:
+        group = group_with_pulls(count)
+        for number in range(0, count, 2):
+            group.apply(PullEntry(PullOp.LAPSED, 1, 1, 1, number, 0, 1, 0))
+        assert len(group.redeliver) == count // 2
+        return lines(lambda: group.apply(PullEntry(PullOp.PULL, 2, 1, 1, 2 * count, 0, 1, 0)))
+
+    assert steps(2_000) == steps(200)
+
+
+def test_rule_B2_what_a_checkpoint_copies_of_a_group_on_the_loop_costs_a_step_for_hundreds_of_pulls() -> None:
+    group = group_with_pulls(10_000)
+    # What has changed since it was asked for last is looked at once.
+    assert group.oldest == 0
+    assert lines(lambda: group.copy()) < 10_000 / 50
+    copied = group.copy()
+    group.apply(PullEntry(PullOp.ACK, 0, 1, 1, 0, 0, 20_000, 0))
+    # It stays as it was at its moment.
+    assert len(copied.held) == 10_000 and not group.held and len(encode_group(group)[1]) < 100
+
+
+def test_rule_B2_polls_that_end_cost_each_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulls_module, "TURN_ANSWERS", 10_000)
+
+    def steps(count: int) -> int:
+        world, peer = World(), SimPeer()
+        world.pull(peer)
+        for _ in range(count):
+            world.send(peer, RequestType.PULL, pull_head(wait_ms=1_000))
+        world.clock.advance(1_000)
+        return calls(world.core.wake)
+
+    assert grows(steps, 500) < MORE
