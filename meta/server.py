@@ -33,6 +33,7 @@ from delayd.wire.requests import (
     optional_str,
     request_type,
 )
+from delayd.wire.waits import waits_head
 
 from .core import Meta
 
@@ -185,6 +186,8 @@ class MetaService:
                 "pid": os.getpid(),
                 "started_at_ms": self._started_at_ms,
                 "counters": counters,
+                "waits": waits_head(()),
+                "refuses": waits_head(()),
             }
         )
 

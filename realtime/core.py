@@ -5,7 +5,7 @@ and each comes back with one call. A batch is indexed, and offered to consumers,
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +25,7 @@ from delayd.log.checkpoint import CheckpointFile
 from delayd.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_ints, need_u64
+from delayd.wire.waits import FREE_SPACE, Wait, clock_waits, waits_head
 
 from .answers import status_head, window_frames
 from .checkpoint import Checkpointer, Snapshot, consume_parts
@@ -315,6 +316,14 @@ class Core:
         log.warning("clock_trusted now_ms=%d", self._clock.now_ms())
         self._ping(peer, frame)
 
+    def waits(self) -> Iterator[Wait]:
+        """What goes on by nothing but an operator's doing."""
+        if self._reserve.reached:
+            what = "messages that delay servers hand over"
+            yield Wait(what, "free disk space is at its reserve", FREE_SPACE)
+        if not self._clock.confirmed:
+            yield clock_waits("realtime")
+
     def _status(self, peer: Peer, frame: Frame) -> None:
         extra: dict[str, HeadValue] = {
             "cluster_id": self.cluster_id(),
@@ -325,6 +334,8 @@ class Core:
             "in_doubt": sum(len(origin.window) for origin in self._origins),
             "subjects": sum(1 for _ in self._index),
             "groups": len(self._pulls.groups),
+            "waits": waits_head(self.waits()),
+            "refuses": waits_head(()),
         }
         counters = {**self.counters, **self._pulls.counters, "checkpoints": self._checkpoints.published}
         identity = self._state.identity

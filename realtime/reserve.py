@@ -20,6 +20,11 @@ class Reserve:
         self._reserve_bytes = reserve_bytes
         self._reached = False
 
+    @property
+    def reached(self) -> bool:
+        """Whether nothing is taken now."""
+        return self._disk.free_bytes(self._folder) < self._reserve_bytes
+
     def check(self, size_bytes: int) -> None:
         """Raise DiskReserve when ``size_bytes`` more do not fit above it."""
         free_bytes = self._disk.free_bytes(self._folder)

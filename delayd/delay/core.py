@@ -5,7 +5,7 @@ in memory is not trusted after it, and the next start recovers from the disk.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,6 +37,7 @@ from delayd.executor import Executor
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.state import State
+from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
 Decided = Callable[[bool, str], None]
 """Hears whether an operator's word changed something, and what."""
@@ -219,6 +220,32 @@ class DelayCore:
             "dead_rows": sum(link.sender.dead_rows for link in links),
             "producers": len(self.producers),
         }
+
+    def waits(self) -> Iterator[Wait]:
+        """What goes on by nothing but an operator's doing."""
+        reserve = self.intake.reserve
+        if reserve.closed:
+            yield Wait("all sends", "free disk space is at its reserve", FREE_SPACE)
+        elif reserve.far_from_ms is not None:
+            later = hour_name(hour_of_ms(reserve.far_from_ms))
+            yield Wait(f"sends of messages due from {later} on", "free disk space nears its reserve", FREE_SPACE)
+        if not self._clock.confirmed:
+            yield clock_waits("delay")
+        if self.dispatcher.unrouted_rows:
+            rows = f"{self.dispatcher.unrouted_rows:,} due messages"
+            yield Wait(rows, "no realtime server that lives takes their subjects", "delayd servers, then start one")
+        for link in self.dispatcher.links.values():
+            yield from link.waits()
+
+    def refuses(self) -> Iterator[Wait]:
+        """What is refused for now, and ends by itself."""
+        reserve = self.intake.reserve
+        if reserve.behind:
+            yield Wait("all sends", "checkpoints are further behind the message log than a restart may replay")
+        elif self.intake.is_full:
+            yield Wait("all sends", "more waits for the message log's fsync than intake_queue_bytes_max")
+        for hour in sorted(reserve.full_hours):
+            yield Wait(f"sends of messages due in hour {hour_name(hour)}", "it holds as many as hour_rows_max allows")
 
     # Time.
 

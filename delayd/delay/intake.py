@@ -122,6 +122,11 @@ class Intake:
         """Whether everything that was accepted is durable."""
         return not (self._committing or self._queue or self._controls)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as much waits for the disk as may."""
+        return self.queued_bytes > self._config.intake_queue_bytes_max
+
     def send(self, batch: Batch, waiter: Waiter) -> None:
         """Take a batch; ``waiter`` hears when it is durable, or why it was refused as a whole."""
         # The number is looked up before anything is refused: a repetition gets the answer of the first time (rule I1).
@@ -155,7 +160,7 @@ class Intake:
             raise Stopping("this server is stopping; send to another one, or again when it is back")
         if self.reserve.closed:
             raise DiskReserve("this server's disk is at its reserve; free space there, or send again later")
-        if self.reserve.behind or self.queued_bytes > self._config.intake_queue_bytes_max:
+        if self.reserve.behind or self.is_full:
             raise SlowDown("this server is behind with its disk; send again later")
         batch.verify()
         check_batch(batch)

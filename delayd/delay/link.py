@@ -5,7 +5,7 @@ docs/handoff.md has the states as a table.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
 from typing import Protocol
@@ -24,6 +24,7 @@ from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.requests import WINDOW_MOST, RequestType, need_int, need_rows, need_u64
+from delayd.wire.waits import Wait
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,17 @@ class Link:
         self._answer: list[Frame] = []
         self._settled: set[tuple[int, int]] = set()
         self._closed = False
+
+    def waits(self) -> Iterator[Wait]:
+        """What waits for this target, while it is not connected."""
+        if self.phase is Phase.READY:
+            return
+        rows = len(self.sender.waiting)
+        what = f"{rows:,} due messages for realtime server {self.target:016x}"
+        if self.alarm:
+            yield Wait(what, self.alarm, "delayd target list")
+        elif rows:
+            yield Wait(what, self._away or "it is being connected to", "delayd servers; start it, or look at its log")
 
     def offer(self, rows: Rows) -> None:
         """Take due rows of this target's subjects; `pump` sends them."""

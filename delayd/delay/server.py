@@ -28,6 +28,7 @@ from delayd.net.trust import Guard
 from delayd.secret import open_secret
 from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
 from delayd.wire.meta import Registered, Routes
+from delayd.wire.waits import waits_head
 
 REST_S = 0.02  # Between two parts of a checkpoint, so that group commits get their turn at the disk.
 SLEEP_MS_MAX = 500.0  # A cap on every sleep: a wall clock that is set ahead is noticed within it.
@@ -257,6 +258,8 @@ class DelayServer:
             "clock_confirmed": self._home.clock.confirmed,
             "started_at_ms": self._started_at_ms,
             "counters": self._core.counters(),
+            "waits": waits_head(self._core.waits()),
+            "refuses": waits_head(self._core.refuses()),
         }
 
 

@@ -1,0 +1,58 @@
+"""What waits for an operator at a server, and what it refuses for now, as STATUS tells it (docs/protocol.md).
+
+Invariant: an entry says what waits, why, and which command helps, each in at most `TEXT_MAX` characters; an answer has
+at most `WAITS_MAX` of them, so that it always fits a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from delayd.errors import BadRequest
+from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import need_list
+
+WAITS_MAX = 100
+TEXT_MAX = 500
+FREE_SPACE = "free space on its disk, or move --data to a larger one"
+
+
+class Wait(NamedTuple):
+    """One state; in the list ``waits`` nothing of it goes on by itself, in ``refuses`` it ends by itself."""
+
+    what: str  # What waits, or is refused: `1,200 messages of orders.eu`.
+    why: str  # A sentence without its full stop.
+    command: str = ""  # What an operator runs or does; empty when there is nothing to do but wait.
+
+
+def waits_head(waits: Iterable[Wait]) -> list[HeadValue]:
+    """The list as it stands in an answer: the first of them, cut."""
+    return [[_text(text) for text in wait] for wait in islice(waits, WAITS_MAX)]
+
+
+def clock_waits(role: str) -> Wait:
+    """The entry of a server whose clock nobody has confirmed (rule T1)."""
+    held = {"delay": "deliveries after a restart of the machine, and sealing", "realtime": "retention"}[role]
+    return Wait(
+        f"what can't be undone: {held}",
+        "the wall clock jumped, or the machine was restarted, and no other clock has confirmed it yet",
+        "delayd clock, then `delayd clock --trust` if it is right",
+    )
+
+
+def read_waits(head: Head, name: str) -> list[Wait]:
+    """The list of an answer; BadRequest when it is something else."""
+    found: list[Wait] = []
+    for row in need_list(head, name):
+        texts = [text for text in row if isinstance(text, str)] if isinstance(row, list) else []
+        if not isinstance(row, list) or len(row) != len(Wait._fields) or len(texts) != len(row):
+            raise BadRequest(f"{name} has an entry that is not three texts", field=name)
+        found.append(Wait._make(texts))
+    return found
+
+
+def _text(text: str) -> str:
+    # A name of a file or a peer's words may hold what no UTF-8 can say.
+    return text[:TEXT_MAX].encode("utf-8", "backslashreplace").decode()[:TEXT_MAX]

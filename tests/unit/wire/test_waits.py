@@ -1,0 +1,29 @@
+"""What waits for an operator, as an answer tells it: always three texts, and never more than a head holds."""
+
+import msgpack
+import pytest
+
+from delayd.errors import BadRequest
+from delayd.wire.frame import HEAD_BYTES_MAX, Head
+from delayd.wire.waits import TEXT_MAX, WAITS_MAX, Wait, read_waits, waits_head
+
+
+def test_the_entries_come_back() -> None:
+    waits = [Wait("all sends", "the disk is full", "free space"), Wait("x", "y")]
+    assert read_waits({"waits": waits_head(waits)}, "waits") == waits
+
+
+@pytest.mark.parametrize("char", ["x", "\U0001f600", "\ud800"])
+def test_the_longest_entries_fit_a_head(char: str) -> None:
+    head: Head = {"waits": waits_head(Wait(*[char * 10_000] * 3) for _ in range(10 * WAITS_MAX))}
+    assert len(msgpack.packb(head)) < HEAD_BYTES_MAX
+    found = read_waits(head, "waits")
+    assert len(found) == WAITS_MAX and all(len(text) <= TEXT_MAX for wait in found for text in wait)
+
+
+@pytest.mark.parametrize("entry", ["text", [], ["a", "b"], ["a", "b", 3], ["a", "b", "c", "d"], {"what": "a"}, None])
+def test_an_entry_of_another_shape_is_refused(entry: object) -> None:
+    with pytest.raises(BadRequest, match="waits"):
+        read_waits({"waits": [entry]}, "waits")  # type: ignore[list-item]
+    with pytest.raises(BadRequest):
+        read_waits({"waits": None}, "waits")
