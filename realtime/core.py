@@ -13,6 +13,7 @@ from delayd.clock import JudgedClock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
 from delayd.errors import (
+    BadRequest,
     DelaydError,
     HandoffRefused,
     ServerStopped,
@@ -227,6 +228,8 @@ class Core:
                 f"this log holds no batch of yours at offset {named}, which it had acknowledged: it has lost data"
             )
         w_epoch, w_id = need_ints(head, "w", 2)
+        if w_epoch > need_u64(head, "epoch"):
+            raise BadRequest(f"w is of epoch {w_epoch}, which has not begun", field="w")
         hello = Hello(
             need_u64(head, "log_id"),
             need_u64(head, "epoch"),

@@ -3,12 +3,15 @@
 A frame is taken or refused as a whole (rule H6), so everything is checked before anything is queued.
 """
 
-from delayd.batch import Batch, BatchKind, DispatchPart, parse
+from delayd.batch import Batch, BatchKind, ColumnId, DispatchPart, parse
 from delayd.errors import BatchMalformed
+from delayd.hours import INSTANT_MS_MAX, hour_of_ms
 from delayd.validate import check_batch
+from delayd.wire.requests import INT_MAX
 
 from .handoff import Origin, W
 
+HOUR_MAX = hour_of_ms(INSTANT_MS_MAX)
 FRAME_BATCHES_MAX = 32_768  # The answer names each batch and must fit one head.
 
 
@@ -29,6 +32,7 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
             raise BatchMalformed(f"a {batch.kind.name} batch can't be dispatched")
         batch.verify()
         check_batch(batch)
+        _check_values(batch)
         part = batch.dispatch
         key = (part.epoch, part.batch_id)
         _check_part(part, key, origin)
@@ -42,12 +46,32 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
     return batches, parts
 
 
+def _check_values(batch: Batch) -> None:
+    """What consumers, listings and audits show must be a date, and what logs count a number that they can store."""
+    part = batch.dispatch
+    if not 0 <= part.claimed_at_ms <= INSTANT_MS_MAX:
+        raise BatchMalformed(f"batch {part.batch_id} was claimed at {part.claimed_at_ms}, which is no instant")
+    if part.hour > HOUR_MAX:
+        raise BatchMalformed(f"batch {part.batch_id} is of the hour {part.hour}, behind the last one of the calendar")
+    for column in (ColumnId.DELIVER_AT_MS, ColumnId.ACCEPTED_AT_MS):
+        if column in batch:
+            instants = batch.int64s(column)
+            if int(instants.min()) < 0 or int(instants.max()) > INSTANT_MS_MAX:
+                row = int(((instants < 0) | (instants > INSTANT_MS_MAX)).argmax())
+                name = column.name.lower()
+                raise BatchMalformed(f"row {row}: {name} is {int(instants[row])}, which is no instant")
+    if int(batch.uint64s(ColumnId.SEQUENCE).max()) > INT_MAX:
+        raise BatchMalformed(f"batch {part.batch_id} has a sequence above {INT_MAX}")
+
+
 def _check_part(part: DispatchPart, key: W, origin: Origin) -> None:
     if part.origin_log_id != origin.log_id or part.epoch != origin.epoch:
         raise BatchMalformed(
             f"batch {part.batch_id} is of the server {part.origin_log_id:016x} in epoch {part.epoch}, its session "
             f"is of {origin.log_id:016x} in epoch {origin.epoch}"
         )
+    if part.w_epoch > part.epoch:
+        raise BatchMalformed(f"batch {part.batch_id} of epoch {part.epoch} names a W of epoch {part.w_epoch}")
     if origin.decided_or_held(key):
         raise BatchMalformed(f"batch {part.batch_id} of epoch {part.epoch} was sent before")
     if (part.w_epoch, part.w_id) >= key:

@@ -4,11 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from delayd.errors import BadRequest, BadSubject, SlowDown
+from delayd.batch import HEADER_BYTES, ColumnId, DispatchPart, parse
+from delayd.errors import BadRequest, BadSubject, BatchMalformed, SlowDown
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_maps
 from realtime import pulls as pulls_module
 from realtime.pulls import HANDLES_MAX
+from realtime.stored import DISPATCH_PART
+from tests.batches import with_true_checksums
 
 from .batches import dispatch_batch
 from .world import SimPeer, World, pull_head
@@ -176,3 +179,65 @@ def test_more_polls_than_one_turn_may_answer_are_answered_in_the_next_ones(monke
         world.core.wake()
         turns += 1
     assert len(waiting.answers) == 20 and turns >= 4
+
+
+INSTANTS = (-(1 << 63), -1, 253_402_300_800_000, (1 << 63) - 1)
+
+
+def tampered(column: ColumnId | str, value: int) -> bytes:
+    """A batch of three rows whose middle one, or whose kind part, has a value of an adversary."""
+    body = bytearray(dispatch_batch(1, [b"a", b"b", b"c"]))
+    if isinstance(column, str):
+        part = DispatchPart(*DISPATCH_PART.unpack_from(body, HEADER_BYTES))._replace(**{column: value})
+        DISPATCH_PART.pack_into(body, HEADER_BYTES, *part)
+    else:
+        at = parse(bytes(body)).offsets[column] + 8
+        body[at : at + 8] = (value & ((1 << 64) - 1)).to_bytes(8, "little")
+    return with_true_checksums(body)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *((ColumnId.DELIVER_AT_MS, value) for value in INSTANTS),
+        *(("claimed_at_ms", value) for value in INSTANTS),
+        ("hour", (1 << 32) - 1),
+        ("w_epoch", 2),
+        ("epoch", 0),
+        ("origin_log_id", 0),
+        (ColumnId.SEQUENCE, 1 << 63),
+        (ColumnId.SEQUENCE, (1 << 64) - 1),
+    ],
+)
+def test_rule_E1_what_no_consumer_could_show_is_refused_and_nothing_of_its_frame_is_appended(
+    column: ColumnId | str, value: int
+) -> None:
+    world, peer = served()
+    end = world.recovered.message_log.end
+    with pytest.raises(BatchMalformed):
+        world.dispatch(peer, 1, dispatch_batch(9, [b"good"]), tampered(column, value))
+    assert world.recovered.message_log.end == end and not world.failures
+    world.dispatch(peer, 1, dispatch_batch(10, [b"next"]))
+    assert world.pull(SimPeer()).bodies == [b"next"]
+
+
+@pytest.mark.parametrize("value", [0, (1 << 63) - 1])
+def test_rule_E1_the_largest_and_smallest_values_that_are_taken_are_served(value: int) -> None:
+    world, peer = served()
+    world.dispatch(peer, 1, tampered(ColumnId.SEQUENCE, value))
+    world.dispatch(peer, 1, dispatch_batch((1 << 64) - 1, [b"d"], first_sequence=0))
+    later = world.restarted()
+    assert later.pull(SimPeer()).bodies == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("field", ["epoch", "session", "instance", "log_id", "named_offset", "w"])
+@pytest.mark.parametrize("number", EXTREMES)
+def test_rule_E1_a_hello_is_heard_or_refused_whatever_number_it_has(field: str, number: int) -> None:
+    world = World()
+    head: Head = {"log_id": 5, "target": world.core.log_id, "epoch": 1, "instance": 1, "session": 1, "w": [0, 0]}
+    head[field] = [number, number] if field == "w" else number
+    world.send(SimPeer(), RequestType.HELLO, head)
+    later = world.restarted()
+    assert not world.failures and not later.failures
+    # Nobody is fenced off by it but the server that it speaks for.
+    later.hello(SimPeer(), 1)
