@@ -24,16 +24,20 @@ Lateness = NDArray[np.float64]
 
 
 class Arrivals:
-    """Collects instants and lateness, a pair of arrays for each batch."""
+    """Collects instants and lateness, a pair of arrays for each batch.
 
-    def __init__(self) -> None:
+    ``ahead_ms`` is how far the servers' wall clock was set ahead of this process's; instants are kept as theirs.
+    """
+
+    def __init__(self, ahead_ms: int = 0) -> None:
         self.count = 0
+        self._ahead_ms = ahead_ms
         self._due_ms: list[Instants] = []
         self._late_ms: list[Lateness] = []
 
     def add(self, due_ms: Instants) -> None:
         """A batch is in the consumer's hands."""
-        now_ms = time.time_ns() / 1e6
+        now_ms = time.time_ns() / 1e6 + self._ahead_ms
         self._due_ms.append(due_ms)
         self._late_ms.append(now_ms - due_ms.astype(np.float64))
         self.count += len(due_ms)
@@ -65,9 +69,9 @@ def percentiles(name: str, late_ms: Lateness) -> dict[str, float]:
     return {f"{name}_{key}": round(float(value), 2) for key, value in values.items()}
 
 
-async def consume(meta: str, subjects: Iterable[str], expected: int, limit_s: float) -> Arrivals:
+async def consume(meta: str, subjects: Iterable[str], expected: int, limit_s: float, ahead_ms: int = 0) -> Arrivals:
     """Pull and acknowledge with a consumer for each subject until all arrived or the time is over."""
-    arrivals = Arrivals()
+    arrivals = Arrivals(ahead_ms)
     end = time.monotonic() + limit_s
 
     async def one(subject: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from bench import far, herd, memory, near, restart, schedule, steady, written
+from bench import edge, far, herd, memory, near, restart, schedule, steady, written
 from bench.figures import Figures
 
 DELAYD, REDIS, REDIS_PY = "delayd", "redis", "redis_py"
@@ -40,6 +40,7 @@ class Sizes:
     rate_divisor: int  # A tiny run is to work beside other tests.
     subjects: tuple[tuple[int, int], ...]  # How many, and how many of them have a consumer.
     near_s: tuple[int, int]  # Of the flood, and for the checkpoint behind it.
+    edge: tuple[int, int]  # Seconds of the flood, and messages that the coming hour holds.
     far: int
     restarts: tuple[int, ...]
     redis_restart_max: int  # Above it the yardstick takes minutes to fill.
@@ -58,6 +59,7 @@ SIZES = {
         rate_divisor=20,
         subjects=((20, 5),),
         near_s=(1, 1),
+        edge=(4, 1_000),
         far=1_000,
         restarts=(5_000,),
         redis_restart_max=5_000,
@@ -74,6 +76,7 @@ SIZES = {
         rate_divisor=1,
         subjects=((1_000, 50),),
         near_s=(2, 6),
+        edge=(12, 200_000),
         far=500_000,
         restarts=(1_000_000,),
         redis_restart_max=1_000_000,
@@ -90,6 +93,7 @@ SIZES = {
         rate_divisor=1,
         subjects=((1_000, 50), (5_000, 50), (1_000, 1_000)),
         near_s=(10, 30),
+        edge=(20, 1_000_000),
         far=5_000_000,
         restarts=(1_000_000, 10_000_000),
         redis_restart_max=1_000_000,
@@ -183,7 +187,14 @@ def _near(of: Sizes) -> list[Case]:
             {DELAYD: partial(near.near, *of.near_s)},
             runs=of.long_runs,
             limit_s=180,
-        )
+        ),
+        Case(
+            "edge",
+            "near messages, 1,000/s, over an hour's edge while far ones flood in",
+            {DELAYD: partial(edge.edge, *of.edge)},
+            runs=of.long_runs,
+            limit_s=180,
+        ),
     ]
 
 

@@ -33,7 +33,7 @@ def near(flood_s: int, filing_s: int) -> Figures:
         arriving = asyncio.create_task(consume(running.meta, [subject_name(0)], RATE * seconds, seconds + DRAIN_S))
         await asyncio.sleep(CALM_S)
         flood_began = now_ms()
-        rows = await _flood(running.meta, flood_s)
+        rows = await flood(running.meta, flood_s)
         flood_ended = now_ms()
         began = time.monotonic()
         await running.checkpoint("delay")
@@ -54,7 +54,8 @@ def near(flood_s: int, filing_s: int) -> Figures:
         return uvloop.run(run(running))
 
 
-async def _flood(meta: str, seconds: int) -> int:
+async def flood(meta: str, seconds: int) -> int:
+    """Send far messages from another process for so long: how many."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.near", meta, str(seconds), stdout=subprocess.PIPE
     )

@@ -56,6 +56,11 @@ def _renders(case: str) -> list[tuple[str, Render]]:
             (": flooding", lambda figures: _lateness("flood_late_ms", figures)),
             (": filing", lambda figures: _lateness("checkpoint_late_ms", figures)),
         ]
+    if case == "edge":
+        return [
+            (": all of it", lambda figures: _lateness("late_ms", figures)),
+            (": at the edge", lambda figures: _lateness("edge_late_ms", figures)),
+        ]
     if case.startswith("restart-"):
         return [("", lambda figures: f"{_spread(figures['first_dispatch_s'])} s")]
     if case == "memory":
