@@ -166,6 +166,14 @@ class NotReady(RetryLater):
     """A server that is starting takes no requests yet."""
 
 
+class PlaceTaken(RetryLater):
+    """A server of this log_id was alive in another place a moment ago; it is asked again until its lease ends."""
+
+
+class ServerFenced(RetryLater):
+    """A server may not serve: it is a copy, was restored, or was not taken by its meta yet. Nothing was done."""
+
+
 class Stopping(RetryLater):
     """A server that is stopping takes no more requests; what it acknowledged is safe."""
 
@@ -431,6 +439,10 @@ class StaleEpoch(HandoffRefused):
 
 class StaleSession(HandoffRefused):
     """Not the session whose hello was heard last."""
+
+
+class EpochOutOfRange(HandoffRefused):
+    """An epoch so far above the one heard that no server can have started so often."""
 
 
 class FencedInstance(HandoffRefused):

@@ -12,11 +12,13 @@ from typing import NamedTuple
 import msgpack
 
 from delayd.disk import Disk
-from delayd.errors import DamagedData, NewerFormat, StateMissing
+from delayd.errors import DamagedData, EpochOutOfRange, NewerFormat, StateMissing
 from delayd.state import State
 
 FORMAT = 1  # Of everything in a server's directory together.
 U64_MAX = (1 << 64) - 1
+EPOCH_MAX = (1 << 62) - 1  # Far from where any column that holds one ends.
+EPOCH_STEPS_MAX = 1_000_000  # Starts of which nobody heard, such as a server that died at each start for months.
 
 _KEYS = (b"format", b"log_id", b"epoch")
 _COPY_KEY = b"identity"  # All three in one value.
@@ -56,6 +58,15 @@ def open_identity(state: State, path: str, draw_u64: Callable[[], int], disk: Di
     puts = [(key, msgpack.packb(number)) for key, number in zip(_KEYS, values, strict=True)]
     state.commit([*puts, (_COPY_KEY, msgpack.packb(values))])
     return Identity(log_id, epoch)
+
+
+def check_epoch(epoch: int, heard: int, who: str) -> None:
+    """Refuse an epoch that can't be the next one of a server: EpochOutOfRange. `heard`: the last one, 0 for none."""
+    if epoch > EPOCH_MAX or (heard and epoch > heard + EPOCH_STEPS_MAX):
+        raise EpochOutOfRange(
+            f"epoch {epoch} of {who} can't be: epoch {heard} was heard last, each start adds one, and {EPOCH_MAX} is "
+            "the last one; look at where this number comes from"
+        )
 
 
 def open_cluster_id(state: State, path: str, draw_u64: Callable[[], int]) -> int:

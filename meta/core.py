@@ -85,7 +85,7 @@ class Meta:
     def register(self, server: Registered, on_stored: OnStored) -> None:
         """Renew a server's lease; `on_stored` hears when this registration is durable, mostly at once.
 
-        Raises StaleEpoch, FencedInstance or SlowDown, see `Registry`.
+        Raises StaleEpoch, EpochOutOfRange, PlaceTaken, FencedInstance or SlowDown, see `Registry`.
         """
         forgotten = self._registry.make_room(server, self._has_routes)
         if forgotten is not None:
@@ -183,7 +183,8 @@ def _server_key(server: Registered) -> bytes:
 
 
 def _server_value(server: Registered) -> bytes:
-    value: bytes = msgpack.packb({"host": server.host, "port": server.port, "epoch": server.epoch, "pid": server.pid})
+    head = server.to_head()
+    value: bytes = msgpack.packb({name: head[name] for name in ("host", "port", "epoch", "pid", "place")})
     return value
 
 

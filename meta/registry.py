@@ -1,7 +1,11 @@
 """Which servers there are, and which of them are alive: a lease that each registration renews.
 
 Invariant: a server that registered within the last lease, in monotonic time, is alive, and one that did not is not; the
-epoch kept for a log_id never falls.
+epoch kept for a log_id never falls. Nobody takes the place of a server that is alive: two processes of one log_id in
+two places are a server and a copy of it, and the one that holds the lease stays (rule H8).
+
+     newcomer, other place ──first is alive──▶ PlaceTaken ──first registers again──▶ FencedInstance: it is a copy
+                                                   └──first's lease ends──▶ taken: the server was moved
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from delayd.clock import Clock
-from delayd.errors import FencedInstance, SlowDown, StaleEpoch
+from delayd.errors import FencedInstance, PlaceTaken, SlowDown, StaleEpoch
+from delayd.identity import check_epoch
 from delayd.wire.meta import SERVERS_MAX, Registered, ServerInfo
 
 Key = tuple[str, int]  # Role and log_id.
@@ -22,6 +27,9 @@ class _Known:
     stored: Registered | None  # As the state has it.
     seen_ms: int
     alive: bool = True  # Until its lease ends; False at once when another server registers at its address.
+    heard: bool = False  # It has registered in this life of meta.
+    contender: Registered | None = None  # Who asked for its place last, while it was alive.
+    contended_ms: int = 0  # When that contender first asked.
 
 
 class Registry:
@@ -42,17 +50,23 @@ class Registry:
 
         Raises:
             StaleEpoch: a newer life of this server has registered.
-            FencedInstance: another process of the same epoch is alive: the directory was copied.
+            EpochOutOfRange: no server can have started so often.
+            PlaceTaken: a server of this log_id was alive in another place a moment ago; ask again.
+            FencedInstance: it is alive: the newcomer runs on a copy of its directory.
         """
         key = (server.role, server.log_id)
         known = self._known.get(key)
+        heard_epoch = 0 if known is None else known.server.epoch
+        check_epoch(server.epoch, heard_epoch, f"{server.role} server {server.log_id:016x}")
         if known is None:
             known = self._known[key] = _Known(server, None, 0)
         elif known.server != server:
             self._check_newer(known, server)
+        if known.server != server:
+            known.contender = None
         known.server = server
         known.seen_ms = self._clock.monotonic_ms()
-        known.alive = True
+        known.alive = known.heard = True
         if known.stored == server:
             return False
         self._end_others_at(server)
@@ -98,14 +112,25 @@ class Registry:
         heard = known.server
         if server.epoch < heard.epoch:
             raise StaleEpoch(
-                f"epoch {server.epoch} of {server.role} server {server.log_id} is over: epoch {heard.epoch} registered "
-                f"from {heard.host}:{heard.port}; stop this process"
+                f"epoch {server.epoch} of {server.role} server {server.log_id:016x} is over: epoch {heard.epoch} "
+                f"registered from {heard.host}:{heard.port}; stop this process"
             )
-        if server.epoch == heard.epoch and self._is_alive(known):
+        if not self._is_alive(known) or (server.epoch > heard.epoch and _in_one_place(server, heard)):
+            return
+        now_ms = self._clock.monotonic_ms()
+        if known.contender != server:
+            known.contender, known.contended_ms = server, now_ms
+        who = f"{heard.host}:{heard.port} (pid {heard.pid}) is {server.role} server {server.log_id:016x}"
+        if server.epoch == heard.epoch or known.seen_ms > known.contended_ms:
             raise FencedInstance(
-                f"{heard.host}:{heard.port} (pid {heard.pid}) is {server.role} server {server.log_id} in epoch "
-                f"{server.epoch}; stop this process, which runs on a copy of its directory"
+                f"{who} in epoch {heard.epoch} and alive; stop this process, which runs on a copy of its directory"
             )
+        lease_ends_ms = known.seen_ms + self._lease_ms - now_ms
+        raise PlaceTaken(
+            f"{who} and was alive {now_ms - known.seen_ms} ms ago, from another place; this process is taken when "
+            f"that one's lease has ended, in {lease_ends_ms} ms",
+            retry_after_ms=lease_ends_ms,
+        )
 
     def _end_others_at(self, server: Registered) -> None:
         # Two servers can't listen at one address, so what was there before is gone, whatever its lease says.
@@ -117,4 +142,12 @@ class Registry:
         return known.alive and self._clock.monotonic_ms() - known.seen_ms < self._lease_ms
 
     def _info(self, known: _Known) -> ServerInfo:
-        return ServerInfo(known.server, self._is_alive(known), self._clock.monotonic_ms() - known.seen_ms)
+        seen_ms_ago = self._clock.monotonic_ms() - known.seen_ms
+        return ServerInfo(known.server, self._is_alive(known), seen_ms_ago, known.heard)
+
+
+def _in_one_place(one: Registered, other: Registered) -> bool:
+    """Whether two lives of a server lie in one folder, so that the older one has ended (rule L7)."""
+    if one.place and other.place:
+        return one.place == other.place
+    return (one.host, one.port) == (other.host, other.port)

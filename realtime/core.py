@@ -22,6 +22,7 @@ from delayd.errors import (
     UnknownRequest,
 )
 from delayd.executor import Executor
+from delayd.fence import Fence
 from delayd.log.checkpoint import CheckpointFile
 from delayd.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -74,6 +75,7 @@ class Core:
         self.epoch = identity.epoch
         self.counters = dict.fromkeys(("frames", "batches", "messages", "refused", "fenced"), 0)
         self.started_at_ms = clock.now_ms()
+        self.fence = Fence("realtime", identity.log_id)
         self.cluster_id: Callable[[], int] = lambda: 0  # The shell knows it, from meta.
         self._config = config
         self._clock = clock
@@ -321,6 +323,7 @@ class Core:
 
     def waits(self) -> Iterator[Wait]:
         """What goes on by nothing but an operator's doing."""
+        yield from map(Wait._make, self.fence.waits())
         if self._reserve.reached:
             what = "messages that delay servers hand over"
             yield Wait(what, "free disk space is at its reserve", FREE_SPACE)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from delayd.batch import Batch, ColumnId, DispatchPart
 from delayd.errors import FencedInstance, StaleEpoch, StaleSession
+from delayd.identity import check_epoch
 
 from .peer import Peer
 
@@ -60,7 +61,8 @@ class Origin:
     expected: set[W] = field(default_factory=set)  # Taken and not yet durable.
 
     def check_hello(self, hello: Hello) -> None:
-        """Refuse a hello that is not newer than the one heard."""
+        """Refuse a hello that is not newer than the one heard, or can't be the next one."""
+        check_epoch(hello.epoch, self.epoch, f"delay server {hello.log_id:016x}")
         if hello.epoch < self.epoch:
             raise StaleEpoch(f"epoch {self.epoch} of this delay server was heard, {hello.epoch} is an older life of it")
         if hello.epoch == self.epoch and hello.instance != self.instance:

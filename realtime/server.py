@@ -20,14 +20,18 @@ from delayd.net.registration import Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
+from delayd.place import place_of
 from delayd.secret import open_secret
 from delayd.wire.frame import Frame
 from delayd.wire.meta import Registered
+from delayd.wire.requests import RequestType
 
 from .core import Core, Executors
 from .recovery import recover
 
 RETAIN_EVERY_S = 600
+# What a copy of a directory must not do: take messages, or give them to consumers.
+FENCED = frozenset((RequestType.HELLO, RequestType.DISPATCH, RequestType.PULL, RequestType.ACK, RequestType.NACK))
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +55,21 @@ class RealtimeServer:
         config = self._config
         log.info("starting %s", describe(config))
         home = self._home = Home(config, ("commit", "pull", "work"), self._rearm)
-        secret = open_secret(config.data, config.secret_file)
-        membership = Membership(secret, config.role, home.state, home.state_path)
         draw: Callable[[], int] = partial(secrets.randbits, 64)
         recovered = recover(config, home.disk, home.state, home.clock, draw, home.state_path)
         executors = Executors(*home.executors)
         core = self._core = Core(config, home.disk, home.state, home.clock, executors, recovered, self._fail)
-        self._guard = membership.guard(core.log_id)
+        secret = open_secret(config.data, config.secret_file)
+        place = place_of(config.folder)
+        membership = Membership(secret, home.state, home.state_path, place, core.fence)
+        membership.begin(fresh=core.epoch == 1)
+        self._guard = membership.guard(config.role, core.log_id)
         core.cluster_id = lambda: membership.cluster_id
         self._timer = Timer(asyncio.get_running_loop(), self._on_timer)
         self._server = Server(self)
         port = await self._server.listen(config.host, config.port)
         self._rearm()
-        registered = Registered(config.role, core.log_id, config.advertised_host, port, core.epoch, os.getpid())
+        registered = Registered(config.role, core.log_id, config.advertised_host, port, core.epoch, os.getpid(), place)
         self._registration = Registration(config.meta, lambda: registered, membership, on_now_ms=home.clock.reference)
         self._registration.start()
         home.every(RETAIN_EVERY_S, core.retain)
@@ -91,6 +97,8 @@ class RealtimeServer:
         assert self._core is not None and self._guard is not None
         if self._guard.serves(connection, frame):
             return
+        if self._core.fence.is_up and frame.type in FENCED:
+            self._core.fence.check()
         try:
             self._core.received(connection, frame)
         finally:

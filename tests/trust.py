@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from delayd.fence import Fence
 from delayd.net.connection import Connection, Handler, connect
 from delayd.net.membership import Membership
 from delayd.net.trust import prove
@@ -24,9 +25,9 @@ def put_secret(data: Path) -> Path:
     return path
 
 
-def membership(role: str = "delay") -> Membership:
+def membership() -> Membership:
     """A server that has not met its meta yet."""
-    return Membership(SECRET, role, MemoryState(), "state.lmdb")
+    return Membership(SECRET, MemoryState(), "state.lmdb", 5, Fence("delay", 1))
 
 
 async def connect_trusted(host: str, port: int, handler: Handler | None = None) -> Connection:

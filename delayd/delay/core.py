@@ -34,6 +34,7 @@ from delayd.delay.target_ends import KeepingEnds, TargetEnds
 from delayd.disk import Disk
 from delayd.errors import BadArgument
 from delayd.executor import Executor
+from delayd.fence import Fence
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.state import State
@@ -74,6 +75,7 @@ class DelayCore:
         rest: Callable[[], None],
     ) -> None:
         self.identity = open_identity(state, f"{config.folder}/state.lmdb", random_id, disk)
+        self.fence = Fence("delay", self.identity.log_id)
         self._origin = Origin(self.identity.log_id, self.identity.epoch, random_id())
         found = recover(disk, state, clock, config, self.identity)
         for damage in found.damage:
@@ -180,10 +182,18 @@ class DelayCore:
 
     def send(self, batch: Batch, waiter: Waiter) -> None:
         """Take a PRODUCER batch; ``waiter`` hears what became of it, once that is durable."""
+        if self.fence.is_up:
+            # Also of a batch that is known: the receipt is for the server that this one may be a copy of to give.
+            waiter(self.fence.error(), False)
+            return
         self.intake.send(batch, waiter)
 
     def outcome(self, producer_id: int, number: int) -> Accepted | None:
-        """What became of a batch (rule I3); None when nothing durable is known of it."""
+        """What became of a batch (rule I3); None when nothing durable is known of it.
+
+        Raises ServerFenced: this server does not know what the right one has.
+        """
+        self.fence.check()
         return self.producers.find(producer_id, number)
 
     def checkpoint(self, done: Callable[[int], None]) -> None:
@@ -223,6 +233,7 @@ class DelayCore:
 
     def waits(self) -> Iterator[Wait]:
         """What goes on by nothing but an operator's doing."""
+        yield from map(Wait._make, self.fence.waits())
         reserve = self.intake.reserve
         if reserve.closed:
             yield Wait("all sends", "free disk space is at its reserve", FREE_SPACE)
@@ -342,11 +353,13 @@ class DelayCore:
             self._outcomes,
             self._ends,
             self._put_back,
+            self.fence,
         )
         silence_ms_max = self._config.target_silence_ms_max
         return Link(
             *(target, self._origin, self._dial, self._clock, self._outcomes, sender, self._earlier, self._ends),
             silence_ms_max,
+            self.fence,
         )
 
     def _put_back(self, rows: Rows) -> None:

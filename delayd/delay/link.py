@@ -19,7 +19,16 @@ from delayd.delay.rows import Rows
 from delayd.delay.sender import Origin, Sender, Wire
 from delayd.delay.target_ends import TargetEnds
 from delayd.delay.watched_wire import WatchedWire
-from delayd.errors import BadRequest, DelaydError, HandoffRefused, RequestTimedOut
+from delayd.errors import (
+    BadRequest,
+    DelaydError,
+    EpochOutOfRange,
+    FencedInstance,
+    HandoffRefused,
+    RequestTimedOut,
+    StaleEpoch,
+)
+from delayd.fence import Fence
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.wire.frame import MORE, Frame, HeadValue
@@ -82,6 +91,7 @@ class Link:
         earlier: Earlier,
         ends: TargetEnds,
         silence_ms_max: int,
+        fence: Fence,
     ) -> None:
         self.target = target
         self.sender = sender
@@ -95,6 +105,7 @@ class Link:
         self._earlier = earlier
         self._ends = ends
         self._silence_ms_max = silence_ms_max
+        self._fence = fence
         self._wire: WatchedWire | None = None
         self._away = ""  # Why the target is away, as it was told; a state that lasts is told once.
         self._session = 0
@@ -115,6 +126,10 @@ class Link:
         elif rows:
             yield Wait(what, self._away or "it is being connected to", "delayd servers; start it, or look at its log")
 
+    @property
+    def _name(self) -> str:
+        return f"target {self.target:016x}"
+
     def offer(self, rows: Rows) -> None:
         """Take due rows of this target's subjects; `pump` sends them."""
         self.sender.waiting.add(rows)
@@ -129,6 +144,11 @@ class Link:
         """Connect if need be, or send what waits; give a connection up on which the target is silent."""
         if self._closed:
             return
+        if self._fence.by_meta:
+            # Another server of this log_id may be the right one: its session at the target must not be ended.
+            if self.phase is not Phase.CLOSED:
+                self._end_session(RETRY_MS)
+            return
         if self._wire is not None and self._wire.look():
             silence = f"no sign of life for {self._silence_ms_max} ms, though something was asked"
             self._lost(self._session, RequestTimedOut(silence, sent=True))
@@ -142,7 +162,7 @@ class Link:
 
     def next_wake_ms(self) -> int | None:
         """When `pump` has something to do though nothing happens, in monotonic ms."""
-        if self._closed:
+        if self._closed or self._fence.by_meta:
             return None
         if self.phase is Phase.CLOSED:
             return self._retry_at_ms if self.address else None
@@ -197,6 +217,8 @@ class Link:
             return
         if isinstance(answer, HandoffRefused):
             self._raise_alarm(str(answer))
+            if isinstance(answer, StaleEpoch | FencedInstance | EpochOutOfRange):
+                self._fence.put_up(self._name, answer, f"stop this server; or delayd target accept {self.target:016x}")
             return
         if isinstance(answer, DelaydError):
             self._lost(session, answer)
@@ -217,6 +239,7 @@ class Link:
             self._raise_alarm(f"its log ends at {end_offset}, and it had acknowledged {named}")
         else:
             self.alarm = ""
+            self._fence.take_down(self._name)
             self._settle(session, window)
 
     def _raise_alarm(self, what: str) -> None:

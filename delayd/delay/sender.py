@@ -22,6 +22,7 @@ from delayd.delay.target_ends import TargetEnds
 from delayd.delay.waiting import WaitingRows, lowest_offset
 from delayd.delay.window import SentBatch, Window
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater
+from delayd.fence import Fence
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import LANDED_MOST, RequestType, need_instant, need_rows
@@ -84,6 +85,7 @@ class Sender:
         outcomes: OutcomeLog,
         ends: TargetEnds,
         put_back: Callable[[Rows], None],
+        fence: Fence,
     ) -> None:
         self.waiting = WaitingRows()
         self.window = Window(origin.epoch)
@@ -99,6 +101,7 @@ class Sender:
         self._outcomes = outcomes
         self._ends = ends
         self._put_back = put_back
+        self._fence = fence
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
         self._later = ""  # Why the target puts off what it is sent, as it was told.
@@ -168,6 +171,7 @@ class Sender:
             self.frames_in_flight < self._config.frames_in_flight_max
             and self.window.size_bytes < self._config.undecided_bytes_max
             and not self._outcomes.blocked
+            and not self._fence.is_up
         )
 
     def _send(

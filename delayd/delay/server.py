@@ -25,6 +25,7 @@ from delayd.net.registration import Registration
 from delayd.net.server import Server
 from delayd.net.timer import Timer
 from delayd.net.trust import Guard
+from delayd.place import place_of
 from delayd.secret import open_secret
 from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
 from delayd.wire.meta import Registered, Routes
@@ -68,9 +69,6 @@ class DelayServer:
         home = self._home = Home(config, ("commit", "outcomes", "worker"), self._rearm_soon)
         self._started_at_ms = home.clock.now_ms()
         self._timer = Timer(loop, self._wake)
-        secret = open_secret(config.data, config.secret_file)
-        membership = self._membership = Membership(secret, config.role, home.state, home.state_path)
-        self._registration = Registration(config.meta, self._registered, membership, on_now_ms=home.clock.reference)
         core = self._core = DelayCore(
             home.disk,
             home.state,
@@ -83,7 +81,11 @@ class DelayServer:
             home.clock.restart_evidence,
             partial(time.sleep, REST_S),
         )
-        self._guard = membership.guard(core.identity.log_id)
+        secret, place = open_secret(config.data, config.secret_file), place_of(config.folder)
+        membership = self._membership = Membership(secret, home.state, home.state_path, place, core.fence)
+        membership.begin(fresh=core.identity.epoch == 1)
+        self._registration = Registration(config.meta, self._registered, membership, on_now_ms=home.clock.reference)
+        self._guard = membership.guard(config.role, core.identity.log_id)
         self._requests = Requests(core, home.clock, self._status)
         self._reserve()
         self._server = Server(self, body_bytes_max=SEND_BODY_BYTES_MAX)
@@ -210,7 +212,8 @@ class DelayServer:
             core.dispatcher.routed({}, subjects)
         else:
             for info in answer.servers:
-                core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
+                if info.heard:
+                    core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
             routes = {name.encode("ascii"): target for name, target in answer.routes.items()}
             core.dispatcher.routed(routes, [name.encode("ascii") for name in answer.unrouted])
         self._rearm_soon()
@@ -222,7 +225,8 @@ class DelayServer:
             if core.dispatcher.wants_places:
                 try:
                     for info in await registration.servers("realtime"):
-                        if info.alive:
+                        # An address that meta only remembers may be another server's by now (rule H8).
+                        if info.alive and info.heard:
                             core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
                     self._rearm_soon()
                 except DelaydError as error:
@@ -241,10 +245,10 @@ class DelayServer:
             self._core.reserve(self._home.disk.free_bytes(self._config.folder))
 
     def _registered(self) -> Registered:
-        assert self._core is not None
-        identity = self._core.identity
+        assert self._core is not None and self._membership is not None
+        identity, place = self._core.identity, self._membership.place
         host = self._config.advertised_host
-        return Registered("delay", identity.log_id, host, self._port, identity.epoch, os.getpid())
+        return Registered("delay", identity.log_id, host, self._port, identity.epoch, os.getpid(), place)
 
     def _status(self) -> Head:
         assert self._core is not None and self._home is not None

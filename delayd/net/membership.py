@@ -1,40 +1,103 @@
-"""Membership: which cluster a server with logs belongs to, as its meta said when it first took a registration.
+"""Membership: which cluster a server with logs belongs to, and whether it is the only server of its log_id.
 
 Invariant: the cluster's id is durable before it is told to anyone, and never changes: a meta of another cluster is
-refused by name, and so is a server of another cluster at the address of a target (rule H8).
+refused by name, and so is a server of another cluster at the address of a target. A server serves before its meta has
+taken it only in the place in which it was made or taken last: its lock keeps everyone else out of there (rule H8).
+
+     start ──new, or in its place──▶ serves ◀──registered── fenced, asks again ◀──start in another place
+                                       └──meta refuses it by name──▶ fenced
 """
 
 import logging
 
+import msgpack
+
+from delayd.errors import (
+    DamagedData,
+    DelaydError,
+    EpochOutOfRange,
+    FencedInstance,
+    NotReady,
+    PlaceTaken,
+    StaleEpoch,
+    WrongCluster,
+)
+from delayd.fence import META, Fence
 from delayd.identity import keep_cluster_id, known_cluster_id
 from delayd.net.connection import Connection
 from delayd.net.trust import Guard, Proved, prove
 from delayd.secret import Secret
 from delayd.state import State
 
+PLACE_KEY = b"place"
+
+# Refusals that say that this server may not be what it takes itself for, and what an operator can do.
+_FENCING: dict[type[DelaydError], str] = {
+    PlaceTaken: "wait for the end of a lease; or stop the other server",
+    FencedInstance: "stop this server; or the other one, then start this one again",
+    StaleEpoch: "stop this server; or, if it was restored on purpose, delayd server forget",
+    EpochOutOfRange: "stop this server; or, if its number is right, delayd server forget",
+    WrongCluster: "stop this server, and give it the address of its own meta server",
+}
+
 log = logging.getLogger(__name__)
 
 
 class Membership:
-    """The secret and the cluster of one server; all methods belong to the loop's thread."""
+    """The secret, the cluster and the place of one server; all methods belong to the loop's thread.
 
-    def __init__(self, secret: Secret, role: str, state: State, state_path: str) -> None:
+    `place` is of its folder (see `delayd.place`). `fence` is put up while this server may not serve.
+    """
+
+    def __init__(self, secret: Secret, state: State, state_path: str, place: int, fence: Fence) -> None:
         self.cluster_id = known_cluster_id(state, state_path)
+        self.place = place
+        self.fence = fence
         self._secret = secret
-        self._role = role
         self._state = state
+        self._taken_in = _known_place(state)  # Where meta took this server last.
 
-    def guard(self, log_id: int) -> Guard:
+    def begin(self, *, fresh: bool) -> None:
+        """Decide whether to serve before meta is heard; `fresh`: this directory was made in this life."""
+        if fresh:
+            self._keep_place()
+        elif self._taken_in != self.place:
+            reason = NotReady("this directory lies in another place than before, and meta has not taken it there yet")
+            self.fence.put_up(META, reason, "start meta; if this is a copy, stop this server")
+
+    def guard(self, role: str, log_id: int) -> Guard:
         """What checks those who connect to this server."""
-        return Guard(self._secret, self._role, log_id, lambda: self.cluster_id)
+        return Guard(self._secret, role, log_id, lambda: self.cluster_id)
 
     async def prove(self, connection: Connection, timeout_ms: float) -> Proved:
         """Show the server at the other end that this one is of its cluster. Raises as `trust.prove`."""
         return await prove(connection, self._secret, self.cluster_id, timeout_ms)
 
     def joined(self, cluster_id: int) -> None:
-        """Meta has taken a registration: this is the cluster from now on. One fsync in a directory's life."""
+        """Meta has taken a registration: this is the cluster and the place. One or two fsyncs in a directory's life."""
         if cluster_id and not self.cluster_id:
             keep_cluster_id(self._state, cluster_id)
             self.cluster_id = cluster_id
             log.info("joined cluster_id=%016x", cluster_id)
+        if self._taken_in != self.place:
+            self._keep_place()
+        self.fence.take_down(META)
+
+    def refused(self, error: DelaydError) -> None:
+        """Meta has refused a registration by name."""
+        command = _FENCING.get(type(error))
+        if command is not None:
+            self.fence.put_up(META, error, command)
+
+    def _keep_place(self) -> None:
+        self._state.commit([(PLACE_KEY, msgpack.packb(self.place))])
+        self._taken_in = self.place
+
+
+def _known_place(state: State) -> int | None:
+    try:
+        value = state.get(PLACE_KEY)
+        return None if value is None else msgpack.unpackb(value)
+    except (DamagedData, ValueError):
+        # Meta is asked instead.
+        return None

@@ -5,7 +5,7 @@ and whoever asks hears ServerUnavailable at once. The log has one line for each 
 
      AWAY ──connect, prove──▶ register ──answer──▶ REGISTERED ──after heartbeat_ms──▶ register …
       ▲                  │    └──error by name──▶ REFUSED ──after back-off──▶ register …
-      └──lost, no answer─┘
+      └──lost, no answer─┘       └──it is a copy──▶ FENCED, for the rest of this life
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 
 from delayd.config import parse_address
-from delayd.errors import DelaydError, RequestFailed, ServerStopped, ServerUnavailable
+from delayd.errors import DelaydError, FencedInstance, RequestFailed, ServerStopped, ServerUnavailable
 from delayd.net.connection import Connection, connect
 from delayd.net.membership import Membership
 from delayd.wire.frame import Frame, HeadValue
@@ -40,6 +40,7 @@ class RegistrationState(Enum):
     AWAY = "away"  # Not reached since the last change.
     REGISTERED = "registered"
     REFUSED = "refused"  # Meta is there and refused by name, such as a newer life of this directory.
+    FENCED = "fenced"  # Meta says that this is a copy; it is not asked again in this life.
 
 
 class Registration:
@@ -151,6 +152,10 @@ class Registration:
                 wait_ms = self._back_off_ms(failures)
                 failures += 1
                 self._failed(error)
+                if isinstance(error, FencedInstance):
+                    # Or it would take the place of the right server as soon as that one is restarted.
+                    self.state = RegistrationState.FENCED
+                    return
             await self._pause(wait_ms)
 
     async def _connect(self) -> Connection:
@@ -190,8 +195,10 @@ class Registration:
         if last == (self.state, self._refusal):
             return
         log.warning("%s meta=%s code=%s message=%r", self.state.value, self._meta, error.code, error.message)
-        if self.state is RegistrationState.REFUSED and self._on_refused is not None:
-            self._on_refused(error)
+        if self.state is RegistrationState.REFUSED:
+            self._membership.refused(error)
+            if self._on_refused is not None:
+                self._on_refused(error)
 
     async def _pause(self, wait_ms: float) -> None:
         # A connection that ends is replaced at once: meta was restarted, and clients ask it for live servers.

@@ -48,6 +48,7 @@ class Registered:
     port: int
     epoch: int
     pid: int
+    place: int = 0  # Of its folder, see delayd.place; 0: not known.
 
     def to_head(self) -> Head:
         """As the head of REGISTER."""
@@ -58,6 +59,7 @@ class Registered:
             "port": self.port,
             "epoch": self.epoch,
             "pid": self.pid,
+            "place": self.place,
         }
 
 
@@ -67,10 +69,11 @@ class ServerInfo(NamedTuple):
     server: Registered
     alive: bool
     seen_ms_ago: int
+    heard: bool = True  # It has registered in this life of meta, so its address is no memory.
 
     def to_head(self) -> Head:
         """As one item of `servers`."""
-        return {**self.server.to_head(), "alive": self.alive, "seen_ms_ago": self.seen_ms_ago}
+        return {**self.server.to_head(), "alive": self.alive, "seen_ms_ago": self.seen_ms_ago, "heard": self.heard}
 
 
 class Routes(NamedTuple):
@@ -113,6 +116,7 @@ def read_registered(head: Head) -> Registered:
         need_int(head, "port", 1, PORT_MAX),
         need_int(head, "epoch", 1),
         need_u32(head, "pid"),
+        need_u64(head, "place") if "place" in head else 0,
     )
 
 
@@ -142,7 +146,8 @@ def read_each(head: Head, read: Callable[[Head], T]) -> list[T]:
 
 
 def _server(head: Head) -> ServerInfo:
-    return ServerInfo(read_registered(head), need_bool(head, "alive"), need_int(head, "seen_ms_ago"))
+    alive, heard = need_bool(head, "alive"), need_bool(head, "heard")
+    return ServerInfo(read_registered(head), alive, need_int(head, "seen_ms_ago"), heard)
 
 
 def read_routes(head: Head) -> Routes:

@@ -14,8 +14,8 @@ from meta.core import Meta
 LEASE_MS = 5_000
 
 
-def delay_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1) -> Registered:
-    return Registered("delay", log_id, "127.0.0.1", port or 1_000 + log_id, epoch, pid)
+def delay_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1, place: int = 0) -> Registered:
+    return Registered("delay", log_id, "127.0.0.1", port or 1_000 + log_id, epoch, pid, place)
 
 
 def realtime_server(log_id: int, *, port: int = 0, epoch: int = 1, pid: int = 1) -> Registered:

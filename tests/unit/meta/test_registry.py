@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.errors import FencedInstance, SlowDown, StaleEpoch
+from delayd.errors import EpochOutOfRange, FencedInstance, PlaceTaken, SlowDown, StaleEpoch
+from delayd.identity import EPOCH_MAX, EPOCH_STEPS_MAX
 from delayd.wire.meta import SERVERS_MAX
 
 from .servers import LEASE_MS, World, delay_server, realtime_server
@@ -61,7 +62,7 @@ def test_a_restarted_meta_knows_the_servers_and_gives_each_a_whole_lease() -> No
 def test_an_older_life_of_a_server_is_refused_also_after_a_restart_of_meta() -> None:
     world = World()
     world.register(delay_server(1, epoch=7, pid=70))
-    with pytest.raises(StaleEpoch, match="epoch 6 of delay server 1 is over"):
+    with pytest.raises(StaleEpoch, match="epoch 6 of delay server 0000000000000001 is over"):
         world.register(delay_server(1, epoch=6, pid=60))
     world.restart()
     world.clock.advance(LEASE_MS * 3)
@@ -72,10 +73,10 @@ def test_an_older_life_of_a_server_is_refused_also_after_a_restart_of_meta() -> 
 
 def test_a_newer_life_takes_the_place_of_the_one_before() -> None:
     world = World()
-    world.register(delay_server(1, port=1, epoch=1))
-    world.register(delay_server(1, port=2, epoch=2))
+    world.register(delay_server(1, port=1, epoch=1, place=5))
+    world.register(delay_server(1, port=2, epoch=2, place=5))
     world.restart()
-    assert [info.server for info in world.meta.servers(None)] == [delay_server(1, port=2, epoch=2)]
+    assert [info.server for info in world.meta.servers(None)] == [delay_server(1, port=2, epoch=2, place=5)]
 
 
 def test_a_process_on_a_copy_of_a_directory_is_refused_while_the_first_is_alive() -> None:
@@ -123,3 +124,75 @@ def test_when_no_place_is_left_the_server_unseen_for_longest_is_forgotten_but_no
         assert {1, 3, 5_000, 6_000} <= set(known)
         assert 2 not in known
         world.restart()
+
+
+def test_rule_H8_a_copy_that_starts_beside_a_server_is_refused_for_good_when_the_server_is_heard_again() -> None:
+    world = World()
+    world.register(delay_server(1, epoch=1, place=5))
+    world.clock.advance(100)
+    copy = delay_server(1, port=9, epoch=2, pid=2, place=6)
+    with pytest.raises(PlaceTaken) as taken:
+        world.register(copy)
+    assert taken.value.retry_after_ms == LEASE_MS - 100
+    world.clock.advance(100)
+    with pytest.raises(PlaceTaken):
+        world.register(copy)
+    world.register(delay_server(1, epoch=1, place=5))
+    with pytest.raises(FencedInstance, match="copy of its directory"):
+        world.register(copy)
+    assert [info.server for info in world.meta.servers(None)] == [delay_server(1, epoch=1, place=5)]
+    # The copy changed nothing: the next start of the right one has the same epoch and is taken at once.
+    world.register(delay_server(1, epoch=2, place=5))
+    assert world.alive() == {1: True}
+
+
+def test_rule_H8_a_restarted_meta_gives_no_copy_the_place_of_a_server_that_it_knows() -> None:
+    world = World()
+    world.register(delay_server(1, epoch=1, place=5))
+    world.restart()
+    world.clock.advance(10)
+    copy = delay_server(1, port=9, epoch=2, pid=2, place=6)
+    with pytest.raises(PlaceTaken):
+        world.register(copy)
+    world.clock.advance(10)
+    world.register(delay_server(1, epoch=1, place=5))
+    with pytest.raises(FencedInstance):
+        world.register(copy)
+
+
+def test_a_server_that_was_moved_is_taken_when_the_lease_of_its_old_place_has_ended() -> None:
+    world = World()
+    world.register(delay_server(1, epoch=1, place=5))
+    world.clock.advance(LEASE_MS - 1)
+    moved = delay_server(1, port=9, epoch=2, pid=2, place=6)
+    with pytest.raises(PlaceTaken):
+        world.register(moved)
+    world.clock.advance(1)
+    assert world.register(moved) == [None]
+    with pytest.raises(StaleEpoch):
+        world.register(delay_server(1, epoch=1, place=5))
+
+
+def test_places_that_are_not_known_are_told_apart_by_the_address() -> None:
+    world = World()
+    world.register(delay_server(1, port=1, epoch=1))
+    with pytest.raises(PlaceTaken):
+        world.register(delay_server(1, port=2, epoch=2, place=6))
+    assert world.register(delay_server(1, port=1, epoch=2, place=6)) == [None]
+
+
+@pytest.mark.parametrize("epoch", [EPOCH_MAX + 1, (1 << 63) - 1, 7 + EPOCH_STEPS_MAX + 1])
+def test_rule_H8_an_epoch_that_no_server_can_have_reached_is_refused(epoch: int) -> None:
+    world = World()
+    world.register(delay_server(1, epoch=7))
+    with pytest.raises(EpochOutOfRange, match="epoch 7 was heard last"):
+        world.register(delay_server(1, epoch=epoch))
+    assert world.register(delay_server(1, epoch=8)) == [None]
+
+
+def test_meta_says_which_servers_it_has_heard_in_this_life() -> None:
+    world = World()
+    world.register(delay_server(1), delay_server(2))
+    world.restart()
+    world.register(delay_server(2))
+    assert {info.server.log_id: info.heard for info in world.meta.servers(None)} == {1: False, 2: True}

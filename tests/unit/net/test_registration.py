@@ -78,7 +78,7 @@ class ScriptedMeta:
 
     def _route(self, connection: Connection, frame: Frame, subjects: list[str]) -> None:
         routed = {name: REALTIME.log_id for name in subjects if not name.startswith("nobody.")}
-        server = {**REALTIME.to_head(), "alive": True, "seen_ms_ago": 5}
+        server = {**REALTIME.to_head(), "alive": True, "seen_ms_ago": 5, "heard": True}
         unrouted = [name for name in subjects if name not in routed]
         connection.answer(frame.request_id, {"routes": routed, "servers": [server], "unrouted": unrouted})
 

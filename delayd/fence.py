@@ -1,0 +1,64 @@
+"""Fence: why a server may not serve, as meta or another server has told it (rule H8).
+
+A copy of a directory, a restored one, and one that was moved must not act before it is known that it is the only one of
+its log_id. Invariant: while a reason stands the server gives no receipts and hands nothing over; it answers by name.
+"""
+
+import logging
+
+from delayd.errors import DelaydError, ServerFenced
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_MS = 1_000  # Somebody has to decide, or a lease has to end.
+META = "meta"
+
+
+class Fence:
+    """Reasons by who gave them: meta, or the log_id of a target. `role` and `log_id` are of this server."""
+
+    def __init__(self, role: str, log_id: int) -> None:
+        # Plain attributes, for they are read with each batch and each step.
+        self.is_up = False  # This server may not serve.
+        self.by_meta = False  # Meta has not taken this server, so it speaks to no other server either.
+        self._server = f"{role} server {log_id:016x}"
+        self._reasons: dict[str, DelaydError] = {}
+        self._commands: dict[str, str] = {}
+
+    def put_up(self, by: str, reason: DelaydError, command: str) -> None:
+        """Serve no more, because of what `by` said; `command` helps. Told once for each reason."""
+        known = self._reasons.get(by)
+        self._reasons[by], self._commands[by] = reason, command
+        self._look()
+        if known is None or known.code != reason.code:
+            log.critical(
+                "fenced by=%s code=%s reason=%r nothing_is_served_until=%r", by, reason.code, reason.message, command
+            )
+
+    def take_down(self, by: str) -> None:
+        """What `by` said does not hold any more."""
+        if self._reasons.pop(by, None) is not None:
+            self._look()
+            log.info("unfenced by=%s serves=%s", by, "no" if self._reasons else "yes")
+
+    def error(self) -> ServerFenced:
+        """What whoever asks is told; only while the fence is up."""
+        by, reason = next(iter(self._reasons.items()))
+        return ServerFenced(
+            f"{self._server} may not serve, {by} says {reason.code}: {reason.message}", retry_after_ms=RETRY_AFTER_MS
+        )
+
+    def check(self) -> None:
+        """Raises ServerFenced while the fence is up."""
+        if self._reasons:
+            raise self.error()
+
+    def waits(self) -> list[tuple[str, str, str]]:
+        """What waits for somebody, why, and which command helps: for STATUS."""
+        return [
+            (f"all of {self._server}", f"{by} says {reason.code}: {reason.message}", self._commands[by])
+            for by, reason in self._reasons.items()
+        ]
+
+    def _look(self) -> None:
+        self.is_up, self.by_meta = bool(self._reasons), META in self._reasons

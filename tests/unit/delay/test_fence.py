@@ -1,0 +1,48 @@
+"""A delay server that is fenced gives no receipts and hands nothing over, until the fence comes down (rule H8)."""
+
+import pytest
+
+from delayd.delay.link import Phase
+from delayd.errors import DelaydError, FencedInstance, NotReady, ServerFenced, StaleEpoch
+from delayd.fence import META
+from tests.delay_harness import TARGET_IDS, World, wanted
+
+SUBJECTS = [b"s"]
+
+
+def test_rule_H8_a_fenced_server_keeps_nothing_and_hands_nothing_over() -> None:
+    world = World()
+    world.send(wanted(3, 1_000, "before"))
+    world.settle()
+    world.core.fence.put_up(META, NotReady("not taken yet"), "start meta")
+    refused = world.send(wanted(3, 1_000, "meanwhile"))
+    world.pass_ms(5_000)
+    assert [(number, type(error)) for number, error in world.outside.refused] == [(refused, ServerFenced)]
+    assert not any(target.log for target in world.outside.targets.values())
+    # It speaks to no target at all, or it would end the session of the right server.
+    assert all(link.phase is Phase.CLOSED for link in world.core.dispatcher.links.values())
+    assert not any(cable.up or not cable.ended for cable in world.cables)
+    with pytest.raises(ServerFenced):
+        world.core.outcome(1, 1)
+    assert next(iter(world.core.waits())).why == "meta says not_ready: not taken yet"
+    world.core.fence.take_down(META)
+    world.drain()
+    world.check_books()
+
+
+@pytest.mark.parametrize("kind", [StaleEpoch, FencedInstance])
+def test_rule_H8_a_server_that_a_target_fences_off_gives_no_receipts(kind: type[DelaydError]) -> None:
+    world = World()
+    world.send(wanted(3, 1_000, "before"))
+    world.pass_ms(3_000)
+    epoch, instance = world.core.identity.epoch, 0xBAD
+    for target in world.outside.targets.values():
+        target.origin = (epoch + 1, instance) if kind is StaleEpoch else (epoch, instance)
+    for log_id in TARGET_IDS:
+        world.cut(log_id)
+    world.pass_ms(3_000)
+    refused = world.send(wanted(3, 1_000, "after"))
+    world.settle()
+    assert [(number, type(error)) for number, error in world.outside.refused] == [(refused, ServerFenced)]
+    assert kind.code in world.core.fence.error().message
+    assert "delayd target accept" in next(iter(world.core.waits())).command

@@ -1,0 +1,19 @@
+"""A folder's place: the same at each look, another one for a copy."""
+
+import shutil
+from pathlib import Path
+
+from delayd.place import place_of
+
+
+def test_a_copy_has_another_place_and_a_renamed_folder_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "delay"
+    folder.mkdir()
+    (folder / "file").write_text("x")
+    place = place_of(str(folder))
+    assert 0 < place < 1 << 64
+    assert place_of(str(folder)) == place
+    shutil.copytree(folder, tmp_path / "copy")
+    assert place_of(str(tmp_path / "copy")) != place
+    folder.rename(tmp_path / "renamed")
+    assert place_of(str(tmp_path / "renamed")) == place
