@@ -164,7 +164,12 @@ class Checkpointer:
         puts.extend(outcome_put(hour, ends[hour]) for hour in moved)
         owed_puts, owed_removes = self._owed
         self._owed = ([], [])
-        facts = Facts(stop, next_sequence, appended_at_ms, owed_puts + puts, owed_removes + removes, ends)
+        # By key, and the newer value of each: what is owed does not grow with every try that a full disk ends.
+        told = dict(owed_puts) | dict(puts)
+        for key in removes:
+            told.pop(key, None)
+        gone = sorted({*owed_removes, *removes} - told.keys())
+        facts = Facts(stop, next_sequence, appended_at_ms, list(told.items()), gone, ends)
         taken = self._pending.take()
         self._executor.submit(
             partial(self._write, facts, taken.rows, handed_over, self._clock.now_ms(), self._evidence()),

@@ -22,7 +22,7 @@ from delayd.delay.link import Dial, Link
 from delayd.delay.loading import Loading
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import full_hours
-from delayd.delay.producers import Accepted, Waiter
+from delayd.delay.producers import Accepted, Allowance, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Entry, Kind, Quarantine
 from delayd.delay.recovery import recover
 from delayd.delay.retention import Retention, SegmentRetention
@@ -180,21 +180,29 @@ class DelayCore:
 
     # Requests.
 
-    def send(self, batch: Batch, waiter: Waiter) -> None:
+    def send(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> None:
         """Take a PRODUCER batch; ``waiter`` hears what became of it, once that is durable."""
         if self.fence.is_up:
             # Also of a batch that is known: the receipt is for the server that this one may be a copy of to give.
             waiter(self.fence.error(), False)
             return
-        self.intake.send(batch, waiter)
+        self.intake.send(batch, waiter, allowance)
 
     def outcome(self, producer_id: int, number: int) -> Accepted | None:
-        """What became of a batch (rule I3); None when nothing durable is known of it.
+        """What became of a batch; None when nothing durable is known of it now.
 
         Raises ServerFenced: this server does not know what the right one has.
         """
         self.fence.check()
         return self.producers.find(producer_id, number)
+
+    def ask_outcome(self, producer_id: int, number: int, answer: Callable[[Accepted | None], None]) -> None:
+        """Call back with what became of a batch, once that can't change any more (rules I3, I6).
+
+        Raises ServerFenced: this server does not know what the right one has.
+        """
+        self.fence.check()
+        self.producers.ask(producer_id, number, answer)
 
     def checkpoint(self, done: Callable[[int], None]) -> None:
         """Call back with the replay offset when a checkpoint covers what is durable now."""
@@ -229,6 +237,7 @@ class DelayCore:
             "quarantined_hours": len(self._earlier.quarantined),
             "dead_rows": sum(link.sender.dead_rows for link in links),
             "producers": len(self.producers),
+            "producers_bytes": self.producers.held_bytes,
         }
 
     def waits(self) -> Iterator[Wait]:
@@ -255,6 +264,8 @@ class DelayCore:
             yield Wait("all sends", "checkpoints are further behind the message log than a restart may replay")
         elif self.intake.is_full:
             yield Wait("all sends", "more waits for the message log's fsync than intake_queue_bytes_max")
+        if self.producers.is_full:
+            yield Wait("sends of new producers", "as many producers are remembered as memory allows")
         for hour in sorted(reserve.full_hours):
             yield Wait(f"sends of messages due in hour {hour_name(hour)}", "it holds as many as hour_rows_max allows")
 

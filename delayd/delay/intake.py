@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from delayd.batch import Batch, ColumnId
 from delayd.clock import Clock
 from delayd.config import DelayConfig
-from delayd.delay.producers import Producers, Waiter
+from delayd.delay.producers import Allowance, Producers, Waiter
 from delayd.delay.table import Stored
 from delayd.errors import BadInstant, DelaydError, DiskFull, DiskReserve, HourFull, PastHorizon, SlowDown, Stopping
 from delayd.executor import Done, Executor
@@ -28,6 +28,7 @@ from delayd.validate import check_batch, check_headers, rows_detail
 log = logging.getLogger(__name__)
 
 DAY_MS = 86_400_000
+BATCH_BYTES = 1_024  # What a queued batch holds besides its bytes: its view, and who waits for it.
 
 
 class Committed(NamedTuple):
@@ -127,10 +128,13 @@ class Intake:
         """Whether as much waits for the disk as may."""
         return self.queued_bytes > self._config.intake_queue_bytes_max
 
-    def send(self, batch: Batch, waiter: Waiter) -> None:
-        """Take a batch; ``waiter`` hears when it is durable, or why it was refused as a whole."""
+    def send(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> None:
+        """Take a batch; ``waiter`` hears when it is durable, or why it was refused as a whole.
+
+        ``allowance`` says how many new producers the connection that it came by may bring.
+        """
         # The number is looked up before anything is refused: a repetition gets the answer of the first time (rule I1).
-        if not self._producers.begin(batch, waiter):
+        if not self._producers.begin(batch, waiter, allowance):
             return
         try:
             self._check(batch)
@@ -138,7 +142,7 @@ class Intake:
             self._producers.refuse(batch, error)
             return
         self._queue.append(batch)
-        self.queued_bytes += batch.total_bytes
+        self.queued_bytes += batch.total_bytes + BATCH_BYTES
         self._commit()
 
     def control(self, batch: bytes, on_durable: Callable[[], None]) -> None:
@@ -258,7 +262,8 @@ class Intake:
         for entry in stored:
             placed.append(Stored(offset, entry.base_sequence, entry.batch))
             offset += entry.batch.total_bytes
-            self.queued_bytes -= entry.batch.total_bytes
+            self.queued_bytes -= entry.batch.total_bytes + BATCH_BYTES
+        self._producers.look()
         for entry in placed:
             self._producers.accept(entry.batch, entry.base_sequence, appended_at_ms)
         self._on_committed(Committed(placed, appended_at_ms, offset))

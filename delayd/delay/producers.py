@@ -1,8 +1,11 @@
 """Producers: which batch numbers were accepted, so that a retried send is accepted once (rule I1).
 
-A number is looked up before anything else is asked of its batch, and answered only once it is durable.
+A number is looked up before anything else is asked of its batch, and answered only once it is durable. What producers
+make this server remember is bounded in bytes (rule B1): at the bound the producers that were idle for the longest are
+forgotten, if none of their retries can be under way any more; else batches of new producers are refused for now.
 """
 
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
@@ -10,9 +13,21 @@ from typing import NamedTuple, cast
 import msgpack
 
 from delayd.batch import Batch
-from delayd.errors import BatchNumberReused, DelaydError
+from delayd.errors import BatchNumberReused, DelaydError, SlowDown
 
 PREFIX = b"producer/"
+BYTES_MAX = 128 << 20  # Of all producers: 160,000 of them with one number each, or 560,000 numbers.
+PRODUCER_BYTES = 640  # One producer in memory, without its numbers.
+NUMBER_BYTES = 240  # One accepted number.
+NUMBERS_MAX = 65_536  # Of one producer above its low-water mark; one unknown outcome may hold it for a minute.
+IDLE_MS = 600_000  # No client retries a batch for so long; the time limit of a send is 30 s.
+WAITERS_MAX = 131_072  # Answers that wait for the disk, repetitions of batches under way too; some 500 bytes each.
+FENCED_MAX = 65_536  # Numbers that were called not kept, in IDLE_MS; some 200 bytes each.
+NEW_AT_ONCE = 256  # New producers that one connection may bring at once, and then one each NEW_EVERY_MS.
+NEW_EVERY_MS = 1_000
+FULL_RETRY_MS = 10_000  # A place comes free when another producer has been idle for long enough.
+
+_NUMBER = struct.Struct("<QQIqII")  # Of an accepted batch: its number, then the fields of `Accepted`.
 
 
 class Accepted(NamedTuple):
@@ -30,108 +45,293 @@ Waiter = Callable[[Accepted | DelaydError, bool], None]
 
 @dataclass(slots=True)
 class Producer:
-    """One producer's numbers above its low-water mark."""
+    """One producer's numbers above its low-water mark, packed as they are stored."""
 
     low_water: int = 0
-    seen_at_ms: int = 0
-    accepted: dict[int, Accepted] = field(default_factory=dict)
-    waiting: dict[int, tuple[int, int, list[Waiter]]] = field(default_factory=dict)
+    seen_at_ms: int = 0  # By the judged clock: when its last batch was appended.
+    used_ms: int = 0  # The same in monotonic time.
+    accepted: dict[int, bytes] = field(default_factory=dict)
+
+
+class Allowance:
+    """How many new producers one connection may bring (rule B1)."""
+
+    __slots__ = ("_left", "_since_ms")
+
+    def __init__(self) -> None:
+        self._left = NEW_AT_ONCE
+        self._since_ms: int | None = None
+
+    def take(self, now_ms: int) -> bool:
+        """Take one; False when none is left for now."""
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        earned = (now_ms - self._since_ms) // NEW_EVERY_MS
+        self._since_ms += earned * NEW_EVERY_MS
+        self._left = min(NEW_AT_ONCE, self._left + earned)
+        if not self._left:
+            return False
+        self._left -= 1
+        return True
 
 
 class Producers:
-    """All producers by id; those that changed since the last checkpoint are written with it."""
+    """All producers by id, the one that was used last at the end; those that changed are written with a checkpoint."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic_ms: Callable[[], int] = lambda: 0, bytes_max: int = BYTES_MAX) -> None:
+        self._monotonic_ms = monotonic_ms
+        self._bytes_max = bytes_max
+        self._now_ms = monotonic_ms()  # When `look` was called.
         self._producers: dict[int, Producer] = {}
+        self.held_bytes = 0  # About how much memory the producers and their numbers take.
         self._changed: set[int] = set()
+        self._forgotten: set[int] = set()  # Removed from the state with the next checkpoint.
+        self._waiting: dict[tuple[int, int], tuple[int, int, list[Waiter]]] = {}
+        self._waiters = 0
+        self._arriving: dict[int, int] = {}  # Producers of batches under way that are not known yet, and how many.
+        self._fenced: dict[tuple[int, int], int] = {}  # Numbers that were called not kept, and when (rule I6).
+        self._asking: dict[tuple[int, int], list[Callable[[Accepted | None], None]]] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether new producers are refused, unless an idle one can be forgotten."""
+        return self.held_bytes + PRODUCER_BYTES + NUMBER_BYTES > self._bytes_max
+
     def find(self, producer_id: int, number: int) -> Accepted | None:
         """What became of a batch; None when it is not known, or not durable yet."""
         producer = self._producers.get(producer_id)
-        return producer.accepted.get(number) if producer else None
+        packed = producer.accepted.get(number) if producer else None
+        return None if packed is None else _unpack(packed)
 
-    def begin(self, batch: Batch, waiter: Waiter) -> bool:
-        """Register a batch that has arrived; False when it is a repetition, which ``waiter`` then hears of.
+    def ask(self, producer_id: int, number: int, answer: Callable[[Accepted | None], None]) -> None:
+        """Call ``answer`` with what became of a batch, as soon as that can't change any more (rule I6).
+
+        While the batch is under way the answer waits. None says that it is not kept, and never will be: a batch of that
+        number is refused from then on.
+
+        Raises:
+            SlowDown: so many numbers were asked for that no more can be remembered.
+        """
+        key = (producer_id, number)
+        if key in self._waiting:
+            if self._waiters >= WAITERS_MAX:
+                raise _many_wait()
+            self._waiters += 1
+            self._asking.setdefault(key, []).append(answer)
+            return
+        found = self.find(producer_id, number)
+        if found is None:
+            self._fence(key)
+        answer(found)
+
+    def begin(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> bool:
+        """Register a batch that has arrived; False when it is not to be kept, which ``waiter`` then hears of.
 
         The waiter is called with what was accepted, and whether the batch had been accepted before, or with an error.
+        A new producer takes a place of ``allowance``.
         """
         producer_id, number, low_water = batch.producer
+        key = (producer_id, number)
         producer = self._producers.get(producer_id)
-        if producer is None:
-            producer = self._producers[producer_id] = Producer()
-        if low_water > producer.low_water:
-            _forget_below(producer, low_water)
-        known = producer.accepted.get(number)
-        if known is not None:
-            same = known.columns_crc32c == batch.columns_crc32c and known.heap_crc32c == batch.heap_crc32c
-            waiter(known if same else _reused(number), same)
+        if producer is not None:
+            if low_water > producer.low_water:
+                self._forget_below(producer, low_water)
+            low_water = producer.low_water
+            packed = producer.accepted.get(number)
+            if packed is not None:
+                known = _unpack(packed)
+                same = known.columns_crc32c == batch.columns_crc32c and known.heap_crc32c == batch.heap_crc32c
+                waiter(known if same else _reused(number), same)
+                return False
+        under_way = self._waiting.get(key)
+        if under_way is not None and under_way[:2] != (batch.columns_crc32c, batch.heap_crc32c):
+            waiter(_reused(number), False)
             return False
-        under_way = producer.waiting.get(number)
+        # Nearly every batch is one more of a producer that is known, while there is room.
+        if (
+            producer is None
+            or number < low_water
+            or len(producer.accepted) >= NUMBERS_MAX
+            or self._waiters >= WAITERS_MAX
+            or self.held_bytes + NUMBER_BYTES > self._bytes_max
+            or key in self._fenced
+        ):
+            refusal = self._refusal(key, producer, low_water, under_way is None, allowance)
+            if refusal is not None:
+                waiter(refusal, False)
+                return False
+        self._waiters += 1
         if under_way is not None:
-            if under_way[:2] == (batch.columns_crc32c, batch.heap_crc32c):
-                under_way[2].append(waiter)
-            else:
-                waiter(_reused(number), False)
+            under_way[2].append(waiter)
             return False
-        if number < producer.low_water:
-            waiter(_forgotten(number, producer.low_water), False)
-            return False
-        producer.waiting[number] = (batch.columns_crc32c, batch.heap_crc32c, [waiter])
+        self._waiting[key] = (batch.columns_crc32c, batch.heap_crc32c, [waiter])
+        if producer is None:
+            self._arrive(producer_id, 1)
         return True
+
+    def look(self) -> None:
+        """Look at the clock, once for all batches that `accept` takes next."""
+        self._now_ms = self._monotonic_ms()
 
     def accept(self, batch: Batch, base_sequence: int, appended_at_ms: int) -> None:
         """Record a batch that is durable, and tell who waits for it."""
         producer_id, number, low_water = batch.producer
-        producer = self._producers.setdefault(producer_id, Producer())
+        # Taken out and put back, so that the order of the dict is that of the last use.
+        producer = self._producers.pop(producer_id, None)
+        if producer is None:
+            producer = Producer()
+            self.held_bytes += PRODUCER_BYTES
+            self._forgotten.discard(producer_id)
+        self._producers[producer_id] = producer
         if low_water > producer.low_water:
-            _forget_below(producer, low_water)
+            self._forget_below(producer, low_water)
         accepted = Accepted(base_sequence, batch.count, appended_at_ms, batch.columns_crc32c, batch.heap_crc32c)
-        producer.accepted[number] = accepted
+        if number not in producer.accepted:
+            self.held_bytes += NUMBER_BYTES
+        producer.accepted[number] = _NUMBER.pack(number, *accepted)
         producer.seen_at_ms = appended_at_ms
+        producer.used_ms = self._now_ms
         self._changed.add(producer_id)
-        _, _, waiters = producer.waiting.pop(number, (0, 0, []))
-        for index, waiter in enumerate(waiters):
-            waiter(accepted, index > 0)
+        self._end((producer_id, number), accepted)
 
     def refuse(self, batch: Batch, error: DelaydError) -> None:
         """Forget a batch that was refused, and tell who waits for it."""
         producer_id, number, _ = batch.producer
-        _, _, waiters = self._producers[producer_id].waiting.pop(number)
-        for waiter in waiters:
-            waiter(error, False)
+        self._end((producer_id, number), error)
 
     def changes(self, seen_before_ms: int) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Take what a checkpoint has to write: puts, and keys of producers not seen since ``seen_before_ms``."""
-        removes: list[bytes] = []
-        for producer_id, producer in list(self._producers.items()):
-            if producer.seen_at_ms < seen_before_ms and not producer.waiting:
-                del self._producers[producer_id]
-                self._changed.discard(producer_id)
-                removes.append(_key(producer_id))
+        while self._producers:
+            producer_id, producer = next(iter(self._producers.items()))
+            if producer.seen_at_ms >= seen_before_ms:
+                break
+            self._forget(producer_id)
+        removes = [_key(producer_id) for producer_id in sorted(self._forgotten)]
         puts = [(_key(producer_id), _encode(self._producers[producer_id])) for producer_id in sorted(self._changed)]
+        self._forgotten.clear()
         self._changed.clear()
         return puts, removes
 
     def load(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Take over what the last checkpoint wrote."""
+        found: list[tuple[int, Producer]] = []
         for key, value in pairs:
-            producer = Producer()
             fields = msgpack.unpackb(value)
-            producer.low_water = cast(int, fields["low_water"])
-            producer.seen_at_ms = cast(int, fields["seen_at_ms"])
-            for number, *accepted in fields["batches"]:
-                producer.accepted[number] = Accepted._make(accepted)
-            self._producers[int.from_bytes(key[len(PREFIX) :])] = producer
+            producer = Producer(cast(int, fields["low_water"]), cast(int, fields["seen_at_ms"]), self._now_ms)
+            packed = cast(bytes, fields["batches"])
+            for at in range(0, len(packed), _NUMBER.size):
+                row = packed[at : at + _NUMBER.size]
+                producer.accepted[_NUMBER.unpack(row)[0]] = row
+            self.held_bytes += PRODUCER_BYTES + NUMBER_BYTES * len(producer.accepted)
+            found.append((int.from_bytes(key[len(PREFIX) :]), producer))
+        found.sort(key=lambda item: item[1].seen_at_ms)
+        self._producers.update(found)
+
+    def _refusal(
+        self,
+        key: tuple[int, int],
+        producer: Producer | None,
+        low_water: int,
+        new: bool,
+        allowance: Allowance | None,
+    ) -> DelaydError | None:
+        """Why a batch that is not known is not taken; None when it is. ``new``: it is not under way either."""
+        if self._waiters >= WAITERS_MAX:
+            return _many_wait()
+        if not new:
+            return None
+        producer_id, number = key
+        if number < low_water:
+            return _forgotten(number, low_water)
+        if key in self._fenced:
+            return _was_not_kept(number)
+        if producer is not None and len(producer.accepted) >= NUMBERS_MAX:
+            return SlowDown(
+                f"this producer has {NUMBERS_MAX} accepted batches above its low-water mark {low_water}; raise it",
+                retry_after_ms=NEW_EVERY_MS,
+            )
+        brings = producer is None and producer_id not in self._arriving
+        if self.held_bytes + NUMBER_BYTES + PRODUCER_BYTES * brings > self._bytes_max:
+            self._forget_idle()
+            if self.held_bytes + NUMBER_BYTES + PRODUCER_BYTES * brings > self._bytes_max:
+                return SlowDown(
+                    f"this server remembers {len(self._producers)} producers and their batches, as many as it can; "
+                    "send again later, or to another one",
+                    retry_after_ms=FULL_RETRY_MS,
+                )
+        if brings and allowance is not None and not allowance.take(self._monotonic_ms()):
+            return SlowDown(
+                f"this connection has brought {NEW_AT_ONCE} new producers and may bring one each {NEW_EVERY_MS} ms; "
+                "a producer keeps its id for all of its batches",
+                retry_after_ms=NEW_EVERY_MS,
+            )
+        return None
+
+    def _end(self, key: tuple[int, int], what: Accepted | DelaydError) -> None:
+        """Tell all who wait for a batch what became of it."""
+        under_way = self._waiting.pop(key, None)
+        if under_way is None:
+            return  # Replayed from the log: nobody waits.
+        if key[0] in self._arriving:
+            self._arrive(key[0], -1)
+        waiters, asking = under_way[2], self._asking.pop(key, [])
+        self._waiters -= len(waiters) + len(asking)
+        kept = isinstance(what, Accepted)
+        for index, waiter in enumerate(waiters):
+            waiter(what, kept and index > 0)
+        if asking and not kept:
+            self._fence(key, room=True)
+        for answer in asking:
+            answer(what if isinstance(what, Accepted) else None)
+
+    def _arrive(self, producer_id: int, change: int) -> None:
+        """Count a batch of a producer that is not known yet; the first of them reserves the producer's place."""
+        before = self._arriving.pop(producer_id, 0)
+        if before + change:
+            self._arriving[producer_id] = before + change
+        self.held_bytes += PRODUCER_BYTES * (bool(before + change) - bool(before))
+
+    def _fence(self, key: tuple[int, int], *, room: bool = False) -> None:
+        now_ms = self._monotonic_ms()
+        while self._fenced:
+            first, fenced_ms = next(iter(self._fenced.items()))
+            if now_ms - fenced_ms < IDLE_MS:
+                break
+            del self._fenced[first]
+        if len(self._fenced) >= FENCED_MAX and not room and key not in self._fenced:
+            raise SlowDown(
+                "so many batches were asked for that no more can be remembered", retry_after_ms=FULL_RETRY_MS
+            )
+        self._fenced.pop(key, None)
+        self._fenced[key] = now_ms
+
+    def _forget_idle(self) -> None:
+        """Make room for one more, out of producers whose retries can't be under way any more."""
+        limit_ms = self._monotonic_ms() - IDLE_MS
+        while self._producers and self.is_full:
+            producer_id, producer = next(iter(self._producers.items()))
+            if producer.used_ms > limit_ms:
+                return
+            self._forget(producer_id)
+
+    def _forget(self, producer_id: int) -> None:
+        self.held_bytes -= PRODUCER_BYTES + NUMBER_BYTES * len(self._producers.pop(producer_id).accepted)
+        self._changed.discard(producer_id)
+        self._forgotten.add(producer_id)
+
+    def _forget_below(self, producer: Producer, low_water: int) -> None:
+        producer.low_water = low_water
+        # Numbers are accepted about in order: one that is not at the front yet is forgotten when it gets there.
+        while producer.accepted and (number := next(iter(producer.accepted))) < low_water:
+            del producer.accepted[number]
+            self.held_bytes -= NUMBER_BYTES
 
 
-def _forget_below(producer: Producer, low_water: int) -> None:
-    producer.low_water = low_water
-    # Numbers are accepted about in order: one that is not at the front yet is forgotten when it gets there.
-    while producer.accepted and (number := next(iter(producer.accepted))) < low_water:
-        del producer.accepted[number]
+def _unpack(packed: bytes) -> Accepted:
+    return Accepted._make(_NUMBER.unpack(packed)[1:])
 
 
 def _reused(number: int) -> BatchNumberReused:
@@ -146,11 +346,21 @@ def _forgotten(number: int, low_water: int) -> BatchNumberReused:
     )
 
 
+def _was_not_kept(number: int) -> BatchNumberReused:
+    return BatchNumberReused(
+        f"batch number {number} was asked for before it came and called not kept, which binds; send it under another"
+    )
+
+
+def _many_wait() -> SlowDown:
+    return SlowDown(f"{WAITERS_MAX} batches wait for this server's disk; send again later")
+
+
 def _key(producer_id: int) -> bytes:
     return PREFIX + producer_id.to_bytes(8)
 
 
 def _encode(producer: Producer) -> bytes:
-    batches = [[number, *accepted] for number, accepted in producer.accepted.items()]
+    batches = b"".join(producer.accepted.values())
     fields = {"low_water": producer.low_water, "seen_at_ms": producer.seen_at_ms, "batches": batches}
     return cast(bytes, msgpack.packb(fields))

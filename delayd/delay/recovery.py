@@ -90,7 +90,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     checkpoint = msgpack.unpackb(state.get(b"checkpoint") or msgpack.packb({}))
     replay = Mark(checkpoint.get("replay_offset", 0), checkpoint.get("replay_crc32c", 0))
     hours = load_hours(state.scan(HOUR_PREFIX))
-    producers = Producers()
+    producers = Producers(clock.monotonic_ms)
     producers.load(state.scan(PRODUCER_PREFIX))
     targets = {key[len(TARGET_PREFIX) :]: msgpack.unpackb(value) for key, value in state.scan(TARGET_PREFIX)}
     known, quarantined = load_outcome_ends(state.scan(OUTCOME_PREFIX)), dict[int, DamagedData]()

@@ -10,6 +10,7 @@ from delayd.batch import HEADER, Batch, BatchKind, Buffer, parse
 from delayd.clock import JudgedClock
 from delayd.delay.core import DelayCore
 from delayd.delay.producers import Accepted as Taken
+from delayd.delay.producers import Allowance
 from delayd.errors import BatchMalformed, CallerError, DelaydError, UnknownRequest, UnknownServer
 from delayd.validate import refused_rows
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -37,6 +38,11 @@ class Requests:
         self._core = core
         self._clock = clock
         self._status = status
+        self.allowances: dict[Peer, Allowance] = {}  # Of connections that have sent something.
+
+    def disconnected(self, peer: Peer) -> None:
+        """Forget who is gone."""
+        self.allowances.pop(peer, None)
 
     def received(self, peer: Peer, frame: Frame) -> None:
         """Serve one request; raises what the peer is to be told at once."""
@@ -75,12 +81,13 @@ class Requests:
                 in_order = [results[at] for at in range(len(batches))]
                 peer.answer(frame.request_id, self._head(results=results_head(in_order)))
 
+        allowance = self.allowances.setdefault(peer, Allowance())
         # What is wrong with one batch is told of it alone; its neighbours are kept.
         for index, batch in enumerate(batches):
             if isinstance(batch, BatchMalformed):
                 answered(index, batch, False)
             else:
-                self._core.send(batch, partial(answered, index))
+                self._core.send(batch, partial(answered, index), allowance)
 
     def _outcome(self, peer: Peer, frame: Frame) -> None:
         log_id = need_u64(frame.head, "log_id")
@@ -88,10 +95,13 @@ class Requests:
             raise UnknownServer(
                 f"this is the delay server {self._core.identity.log_id:016x}; ask {log_id:016x}, which was sent to"
             )
-        found = self._core.outcome(need_u64(frame.head, "producer_id"), need_u64(frame.head, "producer_batch"))
-        result = None if found is None else _accepted(found, True).to_head()
-        state = "unknown" if found is None else "accepted"
-        peer.answer(frame.request_id, self._head(state=state, result=result))
+
+        def answered(found: Taken | None) -> None:
+            result = None if found is None else _accepted(found, True).to_head()
+            state = "unknown" if found is None else "accepted"
+            peer.answer(frame.request_id, self._head(state=state, result=result))
+
+        self._core.ask_outcome(need_u64(frame.head, "producer_id"), need_u64(frame.head, "producer_batch"), answered)
 
     def _head(self, **fields: HeadValue) -> Head:
         return {"log_id": self._core.identity.log_id, "now_ms": self._clock.now_ms(), **fields}

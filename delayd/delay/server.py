@@ -129,6 +129,8 @@ class DelayServer:
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         """What a client sent is kept; only its answer has nowhere to go."""
+        if self._requests is not None:
+            self._requests.disconnected(connection)
 
     def crashed(self, error: Exception) -> None:
         """A bug: stop."""

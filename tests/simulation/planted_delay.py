@@ -16,7 +16,7 @@ from delayd.delay.dispatcher import Dispatcher
 from delayd.delay.intake import Intake
 from delayd.delay.link import Link
 from delayd.delay.outcomes import Flushed, OutcomeLog
-from delayd.delay.producers import Producers, Waiter
+from delayd.delay.producers import Allowance, Producers, Waiter
 from delayd.delay.retention import SegmentRetention
 from delayd.delay.sealing import compare
 from delayd.delay.sender import Sender, Wire
@@ -72,11 +72,9 @@ def _create_without_a_folder_sync(disk: Disk, place: LogPlace, header: FileHeade
 # Intake, checkpoint, retention.
 
 
-def _take_what_is_under_way(self: Producers, batch: Batch, waiter: Waiter) -> bool:
-    producer = self._producers.get(batch.producer[0])
-    if producer is not None and batch.producer[1] in producer.waiting:
-        producer.waiting.pop(batch.producer[1])
-    return _begin(self, batch, waiter)
+def _take_what_is_under_way(self: Producers, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> bool:
+    self._waiting.pop(batch.producer[:2], None)
+    return _begin(self, batch, waiter, allowance)
 
 
 def _stamp_by_the_clock_alone(self: Intake) -> None:

@@ -148,3 +148,31 @@ def test_a_send_takes_4096_batches(world: World, requests: Requests) -> None:
     body = b"".join(sent(number, rows=1) for number in range(1, BATCHES_MAX + 1))
     results = results_of(world, requests, body)
     assert [result["base_sequence"] for result in results] == list(range(1, BATCHES_MAX + 1))
+
+
+def outcome_of(requests: Requests, world: World, number: int) -> Answers:
+    peer = Answers()
+    head: Head = {"log_id": world.core.identity.log_id, "producer_id": 7, "producer_batch": number}
+    requests.received(peer, frame(RequestType.OUTCOME, head))
+    return peer
+
+
+def test_rule_I6_an_outcome_is_answered_when_it_can_not_change_any_more(world: World, requests: Requests) -> None:
+    sender = Answers()
+    requests.received(sender, frame(RequestType.SEND, {}, sent(1)))
+    asked = outcome_of(requests, world, 1)
+    assert not asked.heads
+    world.settle()
+    assert asked.heads[0]["state"] == "accepted"
+    (not_kept,) = outcome_of(requests, world, 2).heads
+    assert not_kept["state"] == "unknown" and not_kept["result"] is None
+    assert results_of(world, requests, sent(2))[0]["error"] == "batch_number_reused"
+    assert "error" not in results_of(world, requests, sent(3))[0]
+
+
+def test_rule_B1_a_connection_that_ends_leaves_nothing_behind(requests: Requests) -> None:
+    for _ in range(10):
+        peer = Answers()
+        requests.received(peer, frame(RequestType.SEND, {}, sent(1)))
+        requests.disconnected(peer)
+    assert not requests.allowances
