@@ -174,6 +174,12 @@ class ServerFenced(RetryLater):
     """A server may not serve: it is a copy, was restored, or was not taken by its meta yet. Nothing was done."""
 
 
+class Rebuilding(RetryLater):
+    """What is asked for is derived, did not check, and is being made again from its source (rule L9)."""
+
+    retry_after_ms = 1_000
+
+
 class Stopping(RetryLater):
     """A server that is stopping takes no more requests; what it acknowledged is safe."""
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from delayd.batch import Buffer
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, RetryLater, Shortage
 from delayd.identity import Identity
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.room import take_rows
@@ -82,7 +82,7 @@ def subjects_head(
     """Subjects by name, and whether there are more."""
 
     def row(subject: Subject) -> Head:
-        first = index.first(subject)
+        first = _first(index, subject)
         oldest_ms = _oldest_ms(index, stored, subject, first)
         return {
             "name": subject.name,
@@ -98,6 +98,14 @@ def subjects_head(
     return {"subjects": rows, "more": more}
 
 
+def _first(index: Index, subject: Subject) -> int:
+    """The first kept message; while its consume log is rebuilt, what was known of it last."""
+    try:
+        return index.first(subject)
+    except RetryLater:
+        return min(subject.kept_from[1], subject.end)
+
+
 def _oldest_ms(index: Index, stored: StoredBatches, subject: Subject, first: int) -> int | None:
     """When the first kept message came; None when there is none, or it can't be read."""
     if first == subject.end:
@@ -105,6 +113,6 @@ def _oldest_ms(index: Index, stored: StoredBatches, subject: Subject, first: int
     if subject.oldest[0] != first:
         try:
             subject.oldest = (first, stored.claimed_at_ms(index.locate(subject, first).offset))
-        except DamagedData:
+        except (DamagedData, Shortage, RetryLater):
             return None
     return subject.oldest[1]

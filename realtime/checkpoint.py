@@ -12,7 +12,7 @@ import numpy as np
 
 from delayd.clock import JudgedClock
 from delayd.disk import Disk, File
-from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, ServerStopped
+from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, NotWritable, ServerStopped
 from delayd.executor import Done, Executor
 from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, Entries, append_entries, entries_of
@@ -34,6 +34,7 @@ class ConsumePart:
     subject: Subject
     place: ConsumePlace
     tail: ConsumeTail
+    end: int  # Behind these messages.
     offsets: Entries
     counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -50,6 +51,7 @@ class Snapshot:
     evidence: tuple[str, int, int]
     keep_from: int | None = None  # Retention may remove the message log below, once this is published.
     tails: list[ConsumeTail] = field(default_factory=list)
+    damaged: list[tuple[Subject, DamagedData]] = field(default_factory=list)  # Consume logs that took no entries.
     counted: bool = False  # The state holds it, though it may not have been published.
 
 
@@ -58,6 +60,7 @@ class Checkpointer:
 
     def __init__(
         self,
+        index: Index,
         disk: Disk,
         state: State,
         file: CheckpointFile,
@@ -70,6 +73,7 @@ class Checkpointer:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.last = marks
         self.published = 0
+        self._index = index
         self._disk = disk
         self._state = state
         self._file = file
@@ -127,20 +131,25 @@ class Checkpointer:
 
     def _keep_tails(self, snapshot: Snapshot) -> None:
         for part, tail in zip(snapshot.parts, snapshot.tails, strict=True):
-            part.subject.tail = tail
+            if tail.valid:
+                part.subject.tail = tail
+            else:
+                # What it lacks stays in memory until it is rebuilt.
+                self._index.changed(part.subject)
+        for subject, damage in snapshot.damaged:
+            self._index.damaged(subject, damage)
 
 
 def consume_parts(index: Index) -> list[ConsumePart]:
     """What the consume logs lack, of all subjects: copies, for another thread."""
     parts: list[ConsumePart] = []
-    for subject in index:
-        if subject.end == subject.tail.end:
-            continue
+    for subject in index.fresh:
         firsts = np.frombuffer(subject.firsts, np.int64)
         begin = int(np.searchsorted(firsts, np.int64(subject.tail.end)))
         counts = np.diff(firsts[begin:], append=subject.end)
         offsets = np.frombuffer(subject.offsets, np.uint64)[begin:].copy()
-        parts.append(ConsumePart(subject, index.place(subject), subject.tail, offsets, counts))
+        parts.append(ConsumePart(subject, index.place(subject), subject.tail, subject.end, offsets, counts))
+    index.fresh.clear()
     return parts
 
 
@@ -148,8 +157,7 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
     """Make a snapshot durable, in the order that recovery relies on; runs beside the loop."""
     unsynced: list[File] = []
     for part in snapshot.parts:
-        entries = entries_of(part.offsets, part.counts)
-        snapshot.tails.append(append_entries(disk, part.place, part.tail, entries, snapshot.now_ms, unsynced))
+        snapshot.tails.append(_write_part(disk, part, snapshot, unsynced))
         if len(unsynced) >= OPEN_FILES_MAX:
             _sync(disk, part.place.folder, unsynced)
     if unsynced:
@@ -166,6 +174,20 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
         "clock": list(snapshot.evidence),
     }
     file.publish(published, snapshot.now_ms)
+
+
+def _write_part(disk: Disk, part: ConsumePart, snapshot: Snapshot, unsynced: list[File]) -> ConsumeTail:
+    """Write the entries of one subject; a log that can't take them is counted as lost, and all else goes on."""
+    if part.subject.damage is not None:
+        return ConsumeTail.lost(part.end)
+    try:
+        entries = entries_of(part.offsets, part.counts)
+        return append_entries(disk, part.place, part.tail, entries, snapshot.now_ms, unsynced)
+    except DamagedData as error:
+        snapshot.damaged.append((part.subject, error))
+    except (NotWritable, PermissionError) as error:
+        snapshot.damaged.append((part.subject, DamagedData(part.place.folder, 0, str(error))))
+    return ConsumeTail.lost(part.end)
 
 
 def _sync(disk: Disk, path: str, unsynced: list[File]) -> None:

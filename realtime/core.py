@@ -40,6 +40,7 @@ from .kept import Marks, encode_group, encode_origin
 from .peer import Peer
 from .pull_commit import PullCommit
 from .pulls import Pulls
+from .rebuild import Rebuilder
 from .recovery import Recovered
 from .reserve import Reserve
 from .retention import keep_from, remove_old
@@ -112,6 +113,7 @@ class Core:
         self._next_sequence = recovered.next_sequence
         file = CheckpointFile(disk, config.folder, identity.log_id)
         self._checkpoints = Checkpointer(
+            self._index,
             disk,
             state,
             file,
@@ -122,12 +124,16 @@ class Core:
             recovered.marks,
         )
         self._checkpoints.on_failure = self.fail
+        self._rebuilder = Rebuilder(disk, self._index, recovered.message_log, executors.work, clock)
+        self._rebuilder.on_rebuilt = self._rebuilt
+        self._index.on_damage = self._rebuilder.want
         self._file = file
         self._retain_wanted = False
         self._reserve = Reserve(disk, config.folder, config.free_bytes_all)
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
         self._failed = False
+        self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
         consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
         self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
@@ -165,7 +171,7 @@ class Core:
         wake_ms = self._checkpoints.due_ms
         # Asked for after every frame, so each of the others is looked at alone. A server that stops ends no leases.
         pulls_ms = None if self._stopping is not None else self._pulls.next_wake_ms()
-        for time_ms in (pulls_ms, self._commit.retry_at_ms):
+        for time_ms in (pulls_ms, self._commit.retry_at_ms, self._rebuilder.retry_at_ms):
             if time_ms is not None and time_ms < wake_ms:
                 wake_ms = time_ms
         return wake_ms
@@ -179,6 +185,7 @@ class Core:
             self._commit.retry()
         if self._stopping is None:
             self._pulls.wake()
+            self._rebuilder.wake()
         if self._checkpoints.is_due(self._indexed_offset):
             self.checkpoint()
 
@@ -384,12 +391,19 @@ class Core:
             self._index.leaving_below = snapshot.keep_from
         return snapshot
 
+    def _rebuilt(self, subject: Subject) -> None:
+        """A consume log is sound again: serve who waited for it."""
+        if self._stopping is None:
+            self._pulls.rebuilt(subject)
+
     def _checkpointed(self, snapshot: Snapshot, error: DelaydError | None) -> None:
         if error is not None:
             for group in self._pulls.groups.values():
                 group.dirty = True
             for origin in self._origins:
                 origin.dirty = True
+            for part in snapshot.parts:
+                self._index.changed(part.subject)
             self._index.leaving_below = 0
         else:
             for subject in self._index:

@@ -121,6 +121,12 @@ class Group:
         self.quarantined.take(offer.consume_first, offer.consume_first + offer.count)
         self.redeliver.append(offer)
 
+    def begin_at(self, first: int) -> None:
+        """Messages below are not kept any more, so new ones begin here."""
+        if self.next < first:
+            self._changes()
+            self.next = first
+
     def _changes(self) -> None:
         if self.before_change is not None:
             self.before_change(self)

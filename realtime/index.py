@@ -6,13 +6,14 @@ are in it (rule L2).
 
 import bisect
 from array import array
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from delayd.batch import Batch
 from delayd.disk import Disk
+from delayd.errors import DamagedData, Rebuilding, Shortage, SlowDown, read_error
 from delayd.log.consume import (
     ROW_BITS,
     ROW_MASK,
@@ -26,7 +27,10 @@ from delayd.log.consume import (
 )
 from delayd.log.log import Log
 
-PAGE_ENTRIES = 4_096  # One read of a consume log serves this many messages: 32 KiB.
+READ_ENTRIES = 4_096  # One read of a consume log serves this many messages: 32 KiB.
+SHORTAGE_RETRY_MS = 1_000  # For who asked while this process had no memory or descriptors left.
+
+T = TypeVar("T")
 
 
 class Run(NamedTuple):
@@ -42,9 +46,11 @@ class Subject:
     """One subject: ``end`` is the next consume sequence; ``tail`` is what the checkpoint knows of its consume log."""
 
     __slots__ = (
+        "_changed",
         "_page",
         "_page_ends",
         "_page_first",
+        "damage",
         "end",
         "firsts",
         "kept_from",
@@ -56,11 +62,13 @@ class Subject:
         "tail",
     )
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, changed: dict["Subject", None] | None = None) -> None:
         self.name = name
+        self._changed = {} if changed is None else changed  # Of the index: what a checkpoint has to look at.
         self.subject_id = -1  # Until its first message.
         self.end = 0
         self.tail = ConsumeTail()
+        self.damage: DamagedData | None = None  # Of its consume log, until that is rebuilt.
         self.firsts = array("q")  # Of the runs in memory: first consume sequence, batch offset, bytes of the batch.
         self.offsets = array("Q")
         self.sizes = array("q")
@@ -72,6 +80,7 @@ class Subject:
 
     def add(self, offset: int, rows: int, size_bytes: int) -> None:
         """Append a stored batch."""
+        self._changed[self] = None
         self.firsts.append(self.end)
         self.offsets.append(offset)
         self.sizes.append(size_bytes)
@@ -91,13 +100,26 @@ class Subject:
         page = self._page
         at = sequence - self._page_first
         if page is None or not 0 <= at < len(page):
-            page = self._page = read_entries(disk, place, sequence, min(PAGE_ENTRIES, self.tail.end - sequence))
+            count = min(READ_ENTRIES, self.tail.end - sequence)
+            page = self._page = _read(disk, place, sequence, count, self.tail)
             # Rows of one batch stand next to each other, so their entries count up.
             self._page_ends = [*(np.flatnonzero(np.diff(page) != 1) + 1).tolist(), len(page)]
             self._page_first, at = sequence, 0
         entry = int(page[at])
         end = self._page_ends[bisect.bisect_right(self._page_ends, at)]
         return Run(entry >> ROW_BITS, entry & ROW_MASK, end - at, 0)
+
+    def first_in_memory(self, offset: int) -> int:
+        """The consume sequence of the first message whose batch is at or above an offset; those must be in memory."""
+        at = bisect.bisect_left(self.offsets, offset)
+        return self.firsts[at] if at < len(self.firsts) else self.end
+
+    def rebuilt(self, tail: ConsumeTail) -> None:
+        """Its consume log is sound again, up to a new tail; nothing that was read of the old one counts."""
+        self.tail = tail
+        self.damage = self._page = None
+        self.kept_from = (0, 0)
+        self.oldest = (-1, 0)
 
     def forget_below(self, offset: int) -> None:
         """Drop runs of batches below an offset; the consume log must hold them."""
@@ -110,7 +132,9 @@ class Index:
     """All subjects of one realtime server."""
 
     def __init__(self, disk: Disk, folder: str, log: Log) -> None:
+        self.on_damage: Callable[[Subject], None] = lambda subject: None
         self.by_name: dict[str, Subject] = {}
+        self.fresh: dict[Subject, None] = {}  # Changed since a checkpoint looked at them last.
         self.leaving_below = 0  # Retention has decided on what lies below this offset: no group begins there any more.
         self._by_table: dict[bytes, Subject] = {}
         self._disk = disk
@@ -123,8 +147,12 @@ class Index:
         """The subject of a name; one without messages has no id yet."""
         found = self.by_name.get(name)
         if found is None:
-            found = self.by_name[name] = Subject(name)
+            found = self.by_name[name] = Subject(name, self.fresh)
         return found
+
+    def changed(self, subject: Subject) -> None:
+        """Have the next checkpoint write what it knows of a subject."""
+        self.fresh[subject] = None
 
     def subject_of(self, batch: Batch) -> Subject:
         """The subject of a stored batch, by the bytes of its subject table; numbered when it is its first."""
@@ -147,15 +175,29 @@ class Index:
         return consume_place(self._folder, self._log.place.log_id, subject.subject_id)
 
     def locate(self, subject: Subject, sequence: int) -> Run:
-        """Find the stored batch of a message that is kept; DamagedData when its consume log is not what it was."""
+        """Find the stored batch of a message that is kept.
+
+        Raises:
+            Rebuilding: its consume log is not what it was; `on_damage` was told.
+            SlowDown: it can't be read now, and nothing is wrong with it.
+        """
         found = subject.in_memory(sequence)
-        return subject.on_disk(self._disk, self.place(subject), sequence) if found is None else found
+        if found is not None:
+            return found
+        return self._sound(subject, lambda: subject.on_disk(self._disk, self.place(subject), sequence))
+
+    def damaged(self, subject: Subject, damage: DamagedData) -> Rebuilding:
+        """Note that a consume log is not what it was: an error for whoever asked."""
+        if subject.damage is None:
+            subject.damage = damage
+            self.on_damage(subject)
+        return Rebuilding(f"the consume log of {subject.name} is being rebuilt: {damage.message}")
 
     def first(self, subject: Subject) -> int:
-        """The lowest consume sequence whose message is kept; ``end`` when none is."""
+        """The lowest consume sequence whose message is kept; ``end`` when none is. Raises as `locate` does."""
         start = max(self._log.start, self.leaving_below)
         if start != subject.kept_from[0]:
-            subject.kept_from = (start, self._first_from(subject, start))
+            subject.kept_from = (start, self._sound(subject, lambda: self._first_from(subject, start)))
         return subject.kept_from[1]
 
     def listed(self, prefix: str, after: str) -> Iterator[Subject]:
@@ -169,17 +211,43 @@ class Index:
         """Subjects that have had messages, by name."""
         return (self.by_name[name] for name in self._names)
 
+    def _sound(self, subject: Subject, read: Callable[[], T]) -> T:
+        """What is read of a consume log; what can't be read is named as this class's callers know it."""
+        while True:
+            try:
+                self._check_sound(subject)
+                return read()
+            except Shortage as error:
+                raise SlowDown(error.message, retry_after_ms=SHORTAGE_RETRY_MS) from error
+            except DamagedData as error:
+                rebuilding = self.damaged(subject, error)
+                # A short log may be rebuilt already.
+                if subject.damage is not None:
+                    raise rebuilding from error
+
+    def _check_sound(self, subject: Subject) -> None:
+        if subject.damage is not None:
+            raise subject.damage
+
     def _first_from(self, subject: Subject, start: int) -> int:
         if subject.tail.count:
+            self._check_sound(subject)
             place = self.place(subject)
             kept = segment_bases(self._disk, place)
-            low = kept[0] if kept else segment_base(subject.tail.base)
+            low = max(kept[0] if kept else segment_base(subject.tail.base), subject.tail.first)
             found = low + bisect.bisect_left(
                 range(low, subject.tail.end),
                 start,
-                key=lambda sequence: int(read_entries(self._disk, place, sequence, 1)[0]) >> ROW_BITS,
+                key=lambda sequence: int(_read(self._disk, place, sequence, 1, subject.tail)[0]) >> ROW_BITS,
             )
             if found < subject.tail.end:
                 return found
         at = bisect.bisect_left(subject.offsets, start)
         return subject.firsts[at] if at < len(subject.firsts) else subject.end
+
+
+def _read(disk: Disk, place: ConsumePlace, sequence: int, count: int, tail: ConsumeTail) -> Entries:
+    try:
+        return read_entries(disk, place, sequence, count, tail)
+    except OSError as error:
+        raise read_error(place.folder, 0, error) from error

@@ -68,6 +68,8 @@ def encode_subject(subject: Subject, tail: ConsumeTail) -> Pair:
         "segment_base": tail.base,
         "segment_count": tail.count,
         "segment_crc32c": tail.crc32c,
+        "first": tail.first,
+        "valid": int(tail.valid),
     }
     return SUBJECT_PREFIX + subject.name.encode(), _pack(kept)
 
@@ -122,7 +124,7 @@ class Kept:
             row = self._row(key, value)
             subject = index.subject(key[len(SUBJECT_PREFIX) :].decode())
             tail = (_int(row, "segment_base"), _int(row, "segment_count"), _int(row, "segment_crc32c"))
-            subject.tail = ConsumeTail(*tail)
+            subject.tail = ConsumeTail(*tail, _int(row, "first"), bool(_int(row, "valid")))
             subject.end = _int(row, "end")
             index.number(subject, _int(row, "id"))
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import Batch, BatchKind, Buffer, ColumnId
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, RetryLater, Shortage, SlowDown
 from delayd.gather import Pick, compose, gather, row_bytes
 
 from .groups import Group, Waiting
-from .index import Index
+from .index import SHORTAGE_RETRY_MS, Index
 from .offers import Offer
 from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .stored import StoredBatches
@@ -51,7 +51,8 @@ class Parts:
                 if not parts:
                     self._quarantine.take(group, found)
                     rotten.append(found)
-            except DamagedData:
+            except RetryLater:
+                # What can't be found now is not lost: what lies before it is delivered.
                 if not parts:
                     raise
         if rotten:
@@ -67,8 +68,14 @@ class Parts:
                 run = self._index.locate(group.subject, first)
                 try:
                     batch = self._stored.fetch(run.offset)
+                except Shortage as error:
+                    raise SlowDown(error.message, retry_after_ms=SHORTAGE_RETRY_MS) from error
                 except DamagedData as error:
                     raise Rotten(Offer(first, min(run.rows, left), offer.attempt), run, error) from error
+                if run.row + run.rows > batch.count:
+                    what = f"it names {run.row + run.rows} rows of the batch at {run.offset}, which has {batch.count}"
+                    path = self._index.place(group.subject).folder
+                    raise self._index.damaged(group.subject, DamagedData(path, 0, what))
                 available = min(run.rows, left)
                 rows = min(available, messages)
                 whole = rows == batch.count

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from delayd.clock import Clock
-from delayd.errors import DelaydError, RetryLater, ServerStopped, SlowDown
+from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
 from delayd.log.control import Record
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
 from delayd.log_limit import LogLimit
@@ -191,6 +191,18 @@ class Pulls:
         found = (group for subject in subjects for group in self._of_subject.get(subject.name, ()) if group.waiting)
         self._serve(list(found))
 
+    def rebuilt(self, subject: Subject) -> None:
+        """The consume log of a subject is sound again: serve who waited for it."""
+        try:
+            first = self._index.first(subject)
+        except RetryLater:
+            return  # It failed again, and is rebuilt again.
+        for group in self._of_subject.get(subject.name, ()):
+            group.begin_at(first)
+            if group.waiting:
+                # In the next turn: this one may be in the middle of serving.
+                self._to_serve[group] = None
+
     def disconnected(self, peer: Peer) -> None:
         """Nothing is delivered for the waiting PULLs of a connection that is gone."""
         self._incarnations.pop(peer, None)
@@ -269,7 +281,7 @@ class Pulls:
             for group in list(islice(self._to_serve, left)):
                 plan = self._planned(group)
                 if plan is None:
-                    del self._to_serve[group]
+                    self._to_serve.pop(group, None)
                 else:
                     planned.append(plan)
                     # Others come first before this one has another answer.
@@ -287,8 +299,12 @@ class Pulls:
                 parts = self._parts.of(group, waiting)
             except ServerStopped:
                 raise
+            except Rebuilding:
+                # Whoever waits is served when the consume log is sound again, which may be so already.
+                if group.subject.damage is not None:
+                    return None
+                continue
             except DelaydError as error:
-                # A damaged consume log concerns who asked for it; all else goes on.
                 self._refuse(group, error)
                 continue
             if parts:
@@ -403,6 +419,12 @@ class Pulls:
             self._deadlines.add(waiting.deadline_ms, waiting)
 
     def _expire(self, waiting: Waiting) -> None:
+        damage = waiting.group.subject.damage
+        if damage is not None:
+            # No messages are something else than messages that nobody can find now.
+            error = Rebuilding(f"the consume log of {waiting.group.subject.name} is being rebuilt: {damage.message}")
+            self._end(waiting).answer_error(waiting.request_id, error)
+            return
         self._end(waiting).answer(waiting.request_id, self._head(waiting, [], self._clock.now_ms()))
 
     def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int) -> Head:

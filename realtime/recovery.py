@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from delayd.clock import Clock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, RetryLater, Shortage
 from delayd.identity import Identity, open_identity
 from delayd.log.consume import SEGMENT_ENTRIES, check_tail, consume_place, remove_segments, segment_bases
 from delayd.log.control import decode_records
@@ -98,13 +98,23 @@ def recover(
 
 
 def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> None:
+    """Note which of them must be rebuilt; what no checkpoint knows was left by one that did not finish (rule L4)."""
     known = {}
     for subject in index:
         place = index.place(subject)
         known[place.folder.rpartition("/")[2]] = subject
-        check_tail(disk, place, subject.tail)
-    # What no checkpoint knows was left by one that did not finish (rule L4).
+        if not subject.tail.valid:
+            subject.damage = DamagedData(place.folder, 0, "its last checkpoint could not write it")
+            continue
+        try:
+            check_tail(disk, place, subject.tail)
+        except DamagedData as error:
+            subject.damage = error
+        except Shortage as error:
+            log.warning("consume_log_not_checked subject=%s error=%r", subject.name, error.message)
     for name in disk.list_folder(f"{folder}/consume"):
+        if not name.isdecimal():
+            continue
         found = known.get(name)
         place = consume_place(folder, log_id, int(name))
         last = found.tail.base if found is not None and found.tail.count else -SEGMENT_ENTRIES
@@ -173,4 +183,8 @@ def _create_again(recovered: Recovered, record: dict[str, int | str | list[int]]
     group_id, subject_name, name = record["group_id"], record["subject"], record["group"]
     assert isinstance(group_id, int) and isinstance(subject_name, str) and isinstance(name, str)
     subject = recovered.index.subject(subject_name)
-    recovered.groups[group_id] = Group(group_id, subject, name, recovered.index.first(subject))
+    try:
+        start = recovered.index.first(subject)
+    except RetryLater:
+        start = 0  # It moves to the first message that is kept once the consume log is rebuilt.
+    recovered.groups[group_id] = Group(group_id, subject, name, start)

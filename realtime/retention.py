@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from delayd.disk import Disk
+from delayd.errors import RetryLater
 from delayd.executor import Done, Executor
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, remove_segments, segment_bases
 from delayd.log.log import Log
@@ -15,7 +16,7 @@ from delayd.log.segment import Segment
 
 from .checkpoint import Snapshot
 from .groups import Group
-from .index import Index
+from .index import Index, Subject
 from .kept import Marks
 from .recovery import Recovered
 
@@ -27,7 +28,12 @@ def keep_from(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[G
     offset = min(message_log.older_than(oldest_ms), marks.indexed_offset, marks.window_offset)
     for group in groups:
         if offset > message_log.start and group.oldest < group.subject.end:
-            offset = min(offset, index.locate(group.subject, group.oldest).offset)
+            try:
+                offset = min(offset, index.locate(group.subject, group.oldest).offset)
+            except RetryLater as error:
+                # Nobody knows now where its oldest message is, so nothing is removed.
+                log.warning("retention_put_off subject=%s reason=%r", group.subject.name, error.message)
+                return message_log.start
     return message_log.base_below(offset)
 
 
@@ -63,11 +69,17 @@ def _detached(recovered: Recovered, work: Executor, removed: Callable[[], None],
         removed()
     message_log, index = recovered.message_log, recovered.index
     work.submit(partial(message_log.remove, old), _removed)
-    ends = [
-        (index.place(subject), index.first(subject), subject.tail.base) for subject in index if subject.tail.base > 0
-    ]
+    ends = [end for subject in index if subject.tail.base > 0 and (end := _consume_end(index, subject)) is not None]
     if ends:
         work.submit(partial(remove_consume_segments, message_log.disk, ends), _removed)
+
+
+def _consume_end(index: Index, subject: Subject) -> tuple[ConsumePlace, int, int] | None:
+    """Where the entries that are needed begin, and the last segment; None when that is not known now."""
+    try:
+        return index.place(subject), index.first(subject), subject.tail.base
+    except RetryLater:
+        return None
 
 
 def _removed(done: Done[int]) -> None:

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from crc32c import crc32c
 
 from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, MAGIC, PARTS, Batch, BatchKind, ColumnId, DispatchPart, parse
-from delayd.errors import BatchMalformed, DamagedData
+from delayd.errors import BatchMalformed, DamagedData, read_error
 from delayd.log.log import Log
 
 AHEAD_BYTES = 64 << 10  # Of one read of a backlog.
@@ -66,7 +66,7 @@ class StoredBatches:
         try:
             head = self._log.read(offset, HEADER_BYTES + DISPATCH_PART.size)
         except OSError as error:
-            raise DamagedData(*self._log.file_position(offset), f"it can't be read ({error.strerror})") from error
+            raise read_error(*self._log.file_position(offset), error) from error
         return DispatchPart(*DISPATCH_PART.unpack_from(head, HEADER_BYTES)).claimed_at_ms
 
     def holds(self, offset: int, origin_log_id: int) -> bool:
@@ -114,8 +114,7 @@ class StoredBatches:
             size = HEADER.unpack_from(data)[4]
             return data if size <= len(data) else memoryview(self._log.read(offset, min(size, BYTES_MAX)))
         except OSError as error:
-            why = f"it can't be read ({error.strerror})"
-            raise DamagedData(*self._log.file_position(offset), why) from error
+            raise read_error(*self._log.file_position(offset), error) from error
 
     def _read_ahead(self, offset: int) -> memoryview:
         """Bytes from ``offset`` on: small batches of a backlog stand close together, so one read serves many."""

@@ -8,7 +8,7 @@ goes, and so is the loss. What can't be read here never keeps retention from its
 import logging
 from collections.abc import Callable
 
-from delayd.errors import DamagedData
+from delayd.errors import RetryLater
 
 from .index import Index, Subject
 
@@ -68,6 +68,6 @@ class Unseen:
         """The first message that is kept; None when its consume log can't be read, which a pull tells in full."""
         try:
             return self._index.first(subject)
-        except (OSError, DamagedData) as error:
-            log.warning("unseen_not_known subject=%s error=%r", subject.name, str(error))
+        except RetryLater as error:
+            log.warning("unseen_not_known subject=%s error=%r", subject.name, error.message)
             return None

@@ -1,8 +1,11 @@
 """Consume log of a subject: from consume sequence to location in O(1) (docs/formats/consume.md, version 1).
 
 It is derived from the message log and written at checkpoints only: what a checkpoint does not name is no part of it.
+Entries stand in pages, each with a checksum that also covers whose page it is, so a page that was damaged, or that
+belongs elsewhere, is found when it is read; then the log is rebuilt (rule L9).
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,32 +13,58 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.disk import Disk, File
-from delayd.errors import DamagedData
-from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, create_segment, open_segment
+from delayd.disk import Buffer, Disk, File
+from delayd.errors import DamagedData, read_error
+from delayd.log.segment import (
+    FILE_HEADER_BYTES,
+    FileHeader,
+    FileKind,
+    Segment,
+    UnfinishedFile,
+    create_segment,
+    open_segment,
+)
 
 SEGMENT_ENTRIES = 1 << 20
 ENTRY_BYTES = 8
+PAGE_ENTRIES = 512  # A page of 4 KiB: what one look-up reads and checks.
+TRAILER = struct.Struct("<I4x")  # CRC32C of the page, behind its last entry.
+PAGE_BYTES = PAGE_ENTRIES * ENTRY_BYTES + TRAILER.size
 ROW_BITS = 16  # A batch has at most 65,536 rows.
 ROW_MASK = (1 << ROW_BITS) - 1
 NAME_DIGITS = 20
 SUBJECT_DIGITS = 8
+SUFFIX = ".log"
+NEW_SUFFIX = ".new"  # A segment that is being rebuilt.
+
+_PAGE_NAME = struct.Struct("<QQQ")  # log_id, subject id, consume sequence of the page's first entry.
 
 Entries = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeTail:
-    """How far a consume log is valid: its last segment, how many entries that has, and the CRC32C over them."""
+    """How far a consume log is valid: its last segment, how many entries that has, and the CRC32C of its last page.
+
+    ``first`` is the lowest consume sequence that it has an entry for. One that is not ``valid`` has no entries at all
+    and must be rebuilt; its ``end`` says up to where.
+    """
 
     base: int = 0
     count: int = 0
-    crc32c: int = 0
+    crc32c: int = 0  # Of the entries in the last page, as far as it is filled.
+    first: int = 0
+    valid: bool = True
 
     @property
     def end(self) -> int:
         """The next consume sequence."""
         return self.base + self.count
+
+    @classmethod
+    def lost(cls, end: int) -> "ConsumeTail":
+        """Of a log that must be rebuilt."""
+        return cls(end, 0, 0, end, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +74,11 @@ class ConsumePlace:
     folder: str
     log_id: int
     subject_id: int
+    suffix: str = SUFFIX
 
     def path(self, base: int) -> str:
         """Name the segment that begins at the consume sequence ``base``."""
-        return f"{self.folder}/{base:0{NAME_DIGITS}}.log"
+        return f"{self.folder}/{base:0{NAME_DIGITS}}{self.suffix}"
 
 
 def consume_place(folder: str, log_id: int, subject_id: int) -> ConsumePlace:
@@ -65,64 +95,94 @@ def entries_of(offsets: Entries, counts: NDArray[np.int64]) -> Entries:
     return found
 
 
+def tail_before(place: ConsumePlace, first: int) -> ConsumeTail:
+    """The tail of a log whose first entry will be that of ``first``: before it its page has zeros."""
+    base = segment_base(first)
+    zeros = bytes((first - base) % PAGE_ENTRIES * ENTRY_BYTES)
+    return ConsumeTail(base, first - base, crc32c(zeros, _seed(place, first)) if zeros else 0, first)
+
+
 def append_entries(
     disk: Disk, place: ConsumePlace, tail: ConsumeTail, entries: Entries, now_ms: int, unsynced: list[File]
 ) -> ConsumeTail:
     """Write entries behind ``tail``; the caller syncs and closes each file that is added to ``unsynced``.
 
     What an unfinished checkpoint left behind the tail is cut.
+
+    Raises:
+        DamagedData: the file that the tail names is not there or not what it was.
     """
     while len(entries):
         if tail.count == SEGMENT_ENTRIES:
-            tail = ConsumeTail(tail.end, 0, tail.crc32c)
+            tail = ConsumeTail(tail.end, 0, 0, tail.first)
         part = entries[: SEGMENT_ENTRIES - tail.count]
         entries = entries[len(part) :]
         file = _open_at(disk, place, tail, now_ms)
         unsynced.append(file)
-        data = part.data.cast("B")
-        file.pwritev([data], _position(tail.count))
-        crc = crc32c(data, tail.crc32c if tail.count else 0)
-        tail = ConsumeTail(tail.base, tail.count + len(part), crc)
+        buffers, crc = _paged(place, tail, part)
+        file.pwritev(buffers, _position(tail.count))
+        tail = ConsumeTail(tail.base, tail.count + len(part), crc, tail.first)
     return tail
 
 
-def read_entries(disk: Disk, place: ConsumePlace, sequence: int, count: int) -> Entries:
-    """Read up to ``count`` entries from ``sequence`` on, of one segment, at least one.
+def read_entries(
+    disk: Disk, place: ConsumePlace, sequence: int, count: int, tail: ConsumeTail | None = None
+) -> Entries:
+    """Read up to ``count`` entries from ``sequence`` on, of one segment, at least one; each page of them is checked.
+
+    Without a ``tail`` the last page of the log, which may not be full, is not checked.
 
     Raises:
-        DamagedData: the file does not hold them.
+        DamagedData: the file does not hold them, or is not the one that it should be; Unreadable, Shortage: the system
+            does not read it.
     """
     base = segment_base(sequence)
     count = min(count, base + SEGMENT_ENTRIES - sequence)
-    segment = open_segment(disk, place.path(base), FileKind.CONSUME, place.log_id, write=False)
+    first, last = (sequence - base) // PAGE_ENTRIES, (sequence + count - 1 - base) // PAGE_ENTRIES
+    pages: list[Entries] = []
+    segment = _open_to_read(disk, place, base)
     try:
-        data = segment.file.pread(count * ENTRY_BYTES, _position(sequence - base))
+        data = segment.file.pread((last - first + 1) * PAGE_BYTES, FILE_HEADER_BYTES + first * PAGE_BYTES)
+    except OSError as error:
+        raise read_error(segment.path, _position(sequence - base), error) from error
     finally:
         segment.close()
-    if len(data) != count * ENTRY_BYTES:
-        raise DamagedData(segment.path, _position(sequence - base), f"{count} entries are expected there")
-    return np.frombuffer(data, np.uint64)
+    for page in range(first, last + 1):
+        start, size = (page - first) * PAGE_BYTES, PAGE_BYTES - TRAILER.size
+        position = FILE_HEADER_BYTES + page * PAGE_BYTES
+        crc: int | None = None
+        if tail is not None and tail.base == base and tail.count < (page + 1) * PAGE_ENTRIES:
+            size, crc = (tail.count - page * PAGE_ENTRIES) * ENTRY_BYTES, tail.crc32c
+        elif len(data) >= start + PAGE_BYTES:
+            (crc,) = TRAILER.unpack_from(data, start + size)
+        elif tail is None:
+            size = min(size, (sequence + count - base - page * PAGE_ENTRIES) * ENTRY_BYTES)
+        entries = data[start : start + size]
+        if len(entries) < size or (crc is None and tail is not None):
+            raise DamagedData(segment.path, position, "entries are missing there")
+        if crc is not None and crc32c(entries, _seed(place, base + page * PAGE_ENTRIES)) != crc:
+            raise DamagedData(segment.path, position, "the checksum of the page differs")
+        pages.append(np.frombuffer(entries, np.uint64))
+    found: Entries = pages[0] if len(pages) == 1 else np.concatenate(pages)
+    skipped = sequence - base - first * PAGE_ENTRIES
+    return found[skipped : skipped + count]
 
 
 def check_tail(disk: Disk, place: ConsumePlace, tail: ConsumeTail) -> None:
-    """Check the last segment against the checkpoint.
+    """Check the last segment against the checkpoint: its header, and its last page.
 
     Raises:
         DamagedData: it is shorter or differs.
     """
-    if not tail.count:
-        return
-    path = place.path(tail.base)
-    if not disk.exists(path):
-        raise DamagedData(path, 0, f"the file is gone, the checkpoint names {tail.count} entries of it")
-    data = read_entries(disk, place, tail.base, tail.count)
-    if crc32c(data.data.cast("B")) != tail.crc32c:
-        raise DamagedData(path, FILE_HEADER_BYTES, "the checksum of its entries differs from the checkpoint")
+    if tail.count and tail.end > tail.first:
+        read_entries(disk, place, tail.end - 1, 1, tail)
 
 
 def segment_bases(disk: Disk, place: ConsumePlace) -> list[int]:
-    """Consume sequences at which the kept segments begin, rising."""
-    return [int(name[:NAME_DIGITS]) for name in disk.list_folder(place.folder) if name.endswith(".log")]
+    """Consume sequences at which the kept segments begin, rising; other files are no segments."""
+    names = [name for name in disk.list_folder(place.folder) if name.endswith(place.suffix)]
+    stems = [name.removesuffix(place.suffix) for name in names]
+    return [int(stem) for stem in stems if len(stem) == NAME_DIGITS and stem.isdecimal()]
 
 
 def remove_segments(disk: Disk, place: ConsumePlace, bases: Sequence[int]) -> None:
@@ -138,19 +198,106 @@ def segment_base(sequence: int) -> int:
     return sequence // SEGMENT_ENTRIES * SEGMENT_ENTRIES
 
 
+def check_pages(place: ConsumePlace, segment: Segment, base: int) -> tuple[int, int]:
+    """Check every full page of a segment: how many entries there are, and the bytes behind the last whole one.
+
+    Raises:
+        DamagedData: a page does not check; one of zeros alone lies before the first entry of a log that was rebuilt.
+    """
+    entries, position = 0, FILE_HEADER_BYTES
+    while data := segment.file.pread(PAGE_BYTES, position):
+        if len(data) < PAGE_BYTES:
+            # A page is full with its checksum only.
+            count = min(len(data) // ENTRY_BYTES, PAGE_ENTRIES - 1)
+            return entries + count, len(data) - count * ENTRY_BYTES
+        (crc,) = TRAILER.unpack_from(data, PAGE_BYTES - TRAILER.size)
+        if crc32c(data[: -TRAILER.size], _seed(place, base + entries)) != crc and data.strip(b"\0"):
+            raise DamagedData(segment.path, position, "the checksum of the page differs")
+        entries, position = entries + PAGE_ENTRIES, position + PAGE_BYTES
+    return entries, 0
+
+
+def _seed(place: ConsumePlace, sequence: int) -> int:
+    """What the checksum of the page of ``sequence`` begins with: nothing of another log or place passes for it."""
+    return crc32c(_PAGE_NAME.pack(place.log_id, place.subject_id, sequence // PAGE_ENTRIES * PAGE_ENTRIES))
+
+
+def _paged(place: ConsumePlace, tail: ConsumeTail, entries: Entries) -> tuple[list[Buffer], int]:
+    """Entries of one segment as they stand in the file behind ``tail``, and the checksum of the last page."""
+    buffers: list[Buffer] = []
+    at, crc = tail.count, tail.crc32c
+    data = entries.data.cast("B")
+    while len(data):
+        if at % PAGE_ENTRIES == 0:
+            crc = _seed(place, tail.base + at)
+        part = data[: (PAGE_ENTRIES - at % PAGE_ENTRIES) * ENTRY_BYTES]
+        data = data[len(part) :]
+        at += len(part) // ENTRY_BYTES
+        crc = crc32c(part, crc)
+        buffers.append(part)
+        if at % PAGE_ENTRIES == 0:
+            buffers.append(TRAILER.pack(crc))
+    return buffers, crc
+
+
+def _open_to_read(disk: Disk, place: ConsumePlace, base: int) -> Segment:
+    path = place.path(base)
+    try:
+        segment = open_segment(disk, path, FileKind.CONSUME, place.log_id, write=False)
+    except FileNotFoundError:
+        raise DamagedData(path, 0, "the file is gone") from None
+    except UnfinishedFile:
+        raise DamagedData(path, 0, "the file header is missing") from None
+    except OSError as error:
+        raise read_error(path, 0, error) from error
+    try:
+        _check_place(place, segment, base)
+    except DamagedData:
+        segment.close()
+        raise
+    return segment
+
+
+def _check_place(place: ConsumePlace, segment: Segment, base: int) -> None:
+    header = segment.header
+    if (header.number, header.base_offset) != (place.subject_id, base):
+        what = (
+            f"it is of the subject {header.number} from {header.base_offset} on, not of {place.subject_id} from {base}"
+        )
+        raise DamagedData(segment.path, 0, what)
+
+
 def _open_at(disk: Disk, place: ConsumePlace, tail: ConsumeTail, now_ms: int) -> File:
     path = place.path(tail.base)
-    if not tail.count:
+    if not tail.count or tail.end == tail.first:
         disk.make_folder(place.folder)
         if disk.exists(path):
             disk.remove(path)
-        header = FileHeader(FileKind.CONSUME, place.log_id, tail.base, place.subject_id, now_ms, tail.crc32c)
-        return create_segment(disk, path, header).file
-    file = open_segment(disk, path, FileKind.CONSUME, place.log_id, write=True).file
-    if file.size() > _position(tail.count):
-        file.truncate(_position(tail.count))
-    return file
+        header = FileHeader(FileKind.CONSUME, place.log_id, tail.base, place.subject_id, now_ms)
+        file = create_segment(disk, path, header).file
+        if tail.count:
+            # A log that was rebuilt begins within a segment: what lies before is a hole.
+            file.truncate(_position(tail.count))
+        return file
+    try:
+        segment = open_segment(disk, path, FileKind.CONSUME, place.log_id, write=True)
+    except FileNotFoundError:
+        raise DamagedData(path, 0, "the file is gone") from None
+    except UnfinishedFile:
+        raise DamagedData(path, 0, "the file header is missing") from None
+    end, size = _position(tail.count), segment.file.size()
+    try:
+        _check_place(place, segment, tail.base)
+        if size < end:
+            raise DamagedData(path, size, f"the file ends {end - size} bytes early")
+        if size > end:
+            segment.file.truncate(end)
+    except BaseException:
+        segment.close()
+        raise
+    return segment.file
 
 
 def _position(entry: int) -> int:
-    return FILE_HEADER_BYTES + entry * ENTRY_BYTES
+    page, at = divmod(entry, PAGE_ENTRIES)
+    return FILE_HEADER_BYTES + page * PAGE_BYTES + at * ENTRY_BYTES

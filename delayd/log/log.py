@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from delayd.disk import Disk
-from delayd.errors import DamagedData
-from delayd.log.group import Group, NewGroup
+from delayd.errors import DamagedData, read_error
+from delayd.log.group import Group, GroupHeader, NewGroup
 from delayd.log.segment import (
     FileHeader,
     FileKind,
@@ -93,6 +93,17 @@ class Log:
         """Read up to ``len(buffer)`` bytes at ``offset`` into it: how many; fewer where the segment ends."""
         segment = self._segment_of(offset)
         return segment.file.pread_into(buffer, segment.position(offset))
+
+    def read_front(self, offset: int) -> tuple[GroupHeader, tuple[int, ...]]:
+        """Read header and batch lengths of the group at ``offset``, and nothing of its batches; raises as `read` does.
+
+        OSError is named, for the reader is far from the file here.
+        """
+        segment = self._segment_of(offset)
+        try:
+            return segment.read_front(offset, None)
+        except OSError as error:
+            raise read_error(segment.path, segment.position(offset), error) from error
 
     def file_position(self, offset: int) -> tuple[str, int]:
         """The file that holds an offset, and the byte in it: what an operator is told of damage."""

@@ -10,18 +10,17 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
 from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.disk import Disk
 from delayd.errors import BatchMalformed, DamagedData, DataError
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES
+from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, check_pages
 from delayd.log.dispatch import decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import segment_name
-from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.reading.directory import open_any
 from delayd.reading.groups import TornTail, read_groups
 
@@ -34,7 +33,6 @@ KINDS = {
     FileKind.PULL: BatchKind.PULL,
     FileKind.SEAL: BatchKind.SEAL,
 }
-READ_BYTES = 4 << 20
 
 
 class State(Enum):
@@ -267,14 +265,13 @@ def _check_group(segment: Segment, group: Group, found: _Found) -> None:
 
 
 def _read_entries(place: Place, segment: Segment, found: _Found) -> Link:
-    """Entries of a consume log have no checksum of their own; a whole segment's is in the header of the next."""
-    crc, position = 0, FILE_HEADER_BYTES
-    while data := segment.file.pread(READ_BYTES, position):
-        crc = crc32c(data, crc)
-        position += len(data)
-    found.rows, rest = divmod(position - FILE_HEADER_BYTES, ENTRY_BYTES)
+    """Full pages of a consume log have checksums; that of the last page is in its server's state."""
+    header = segment.header
+    consume = ConsumePlace(os.path.dirname(place.path), header.log_id, header.number)
+    found.rows, rest = check_pages(consume, segment, header.base_offset)
     if not place.last and (found.rows, rest) != (SEGMENT_ENTRIES, 0):
-        raise DamagedData(place.path, position, f"it has {found.rows} entries, and a later segment exists")
+        what = f"it has {found.rows} entries, and a later segment exists"
+        raise DamagedData(place.path, segment.file.size(), what)
     if rest:
         found.ends(State.TORN, f"{place.path} ends within an entry; the server cuts it at its next checkpoint")
-    return Link(segment.header.base_offset + found.rows, crc)
+    return Link(header.base_offset + found.rows, 0)

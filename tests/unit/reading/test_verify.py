@@ -12,7 +12,7 @@ from delayd.disk import File, RealDisk
 from delayd.encode import encode, encode_subject_table
 from delayd.errors import BadArgument
 from delayd.log.checkpoint import CheckpointFile
-from delayd.log.consume import ENTRY_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
+from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
 from delayd.log.dispatch import END_ROW, PART, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
@@ -240,14 +240,15 @@ def test_sound_and_unsound_files_are_told_apart_by_state_and_sentence(books: Boo
     assert f"{torn.path} ends with 7 bytes that are no whole group, from byte {torn.torn.position}" in torn.sentence
 
 
-def test_the_entries_of_a_consume_log_are_checked_by_the_header_behind_them(books: Books) -> None:
+def test_the_pages_of_a_consume_log_are_checked(books: Books) -> None:
     first, second = consume_files(books, SEGMENT_ENTRIES + 5)
     report = verify_directory(books.root)
     assert report.sound
     assert [report_on(report, path).rows for path in (first, second)] == [SEGMENT_ENTRIES, 5]
-    flip(first, FILE_HEADER_BYTES + 1000)
+    flip(first, FILE_HEADER_BYTES + 5_000)
     (damaged,) = verify_directory(books.root).damaged
-    assert damaged.path == str(second) and "does not follow the file before it" in damaged.damage
+    assert damaged.path == str(first) and "the checksum of the page differs" in damaged.damage
+    assert damaged.position == FILE_HEADER_BYTES + PAGE_BYTES
 
 
 def test_a_consume_log_may_end_within_an_entry_in_its_last_segment_only(books: Books) -> None:

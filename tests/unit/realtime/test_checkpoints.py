@@ -1,8 +1,5 @@
 """Checkpoints and retention (rules P2, L4, Q3) of the realtime server, against the core in memory."""
 
-import pytest
-
-from delayd.errors import DamagedData
 from delayd.log.checkpoint import read_checkpoint
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType, need_int, need_map, need_maps
@@ -164,18 +161,6 @@ def test_rule_T1_retention_waits_for_a_clock_that_is_believed() -> None:
     world.clock.step_wall(3_600_000)
     world.core.retain()
     assert segments(world) == before
-
-
-def test_a_consume_log_that_is_not_what_the_checkpoint_says_is_damage() -> None:
-    world, _ = filled()
-    world.core.checkpoint()
-    disk, state = world.disk.after_crash(), world.state.after_crash()
-    path = f"{FOLDER}/consume/00000000/{0:020}.log"
-    file = disk.open(path, write=True)
-    file.pwritev([b"\1"], 100)
-    file.close()
-    with pytest.raises(DamagedData, match="checksum of its entries"):
-        World(disk, state)
 
 
 def test_a_consume_log_that_no_checkpoint_knows_is_removed() -> None:
