@@ -43,6 +43,8 @@ PLACES = {
     "send": Place("send", "send", "Send messages that become due later."),
     "consume": Place("consume", "consume", "Take due messages and acknowledge them."),
     "servers": Place("servers", "servers", "List the servers that meta knows."),
+    "server": Place("server", "server", "Have meta forget a server."),
+    "route": Place("route", "route", "Give a subject to another realtime server."),
     "clock": Place("clock", "clock", "Compare the servers' clocks, or tell servers that theirs is right."),
     "subjects": Place("subjects", "subjects", "List subjects and the servers that serve them."),
     "groups": Place("groups", "groups", "List consumer groups and their progress."),

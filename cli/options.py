@@ -93,6 +93,34 @@ text_format_option = click.option(
 )
 
 
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+class LogId(click.ParamType[int]):
+    """A server's log_id as listings show it: up to 16 hexadecimal digits."""
+
+    name = "log_id"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See click."""
+        if isinstance(value, int):
+            return value
+        try:
+            number = int(value, 16)
+        except ValueError:
+            number = -1
+        if not 0 <= number < 1 << 64:
+            self.fail(f"{value} is no log_id; take one from `delayd servers`", param, ctx)
+        return number
+
+
+def confirm(costs: str, yes: bool) -> None:
+    """Say in one sentence what a decision costs, and ask for it unless `--yes` was given."""
+    click.echo(costs, err=True)
+    if not yes:
+        click.confirm("Do it?", abort=True, err=True)
+
+
 def secret_of(secret_file: str | None, data: str) -> Secret:
     """The secret with which an operator asks. Raises BadSetting when it can't be had."""
     return read_secret(secret_file or os.path.join(data, SECRET_FILE))

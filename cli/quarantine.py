@@ -13,7 +13,16 @@ from delayd.wire.requests import RequestType, need_bool, need_str
 from . import ask
 from .exits import NOT_BALANCED, OK
 from .listing import Cell, Column, Kind, show
-from .options import examples, format_option, meta_option, secret_data_option, secret_of, secret_option
+from .options import (
+    confirm,
+    examples,
+    format_option,
+    meta_option,
+    secret_data_option,
+    secret_of,
+    secret_option,
+    yes_option,
+)
 
 ROLES = ("delay", "realtime")
 COLUMNS = (
@@ -28,7 +37,6 @@ COLUMNS = (
 )
 
 server_option = click.option("--server", metavar="LOG_ID", help="The server that lists it; needed when several do.")
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 class Found(NamedTuple):
@@ -107,9 +115,7 @@ def _decide(request: RequestType, id_: str, meta: str, server: str | None, secre
     costs = found.entry.drop if dropping else found.entry.release
     if not costs:
         raise BadArgument(f"{id_} can't be {'dropped' if dropping else 'released'}; {found.entry.reason}")
-    click.echo(f"{id_}: {costs}", err=True)
-    if not yes:
-        click.confirm("Do it?", abort=True, err=True)
+    confirm(f"{id_}: {costs}", yes)
     done, message = ask.run(lambda: _ask(found.server, request, id_, secret))
     click.echo(message)
     return OK if done else NOT_BALANCED

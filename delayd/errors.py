@@ -101,6 +101,10 @@ class HourFull(CallerError):
     """One hour holds as many messages as its loader can bring into memory."""
 
 
+class TooManySubjects(CallerError):
+    """More subjects were looked at, and never sent to, than meta remembers."""
+
+
 class UnknownServer(CallerError):
     """No server of this name or address is known."""
 
@@ -449,6 +453,10 @@ class StaleSession(HandoffRefused):
 
 class EpochOutOfRange(HandoffRefused):
     """An epoch so far above the one heard that no server can have started so often."""
+
+
+class RestoredOrigin(HandoffRefused):
+    """The delay server does not know what a target knows to be decided: it was restored from a copy (rule H8)."""
 
 
 class FencedInstance(HandoffRefused):

@@ -10,29 +10,47 @@ decided while a transaction runs is the next one, so any number of routes costs 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 
 import msgpack
 
 from delayd.clock import Clock
-from delayd.errors import BadRequest, DamagedData, DiskFull, DiskReserve, RetryLater, ServerStopped
+from delayd.errors import (
+    BadRequest,
+    DamagedData,
+    DiskFull,
+    DiskReserve,
+    RetryLater,
+    ServerStopped,
+    SlowDown,
+    TooManySubjects,
+    UnknownServer,
+)
 from delayd.executor import Done, Executor
+from delayd.operator_log import OperatorLog
 from delayd.state import State
 from delayd.validate import check_subject
-from delayd.wire.meta import SUBJECTS_MAX, Registered, Routes, ServerInfo, SubjectPage, read_registered
+from delayd.wire.meta import SUBJECTS_MAX, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
 from delayd.wire.requests import U64_MAX
 
 from .registry import Registry
-from .routes import RouteTable
+from .routes import UNUSED_MAX, RouteTable
 
 SERVER_PREFIX = b"server/"
 ROUTE_PREFIX = b"route/"
+LOOK_PREFIX = b"look/"  # Routes that no message has used yet.
+MOVE_PREFIX = b"move/"  # Routes that an operator has moved, for the delay servers.
+MOVES_MAX = 100  # In one answer; a delay server asks again.
 DISK_RETRY_AFTER_MS = 1_000  # Someone must free space first.
 
 OnStored = Callable[[RetryLater | None], None]
 OnRoutes = Callable[[Routes | RetryLater], None]
+OnDone = Callable[[str | RetryLater], None]
+"""Hears what an operator's word has done."""
 
 
 @dataclass(slots=True)
@@ -43,6 +61,8 @@ class _Changes:
     removes: list[bytes] = field(default_factory=list)
     servers: list[Registered] = field(default_factory=list)
     routes: dict[str, int] = field(default_factory=dict)
+    unused: set[str] = field(default_factory=set)  # Of these routes.
+    after: list[Callable[[], None]] = field(default_factory=list)  # What is done in memory once it is durable.
     waiters: list[OnStored] = field(default_factory=list)
 
 
@@ -63,7 +83,11 @@ class Meta:
         self._executor = executor
         self._stop = stop
         self._registry = Registry(clock, lease_ms, _stored_servers(state, path))
-        self._table = RouteTable(_stored_routes(state, path))
+        self._table = RouteTable(_stored_routes(state, path, ROUTE_PREFIX), _stored_routes(state, path, LOOK_PREFIX))
+        self._operators = OperatorLog(state)
+        self._moves = _stored_moves(state, path)
+        self._last_move = self._moves[-1].number if self._moves else 0
+        self._clock = clock
         self._gathered = _Changes()
         self._committing = False
 
@@ -103,20 +127,76 @@ class Meta:
         """All servers of a role, or of each."""
         return self._registry.servers(role)
 
-    def routes(self, subjects: Sequence[str], assign: bool, on_routes: OnRoutes) -> None:
+    def moves_after(self, number: int) -> list[Move]:
+        """What operators have moved since the move of a number, in order; at most MOVES_MAX."""
+        return self._moves[bisect_right(self._moves, number, key=itemgetter(0)) :][:MOVES_MAX]
+
+    def forget(self, role: str, log_id: int, with_routes: bool, on_done: OnDone) -> None:
+        """Forget a server by an operator's word: it may register anew with any epoch.
+
+        The subjects of a realtime server stay its own, or with `with_routes` get another one when they are next asked
+        for. Raises UnknownServer, and BadArgument while it is alive.
+        """
+        server = self._registry.forget(role, log_id)
+        subjects = self._table.subjects_of(log_id) if role == "realtime" else []
+        if subjects and not with_routes:
+            anew = replace(server, epoch=1, place=0)
+            self._gathered.puts[_server_key(server)] = _server_value(anew)
+            self._gathered.after.append(partial(self._registry.begin_anew, anew))
+        else:
+            self._gathered.removes.append(_server_key(server))
+            for name in subjects:
+                self._gathered.removes += [ROUTE_PREFIX + name.encode(), LOOK_PREFIX + name.encode()]
+            self._gathered.after.append(partial(self._registry.remove, role, log_id))
+            self._gathered.after.append(partial(self._table.remove, log_id))
+        freed = len(subjects) if with_routes else 0
+        told = f"forgot {role} server {log_id:016x}; {freed} subjects have no server any more"
+        self._decide(told, on_done)
+
+    def move(self, subject: str, log_id: int, on_done: OnDone) -> None:
+        """Give a subject to another realtime server, by an operator's word. Raises UnknownServer, BadSubject."""
+        check_subject(subject.encode())
+        if not self._registry.find("realtime", [log_id]):
+            raise UnknownServer(f"meta knows no realtime server {log_id:016x}; see `delayd servers`")
+        if self._table.is_settling(subject):
+            raise SlowDown(f"the first route of {subject} is being stored; say it again")
+        before = self._table.get(subject)
+        if before == log_id:
+            on_done(f"{subject} is at {log_id:016x} already")
+            return
+        self._last_move += 1
+        number = self._last_move
+        self._gathered.puts[ROUTE_PREFIX + subject.encode()] = msgpack.packb(log_id)
+        self._gathered.puts[MOVE_PREFIX + subject.encode()] = msgpack.packb([number, log_id])
+        self._gathered.removes.append(LOOK_PREFIX + subject.encode())
+        self._gathered.after.append(partial(self._moved, Move(number, subject, log_id)))
+        old = "nobody" if before is None else f"{before:016x}"
+        self._decide(f"moved {subject} from {old} to {log_id:016x}", on_done)
+
+    def _moved(self, move: Move) -> None:
+        self._table.move(move.subject, move.log_id)
+        self._moves = [*(each for each in self._moves if each.subject != move.subject), move]
+
+    def _decide(self, told: str, on_done: OnDone) -> None:
+        """Store an operator's word with what it changes."""
+        puts, removes = self._operators.entry(self._clock.now_ms(), told)
+        self._gathered.puts.update(puts)
+        self._gathered.removes += removes
+        self._gathered.waiters.append(lambda refused: on_done(told if refused is None else refused))
+        self._commit()
+
+    def routes(self, subjects: Sequence[str], assign: bool, on_routes: OnRoutes, *, used: bool = True) -> None:
         """Look up subjects; with `assign` those without a route get one, durable when `on_routes` hears of it.
 
-        Raises BadRequest for too many at once, BadSubject for a name that can't be; then none got a route.
+        `used` says that messages wait for them. Raises BadRequest for too many at once, BadSubject for a name that
+        can't be, TooManySubjects when too many were looked at and never used; then none got a route.
         """
         if len(subjects) > SUBJECTS_MAX:
             raise BadRequest(f"{len(subjects)} subjects; ask for {SUBJECTS_MAX} at a time", field="subjects")
         for subject in subjects:
             check_subject(subject.encode())
         if assign:
-            decided = self._table.decide(subjects, self._registry.live("realtime"))
-            self._gathered.routes.update(decided)
-            for subject, log_id in decided.items():
-                self._gathered.puts[ROUTE_PREFIX + subject.encode()] = msgpack.packb(log_id)
+            self._assign(subjects, used)
         if self._table.has_unsettled(subjects):
             self._gathered.waiters.append(partial(self._answer_routes, subjects, on_routes))
             self._commit()
@@ -126,6 +206,26 @@ class Meta:
     def subjects(self, prefix: str, after: str, limit: int) -> SubjectPage:
         """Subjects that have a route, in order of name; at most SUBJECTS_MAX, whatever the limit."""
         return self._table.page(prefix, after, min(limit, SUBJECTS_MAX))
+
+    def _assign(self, subjects: Sequence[str], used: bool) -> None:
+        if not used and not self._table.has_room(subjects):
+            raise TooManySubjects(
+                f"{UNUSED_MAX:,} subjects were looked at to which nobody has sent yet; no further one gets a server "
+                "before a message for it has come"
+            )
+        decided = self._table.decide(subjects, self._registry.live("realtime"))
+        self._gathered.routes.update(decided)
+        if not used:
+            self._gathered.unused.update(decided)
+        for subject, log_id in decided.items():
+            prefix = ROUTE_PREFIX if used else LOOK_PREFIX
+            self._gathered.puts[prefix + subject.encode()] = msgpack.packb(log_id)
+        if used and (now_used := self._table.unused_of(subjects)):
+            for subject, log_id in now_used.items():
+                self._gathered.puts[ROUTE_PREFIX + subject.encode()] = msgpack.packb(log_id)
+                self._gathered.removes.append(LOOK_PREFIX + subject.encode())
+            self._gathered.after.append(partial(self._table.set_used, list(now_used)))
+            self._commit()
 
     def _has_routes(self, server: Registered) -> bool:
         return server.role == "realtime" and self._table.has_routes(server.log_id)
@@ -169,10 +269,12 @@ class Meta:
         except DiskFull as error:
             # Nothing of it was stored, so meta goes on and serves what it knows.
             refused = DiskReserve(f"meta stores nothing more: {error.message}", retry_after_ms=DISK_RETRY_AFTER_MS)
-        self._table.settle(changes.routes, durable=refused is None)
+        self._table.settle(changes.routes, durable=refused is None, unused=changes.unused)
         if refused is None:
             for server in changes.servers:
                 self._registry.stored(server)
+            for done_too in changes.after:
+                done_too()
         for waiter in changes.waiters:
             waiter(refused)
         self._commit()
@@ -200,14 +302,25 @@ def _stored_servers(state: State, path: str) -> list[Registered]:
     return servers
 
 
-def _stored_routes(state: State, path: str) -> list[tuple[str, int]]:
+def _stored_moves(state: State, path: str) -> list[Move]:
+    moves: list[Move] = []
+    for key, value in state.scan(MOVE_PREFIX):
+        try:
+            number, log_id = msgpack.unpackb(value)
+            moves.append(Move(int(number), key[len(MOVE_PREFIX) :].decode(), int(log_id)))
+        except (ValueError, TypeError) as error:
+            raise DamagedData(path, 0, f"the value of {key!r} is no move ({error})") from error
+    return sorted(moves)
+
+
+def _stored_routes(state: State, path: str, prefix: bytes) -> list[tuple[str, int]]:
     routes: list[tuple[str, int]] = []
-    for key, value in state.scan(ROUTE_PREFIX):
+    for key, value in state.scan(prefix):
         try:
             log_id = msgpack.unpackb(value)
         except ValueError as error:
             raise DamagedData(path, 0, f"the value of {key!r} is no msgpack") from error
         if type(log_id) is not int or not 0 <= log_id <= U64_MAX:
             raise DamagedData(path, 0, f"the value of {key!r} is no log_id")
-        routes.append((key[len(ROUTE_PREFIX) :].decode(), log_id))
+        routes.append((key[len(prefix) :].decode(), log_id))
     return routes

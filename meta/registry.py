@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from delayd.clock import Clock
-from delayd.errors import FencedInstance, PlaceTaken, SlowDown, StaleEpoch
+from delayd.errors import BadArgument, FencedInstance, PlaceTaken, SlowDown, StaleEpoch, UnknownServer
 from delayd.identity import check_epoch
 from delayd.wire.meta import SERVERS_MAX, Registered, ServerInfo
 
@@ -92,6 +92,29 @@ class Registry:
         forgotten = min(idle, key=lambda known: known.seen_ms).server
         del self._known[(forgotten.role, forgotten.log_id)]
         return forgotten
+
+    def forget(self, role: str, log_id: int) -> Registered:
+        """The server that an operator wants forgotten; nothing has changed. Raises UnknownServer, BadArgument."""
+        known = self._known.get((role, log_id))
+        if known is None:
+            raise UnknownServer(f"meta knows no {role} server {log_id:016x}; see `delayd servers`")
+        if self._is_alive(known):
+            raise BadArgument(
+                f"{role} server {log_id:016x} is alive at {known.server.host}:{known.server.port}; stop it for good, "
+                "wait until its lease has ended, and say it again"
+            )
+        return known.server
+
+    def begin_anew(self, server: Registered) -> None:
+        """Take any epoch of this server from now on; the state says so."""
+        known = self._known[(server.role, server.log_id)]
+        known.server = known.stored = server
+        known.alive = known.heard = False
+        known.contender = None
+
+    def remove(self, role: str, log_id: int) -> None:
+        """Forget a server; the state has."""
+        self._known.pop((role, log_id), None)
 
     def live(self, role: str) -> list[int]:
         """The log_ids of the servers of a role that are alive, lowest first."""

@@ -1,7 +1,8 @@
 """Which realtime server has which subject.
 
 Invariant: what is given out is durable, and a route that was given out never changes by itself. A route that is decided
-and not durable yet counts as taken, so that nobody else decides it again.
+and not durable yet counts as taken, so that nobody else decides it again. A route is *unused* until a delay server asks
+for it, which has messages for it: those that consumers alone have looked at are bounded (rule B1).
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from delayd.wire.meta import SubjectPage
+
+UNUSED_MAX = 100_000  # Routes of subjects that no message has used: 40 MB in memory and on disk.
 
 
 class RouteTable:
     """Routes by subject, in memory; about 200 B each."""
 
-    def __init__(self, stored: Iterable[tuple[str, int]]) -> None:
+    def __init__(self, stored: Iterable[tuple[str, int]], unused: Iterable[tuple[str, int]] = ()) -> None:
         self._durable = dict(stored)
+        looked = {name: log_id for name, log_id in unused if name not in self._durable}
+        self._unused = dict.fromkeys(looked)
+        self._durable |= looked
         self._decided: dict[str, int] = {}
         self._counts = Counter(self._durable.values())
         self._names = sorted(self._durable)
@@ -39,6 +45,51 @@ class RouteTable:
         """Whether a subject is routed to a server."""
         return self._counts[log_id] > 0
 
+    def unused_of(self, subjects: Iterable[str]) -> dict[str, int]:
+        """Those of some subjects whose route is durable and was not used yet."""
+        if not self._unused:
+            return {}
+        return {subject: self._durable[subject] for subject in subjects if subject in self._unused}
+
+    def has_room(self, subjects: Iterable[str]) -> bool:
+        """Whether routes that nobody has used yet may be made for these."""
+        new = sum(1 for subject in set(subjects) if subject not in self._durable and subject not in self._decided)
+        return not new or len(self._unused) + len(self._decided) + new <= UNUSED_MAX
+
+    def is_settling(self, subject: str) -> bool:
+        """Whether a route of it is decided and not durable yet."""
+        return subject in self._decided
+
+    def set_used(self, subjects: Iterable[str]) -> None:
+        """Messages have come for these; the state says so."""
+        for subject in subjects:
+            self._unused.pop(subject, None)
+
+    def move(self, subject: str, log_id: int) -> None:
+        """An operator's word, which is durable: another server has the subject from now on."""
+        known = self._durable.get(subject)
+        if known is not None:
+            self._counts[known] -= 1
+        else:
+            self._names.append(subject)
+            self._names_sorted = False
+        self._durable[subject] = log_id
+        self._counts[log_id] += 1
+        self._unused.pop(subject, None)
+
+    def remove(self, log_id: int) -> None:
+        """An operator's word, which is durable: the subjects of a server have none any more."""
+        for subject in self.subjects_of(log_id):
+            del self._durable[subject]
+            self._unused.pop(subject, None)
+        self._names = sorted(self._durable)
+        self._names_sorted = True
+        del self._counts[log_id]
+
+    def subjects_of(self, log_id: int) -> list[str]:
+        """All that are routed to a server; walks over every route."""
+        return [subject for subject, owner in self._durable.items() if owner == log_id]
+
     def decide(self, subjects: Iterable[str], live: Sequence[int]) -> dict[str, int]:
         """Choose for each subject without a route the live server with the fewest subjects, the lowest of them first.
 
@@ -55,12 +106,14 @@ class RouteTable:
                 self._counts[log_id] += 1
         return decided
 
-    def settle(self, decided: Mapping[str, int], *, durable: bool) -> None:
+    def settle(self, decided: Mapping[str, int], *, durable: bool, unused: Container[str] = ()) -> None:
         """Decided routes are durable from now on; or they are taken back, for nothing of them was stored."""
         for subject, log_id in decided.items():
             del self._decided[subject]
             if durable:
                 self._durable[subject] = log_id
+                if subject in unused:
+                    self._unused[subject] = None
             else:
                 self._counts[log_id] -= 1
         if durable:

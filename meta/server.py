@@ -23,13 +23,14 @@ from delayd.net.trust import Guard
 from delayd.secret import open_secret
 from delayd.state import LmdbState
 from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
-from delayd.wire.meta import Routes, read_registered, servers_head
+from delayd.wire.meta import Routes, moves_head, read_registered, servers_head
 from delayd.wire.requests import (
     RequestType,
     need_bool,
     need_int,
     need_str,
     need_strs,
+    need_u64,
     optional_str,
     request_type,
 )
@@ -125,6 +126,8 @@ class MetaService:
             answer(self._told({"servers": servers_head(servers)}))
         elif kind is RequestType.ROUTES:
             self._routes(connection, frame)
+        elif kind in (RequestType.FORGET_SERVER, RequestType.MOVE_ROUTE):
+            self._decide(connection, frame, kind)
         elif kind is RequestType.META_SUBJECTS:
             answer(self._subjects(frame.head))
         else:
@@ -143,11 +146,14 @@ class MetaService:
         self._idle.set()
 
     def _register(self, connection: Connection, frame: Frame) -> None:
+        seen = need_u64(frame.head, "moves_seen") if "moves_seen" in frame.head else 0
+
         def on_stored(refused: RetryLater | None) -> None:
             if refused is not None:
                 connection.answer_error(frame.request_id, refused)
             else:
                 head: Head = {"lease_ms": self._config.lease_ms, "heartbeat_ms": self._config.heartbeat_ms}
+                head["moves"] = moves_head(self._core.moves_after(seen))
                 connection.answer(frame.request_id, self._told(head))
             self._idle.set()
 
@@ -164,7 +170,25 @@ class MetaService:
                 connection.answer(frame.request_id, self._told(answer.to_head()))
             self._idle.set()
 
-        self._core.routes(need_strs(frame.head, "subjects"), need_bool(frame.head, "assign"), on_routes)
+        subjects, assign = need_strs(frame.head, "subjects"), need_bool(frame.head, "assign")
+        # A delay server asks for subjects that it has messages for; anyone else may only be curious.
+        self._core.routes(subjects, assign, on_routes, used=connection.trusted)
+
+    def _decide(self, connection: Connection, frame: Frame, kind: RequestType) -> None:
+        """An operator's word; answered when it is durable."""
+
+        def on_done(told: str | RetryLater) -> None:
+            if isinstance(told, RetryLater):
+                connection.answer_error(frame.request_id, told)
+            else:
+                connection.answer(frame.request_id, self._told({"message": told}))
+            self._idle.set()
+
+        head = frame.head
+        if kind is RequestType.FORGET_SERVER:
+            self._core.forget(need_str(head, "role"), need_u64(head, "log_id"), need_bool(head, "routes"), on_done)
+        else:
+            self._core.move(need_str(head, "subject"), need_u64(head, "to"), on_done)
 
     def _subjects(self, head: Head) -> Head:
         page = self._core.subjects(need_str(head, "prefix"), need_str(head, "after"), need_int(head, "limit", 1))

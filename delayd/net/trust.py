@@ -30,9 +30,14 @@ NEEDS_TRUST = frozenset(
         RequestType.QUARANTINE_RELEASE,
         RequestType.QUARANTINE_DROP,
         RequestType.REGISTER,
+        RequestType.FORGET_SERVER,
+        RequestType.MOVE_ROUTE,
         RequestType.CHECKPOINT,
+        RequestType.TARGET_LOST,
+        RequestType.TARGET_ACCEPT,
         RequestType.HELLO,
         RequestType.DISPATCH,
+        RequestType.ORIGIN_ACCEPT,
     }
 )
 

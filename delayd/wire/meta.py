@@ -88,6 +88,14 @@ class Routes(NamedTuple):
         return {"routes": dict(self.routes), "servers": servers_head(self.servers), "unrouted": list(self.unrouted)}
 
 
+class Move(NamedTuple):
+    """A subject that an operator gave to another server; numbers rise."""
+
+    number: int
+    subject: str
+    log_id: int
+
+
 class SubjectPage(NamedTuple):
     """The answer of SUBJECTS: names and log_ids, in order of name."""
 
@@ -156,6 +164,23 @@ def read_routes(head: Head) -> Routes:
     return Routes(
         {subject: need_u64(routes, subject) for subject in routes}, read_servers(head), need_strs(head, "unrouted")
     )
+
+
+def moves_head(moves: Iterable[Move]) -> list[HeadValue]:
+    """The field `moves` of an answer to REGISTER."""
+    return [list(move) for move in moves]
+
+
+def read_moves(head: Head) -> list[Move]:
+    """The field `moves` of an answer to REGISTER."""
+    moves: list[Move] = []
+    for item in need_list(head, "moves"):
+        match item:
+            case [int(number), str(subject), int(log_id)] if 0 <= number <= U64_MAX and 0 <= log_id <= U64_MAX:
+                moves.append(Move(number, subject, log_id))
+            case _:
+                raise BadRequest("moves has an item that is no number, name and log_id", field="moves")
+    return moves
 
 
 def read_subject_page(head: Head) -> SubjectPage:

@@ -58,9 +58,14 @@ class RequestType(IntEnum):
     SERVERS = 11
     ROUTES = 12
     META_SUBJECTS = 13
+    FORGET_SERVER = 14
+    MOVE_ROUTE = 15
     SEND = 20
     OUTCOME = 21
     CHECKPOINT = 22
+    TARGETS = 23
+    TARGET_LOST = 24
+    TARGET_ACCEPT = 25
     HELLO = 30
     DISPATCH = 31
     PULL = 40
@@ -68,6 +73,7 @@ class RequestType(IntEnum):
     NACK = 42
     GROUPS = 43
     SUBJECTS = 44
+    ORIGIN_ACCEPT = 46
 
 
 def request_type(number: int) -> RequestType:

@@ -1,0 +1,156 @@
+"""What operators decide at meta: servers forgotten, routes moved; and the bound on routes that nobody uses."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayd.errors import BadArgument, RetryLater, SlowDown, StaleEpoch, TooManySubjects, UnknownServer
+from delayd.testing.executor import StepExecutor
+from meta import routes
+from meta.core import MOVES_MAX
+
+from .servers import LEASE_MS, World, delay_server, realtime_server
+
+
+def forget(world: World, role: str, log_id: int, *, with_routes: bool = False) -> str:
+    told: list[str | RetryLater] = []
+    world.meta.forget(role, log_id, with_routes, told.append)
+    (message,) = told
+    assert isinstance(message, str)
+    return message
+
+
+def move(world: World, subject: str, log_id: int) -> str:
+    told: list[str | RetryLater] = []
+    world.meta.move(subject, log_id, told.append)
+    (message,) = told
+    assert isinstance(message, str)
+    return message
+
+
+def operator_entries(world: World) -> int:
+    return len(world.state.scan(b"operator/"))
+
+
+def test_a_server_that_lives_or_is_not_known_is_not_forgotten() -> None:
+    world = World()
+    world.register(delay_server(1))
+    with pytest.raises(BadArgument, match="is alive at"):
+        forget(world, "delay", 1)
+    with pytest.raises(UnknownServer):
+        forget(world, "delay", 2)
+    assert operator_entries(world) == 0
+
+
+def test_a_restored_server_registers_after_an_operator_had_its_newer_life_forgotten() -> None:
+    world = World()
+    world.register(delay_server(1, epoch=9))
+    world.clock.advance(LEASE_MS)
+    with pytest.raises(StaleEpoch):
+        world.register(delay_server(1, epoch=5))
+    assert "forgot delay server 0000000000000001" in forget(world, "delay", 1)
+    assert world.alive() == {}
+    world.restart()
+    assert world.alive() == {}
+    assert world.register(delay_server(1, epoch=5)) == [None]
+    assert operator_entries(world) == 1
+
+
+def test_a_realtime_server_that_is_forgotten_keeps_its_subjects_unless_the_operator_says_otherwise() -> None:
+    world = World()
+    world.register(realtime_server(1, epoch=9))
+    assert world.routes("a", "b").routes == {"a": 1, "b": 1}
+    world.clock.advance(LEASE_MS)
+    forget(world, "realtime", 1)
+    for _ in range(2):
+        assert world.routes("a", assign=False).routes == {"a": 1}
+        assert list(world.alive()) == [1]
+        world.restart()
+    world.clock.advance(LEASE_MS)
+    world.register(realtime_server(1, epoch=2))
+    world.clock.advance(LEASE_MS)
+    assert "2 subjects" in forget(world, "realtime", 1, with_routes=True)
+    assert world.alive() == {}
+    world.register(realtime_server(2))
+    assert world.routes("a", "b").routes == {"a": 2, "b": 2}
+    world.restart()
+    assert world.routes("a", "b", assign=False).routes == {"a": 2, "b": 2}
+
+
+def test_a_subject_is_moved_durably_and_delay_servers_hear_of_each_move_once() -> None:
+    world = World()
+    world.register(realtime_server(1), realtime_server(2))
+    before = world.routes("a", "b").routes
+    other = 3 - before["a"]
+    assert move(world, "a", other) == f"moved a from {before['a']:016x} to {other:016x}"
+    assert "already" in move(world, "a", other)
+    move(world, "new", 1)
+    for _ in range(2):
+        assert world.routes("a", "new", assign=False).routes == {"a": other, "new": 1}
+        assert [tuple(each) for each in world.meta.moves_after(0)] == [(1, "a", other), (2, "new", 1)]
+        assert [each.subject for each in world.meta.moves_after(1)] == ["new"]
+        world.restart()
+    # Only the last move of a subject counts.
+    move(world, "a", before["a"])
+    assert [tuple(each) for each in world.meta.moves_after(0)] == [(2, "new", 1), (3, "a", before["a"])]
+    with pytest.raises(UnknownServer):
+        move(world, "a", 77)
+    assert world.meta.subjects("", "", 10).subjects == [("a", before["a"]), ("b", before["b"]), ("new", 1)]
+
+
+def test_moves_are_told_in_parts() -> None:
+    world = World()
+    world.register(realtime_server(1))
+    for number in range(MOVES_MAX + 5):
+        move(world, f"s{number}", 1)
+    assert len(world.meta.moves_after(0)) == MOVES_MAX
+    assert len(world.meta.moves_after(MOVES_MAX)) == 5
+
+
+def test_a_route_that_is_being_stored_is_moved_later() -> None:
+    executor = StepExecutor()
+    world = World(executor=executor)
+    world.register(realtime_server(1))
+    executor.run_one()
+    executor.complete_one()
+    world.ask(["a"])
+    with pytest.raises(SlowDown):
+        world.meta.move("a", 1, lambda _: None)
+
+
+def test_rule_B1_routes_that_no_message_has_used_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "UNUSED_MAX", 3)
+    world = World()
+    world.register(realtime_server(1))
+
+    def look(*subjects: str) -> object:
+        answers: list[object] = []
+        world.meta.routes(list(subjects), True, answers.append, used=False)
+        return answers
+
+    look("a", "b", "c")
+    for _ in range(2):
+        with pytest.raises(TooManySubjects):
+            look("d")
+        # What is known is answered, and what has messages gets its route whatever others have looked at.
+        look("a", "b", "c")
+        world.restart()
+    assert world.routes("e").routes == {"e": 1}
+    # A message has come for one of them: it counts no more.
+    world.routes("a")
+    look("d")
+    world.restart()
+    with pytest.raises(TooManySubjects):
+        look("f")
+    assert world.routes("a", "b", "c", "d", "e", assign=False).unrouted == []
+
+
+def test_only_the_newest_entries_of_operators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayd.operator_log.ENTRIES_MAX", 5)
+    world = World()
+    world.register(realtime_server(1))
+    for number in range(12):
+        move(world, f"s{number}", 1)
+        if number == 6:
+            world.restart()
+    assert operator_entries(world) == 5
