@@ -408,6 +408,10 @@ class FrameDamaged(ProtocolError):
     """A frame's header does not check."""
 
 
+class FrameOverdue(ProtocolError):
+    """A peer connected and sent no whole frame in time, or began one and did not go on."""
+
+
 class TooManyConnections(RetryLater):
     """A server has as many connections as it takes."""
 

@@ -22,7 +22,8 @@ from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.secret import open_secret
 from delayd.state import LmdbState
-from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
+from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.limits import META_LIMITS
 from delayd.wire.meta import Routes, moves_head, read_registered, servers_head
 from delayd.wire.requests import (
     RequestType,
@@ -56,8 +57,7 @@ class MetaService:
         self._started_at_ms = self._clock.now_ms()
         self._executor = ThreadExecutor("meta-state", loop.call_soon_threadsafe)
         self._disk = RealDisk()
-        # No request of meta has a body; one that was meant for a delay server is refused by name all the same.
-        self._server = Server(self, body_bytes_max=SEND_BODY_BYTES_MAX)
+        self._server = Server(self, limits=META_LIMITS)
         self._lock: Lock | None = None
         self._state: LmdbState | None = None
         self._stopping = False
@@ -204,6 +204,7 @@ class MetaService:
         }
         return self._told(
             {
+                **self._server.status(),
                 "role": self._config.role,
                 "log_id": self._identity.log_id,
                 "epoch": self._identity.epoch,

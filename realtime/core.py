@@ -72,6 +72,7 @@ class Core:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         identity = recovered.identity
+        self.shell_status: Callable[[], Head] = dict  # What the shell adds to STATUS, of its connections and its loop.
         self.log_id = identity.log_id
         self.epoch = identity.epoch
         self.counters = dict.fromkeys(("frames", "batches", "messages", "refused", "fenced"), 0)
@@ -339,6 +340,7 @@ class Core:
 
     def _status(self, peer: Peer, frame: Frame) -> None:
         extra: dict[str, HeadValue] = {
+            **self.shell_status(),
             "cluster_id": self.cluster_id(),
             "clock_confirmed": self._clock.confirmed,
             "end_offset": self._indexed_offset,

@@ -23,6 +23,7 @@ from delayd.net.trust import Guard
 from delayd.place import place_of
 from delayd.secret import open_secret
 from delayd.wire.frame import Frame
+from delayd.wire.limits import REALTIME_LIMITS
 from delayd.wire.meta import Registered
 from delayd.wire.requests import RequestType
 
@@ -66,7 +67,8 @@ class RealtimeServer:
         self._guard = membership.guard(config.role, core.log_id)
         core.cluster_id = lambda: membership.cluster_id
         self._timer = Timer(asyncio.get_running_loop(), self._on_timer)
-        self._server = Server(self)
+        self._server = Server(self, limits=REALTIME_LIMITS)
+        core.shell_status = self._server.status
         port = await self._server.listen(config.host, config.port)
         self._rearm()
         registered = Registered(config.role, core.log_id, config.advertised_host, port, core.epoch, os.getpid(), place)

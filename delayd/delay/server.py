@@ -27,7 +27,8 @@ from delayd.net.timer import Timer
 from delayd.net.trust import Guard
 from delayd.place import place_of
 from delayd.secret import open_secret
-from delayd.wire.frame import SEND_BODY_BYTES_MAX, Frame, Head, HeadValue
+from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.meta import Registered, Routes
 from delayd.wire.waits import waits_head
 
@@ -88,7 +89,7 @@ class DelayServer:
         self._guard = membership.guard(config.role, core.identity.log_id)
         self._requests = Requests(core, home.clock, self._status)
         self._reserve()
-        self._server = Server(self, body_bytes_max=SEND_BODY_BYTES_MAX)
+        self._server = Server(self, limits=DELAY_LIMITS)
         self._port = await self._server.listen(config.host, config.port)
         self._registration.start()
         self._places = loop.create_task(self._find_places(self._registration, core))
@@ -253,8 +254,9 @@ class DelayServer:
         return Registered("delay", identity.log_id, host, self._port, identity.epoch, os.getpid(), place)
 
     def _status(self) -> Head:
-        assert self._core is not None and self._home is not None
+        assert self._core is not None and self._home is not None and self._server is not None
         return {
+            **self._server.status(),
             "role": "delay",
             "log_id": self._core.identity.log_id,
             "epoch": self._core.identity.epoch,

@@ -5,9 +5,9 @@ peer before answers have left.
 
      this side asks                                   the peer asks
      request, call ──▶ under way ──▶ on_answer         received ──▶ asked ──▶ answer, answer_error
-                         │ connection ends               │ too many unanswered: held back, and the socket not read
-                         ▼                               ▼
-                       ConnectionLost (sent?)          taken when answers have left
+                         │ connection ends               │ too many unanswered, or its share of this turn is used up:
+                         ▼                               ▼ the socket is not read
+                       ConnectionLost (sent?)          taken when answers have left, or at its next turn
 
 A fault of one request is answered for it alone; bytes that are no frame end the connection (docs/protocol.md). All
 methods belong to the loop's thread, and none blocks.
@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, Protocol, cast
 
@@ -29,17 +28,27 @@ from delayd.errors import (
     ConnectionLost,
     DelaydError,
     FrameDamaged,
+    FrameOverdue,
     HeadTooLarge,
     ServerUnavailable,
+    TooManyConnections,
     UnknownRequest,
 )
+from delayd.log_limit import LogLimit
+from delayd.net.budget import Budget, units_of
 from delayd.net.calls import Calls, OnAnswer, lost, outcome
 from delayd.net.writer import Writer
 from delayd.wire.frame import ANSWER, BODY_BYTES_MAX, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
-from delayd.wire.requests import error_head
+from delayd.wire.limits import RequestLimits
+from delayd.wire.requests import RequestType, error_head, request_type
 
 REQUESTS_MAX = 1024  # Unanswered on one connection; docs/protocol.md.
 IN_FLIGHT_BYTES_MAX = CONNECTION_BYTES_MAX  # Four batches at their limit; the last one may pass it.
+FIRST_FRAME_S = 30.0  # For the first whole request on a new connection; whoever connects has something to ask.
+PROOF_S = 2.0  # For a peer to prove that it may have a place that is kept.
+FRAME_S = 30.0  # For a frame that has begun; one that takes longer must come at a rate, so that it ends at all.
+FRAME_BYTES_A_S_MIN = 64 << 10  # A SEND of 16 MiB may take four minutes.
+RETRY_CONNECT_MS = 1_000
 CLOSE_MS_MAX = 2_000  # For a peer to take what was written before the close; a stop has 5 s for everything.
 # A peer that is gone without a word is noticed by the kernel: an idle connection is probed, and what was sent must be
 # taken. Far above what a stopped process or a cable that is plugged over needs; who needs an answer sooner asks for it.
@@ -48,10 +57,15 @@ PROBE_AFTER_S = 30
 PROBE_EVERY_S = 10
 CONNECT_MS_DEFAULT = 5_000  # A lost first packet is sent again after 1 and after 3 s.
 
+PROOF = frozenset({RequestType.CHALLENGE, RequestType.PROVE})
+TYPES_WITH_BODY = frozenset({RequestType.SEND, RequestType.DISPATCH})  # At any server.
+UNBOUNDED = 1 << 62  # Units of a turn, for a connection without a budget.
+
 _CONNECTION_ITSELF = 0  # The request id of an error that concerns no single request.
 
 P = ParamSpec("P")
 log = logging.getLogger(__name__)
+limited = LogLimit(log)
 
 
 class Handler(Protocol):
@@ -73,8 +87,6 @@ class Handler(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """One end of a connection; made by `connect` or by a Server."""
 
-    trusted: bool = False  # True once the peer has proved that it knows the cluster's secret.
-
     def __init__(
         self,
         handler: Handler | None = None,
@@ -82,6 +94,8 @@ class Connection(asyncio.BufferedProtocol):
         body_bytes_max: int = BODY_BYTES_MAX,
         requests_max: int = REQUESTS_MAX,
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+        limits: RequestLimits | None = None,
+        budget: Budget | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.peer = "a peer"
@@ -93,16 +107,37 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._closing = False
         self._ending: DelaydError | None = None  # Why the connection ends, once that is known.
-        self._reader = FrameReader(body_bytes_max)
+        self._reader = FrameReader(body_bytes_max, None if limits is None else limits.plain)
+        self._limits = limits
+        self._budget = budget
+        self.trusted = False
+        self.must_prove = False  # The place of this connection is kept for trusted peers.
+        self._began = loop.time()
+        self._quiet = False  # Nothing has come since the server looked last.
+        self._unfinished_bytes = 0  # As the budget knows them.
+        self._unfinished_since = self._began
+        self._untaken_bytes = 0
+        self._untaken_since = self._began
+        self._waits_for_turn = False
         self._writer = Writer(loop)
         self._calls = Calls(loop, self._writer, self._guard)
         # Type and body bytes of what the peer asked and this side has not answered, and what is held back.
         self._asked: dict[int, tuple[int, int]] = {}
         self._asked_bytes = 0
         self._serves = False  # Requests go one way on a connection, so the side that has got one only answers.
-        self._held_back: deque[Frame] = deque()
         self._reading = True
         self._read_on_due = False
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the peer has proved that it knows the cluster's secret."""
+        return self._trusted
+
+    @trusted.setter
+    def trusted(self, trusted: bool) -> None:
+        self._trusted = trusted
+        if self._limits is not None:
+            self._reader.room_by_type = self._limits.by_type_trusted if trusted else self._limits.by_type
 
     @property
     def is_open(self) -> bool:
@@ -186,7 +221,9 @@ class Connection(asyncio.BufferedProtocol):
     def refuse(self, error: DelaydError) -> None:
         """Tell the peer why the whole connection ends, and end it."""
         if self.is_open:
-            log.warning("connection_refused peer=%s code=%s message=%r", self.peer, error.code, error.message)
+            limited.warning(
+                error.code, "connection_refused peer=%s code=%s message=%r", self.peer, error.code, error.message
+            )
             self._ending = error
             self._writer.write(encode_frame(0, _CONNECTION_ITSELF, error_head(error), (), ANSWER | ERROR))
             self.close()
@@ -197,6 +234,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._writer.flush()
         self._closing = True
+        self._drop_unfinished()
         if self._transport is None:
             return
         self._transport.close()
@@ -206,8 +244,52 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """End the connection now; what was written and has not left is lost."""
         self._closing = True
+        self._drop_unfinished()
         if self._transport is not None:
             self._transport.abort()
+
+    # What the server that has accepted this connection calls, and the budget of all of its connections.
+
+    def look(self, now: float) -> None:
+        """Give back what an idle connection does not need, and end one whose peer lets this side wait for a frame."""
+        if self._closing:
+            return
+        if self._quiet:
+            self._reader.rest()
+        self._quiet = True
+        if self.must_prove and not self._trusted and now - self._began > PROOF_S:
+            self.refuse(_no_place())
+        elif not self._reader.cut_count and now - self._began > FIRST_FRAME_S:
+            self.refuse(FrameOverdue(f"no whole request came within {FIRST_FRAME_S:.0f} s; connect when there is one"))
+        elif not self._reading or not self._unfinished_bytes:
+            # While this side does not read, the peer can't finish anything.
+            self._unfinished_since = now
+        else:
+            waited_s = now - self._unfinished_since
+            if waited_s > FRAME_S and self._unfinished_bytes < waited_s * FRAME_BYTES_A_S_MIN:
+                what = f"{self._unfinished_bytes} bytes of a frame came within {waited_s:.0f} s"
+                self.refuse(FrameOverdue(f"{what}; send a request as a whole"))
+
+    def go_on(self) -> None:
+        """See Member: it is this connection's turn."""
+        self._waits_for_turn = False
+        self._take()
+
+    def unfinished_since(self) -> tuple[int, float]:
+        """See Member."""
+        return self._unfinished_bytes, self._unfinished_since
+
+    def untaken_since(self) -> tuple[int, float]:
+        """See Member."""
+        return self._untaken_bytes, self._untaken_since
+
+    def end(self, error: DelaydError) -> None:
+        """See Member."""
+        self.refuse(error)
+        if self._untaken_bytes:
+            # A peer that takes nothing would not take the reason either.
+            self.abort()
+            self._drop_untaken()
 
     # What the transport calls.
 
@@ -232,19 +314,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """More bytes of the peer have come."""
-        for frame in self._reader.received(nbytes):
-            if self._closing:
-                return
-            if frame.flags & ANSWER:
-                self._answered(frame)
-            elif self._held_back or self._is_full():
-                self._held_back.append(frame)
-            else:
-                self._deliver(frame)
-        if self._reader.fault is not None:
-            self.refuse(self._reader.fault)
-        elif self._held_back or self._is_full():
-            self._stop_reading()
+        if self._closing:
+            return
+        self._quiet = False
+        self._reader.arrived(nbytes)
+        self._take()
 
     def eof_received(self) -> bool:
         """The peer closed its side: nobody reads the answers any more."""
@@ -253,12 +327,15 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The transport is full; a peer that does not take its answers gets no more requests served."""
         self._writer.pause()
+        self._untaken_since = self._loop.time()
+        self._count_untaken()
         if self._serves:
             self._stop_reading()
 
     def resume_writing(self) -> None:
         """The peer takes bytes again."""
         self._writer.resume()
+        self._drop_untaken()
         self._soon_read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -273,7 +350,8 @@ class Connection(asyncio.BufferedProtocol):
         self._calls.end_all(self._ending or closed_here)
         self._writer.detach()
         self._asked.clear()
-        self._held_back.clear()
+        self._drop_unfinished()
+        self._drop_untaken()
         if self._handler is not None:
             self._guard(self._handler.disconnected, self, self._ending)
         # Whoever waited for it may have been cancelled, as by Ctrl-C, and the future with it.
@@ -288,12 +366,17 @@ class Connection(asyncio.BufferedProtocol):
             # Answers could not be matched any more, so this is a fault of the connection.
             self.refuse(BadRequest(f"the request id {request_id} is reserved or still under way"))
             return
+        if self.must_prove and not self._trusted and frame.type not in PROOF:
+            self.refuse(_no_place())
+            return
         self._asked[request_id] = (frame.type, len(frame.body))
         self._asked_bytes += len(frame.body)
         self._serves = True
         try:
             if frame.fault is not None:
                 raise frame.fault
+            if frame.body and self._limits is not None and frame.type not in self._limits.bodies:
+                _check_no_body(frame)
             if self._handler is None:
                 raise UnknownRequest("this side of the connection serves no requests")
             self._handler.received(self, frame)
@@ -310,7 +393,7 @@ class Connection(asyncio.BufferedProtocol):
         if not flags & MORE:
             del self._asked[request_id]
             self._asked_bytes -= body_bytes
-            if self._held_back or not self._reading:
+            if not self._reading:
                 self._soon_read_on()
         if self._closing:
             return
@@ -324,6 +407,8 @@ class Connection(asyncio.BufferedProtocol):
                 return
             pieces = encode_frame(frame_type, request_id, error_head(error), (), ANSWER | ERROR)
         self._writer.write(pieces)
+        if not self._writer.writable:
+            self._count_untaken()
 
     def _is_full(self) -> bool:
         # Only who serves stops reading when it can't write: two sides that both did would wait for each other.
@@ -346,11 +431,78 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read_on(self) -> None:
         self._read_on_due = False
-        while self._held_back and not self._closing and not self._is_full():
-            self._deliver(self._held_back.popleft())
-        if not self._reading and self._transport is not None and not self._closing and not self._is_full():
+        if not self._reading and not self._waits_for_turn:
+            self._take()
+
+    def _take(self) -> None:
+        """Begin what has come, as far as this side is not full and this connection has its share of the turn."""
+        reader, budget = self._reader, self._budget
+        units = UNBOUNDED if budget is None else budget.share()
+        used = 0
+        while not self._closing:
+            if self._is_full():
+                self._stop_reading()
+                break
+            if used >= units:
+                if reader.may_have_next:
+                    self._wait_for_turn()
+                break
+            frame = reader.next()
+            if frame is None:
+                break
+            used += units_of(frame.type, reader.cut_bytes)
+            if frame.flags & ANSWER:
+                self._answered(frame)
+            else:
+                self._deliver(frame)
+        if budget is not None:
+            budget.used(used)
+        if self._closing:
+            return
+        if reader.fault is not None:
+            self.refuse(reader.fault)
+            return
+        if budget is not None:
+            self._count_unfinished(budget, begun=used > 0)
+        if not self._reading and not self._waits_for_turn and not self._is_full():
+            self._start_reading()
+
+    def _wait_for_turn(self) -> None:
+        assert self._budget is not None, "only a budget bounds the share of a turn"
+        self._stop_reading()
+        self._waits_for_turn = True
+        self._budget.wait(self)
+
+    def _start_reading(self) -> None:
+        if self._transport is not None and self.is_open:
             self._reading = True
             self._transport.resume_reading()
+
+    def _count_unfinished(self, budget: Budget, *, begun: bool) -> None:
+        unfinished = self._reader.unfinished_bytes
+        if begun or not self._unfinished_bytes:
+            self._unfinished_since = self._loop.time()
+        if unfinished != self._unfinished_bytes:
+            by, self._unfinished_bytes = unfinished - self._unfinished_bytes, unfinished
+            budget.unfinished(by)
+
+    def _drop_unfinished(self) -> None:
+        """Nothing more is read: what came of a frame goes at once, and not with the last reference to this object."""
+        self._reader.drop()
+        if self._budget is not None:
+            by, self._unfinished_bytes = -self._unfinished_bytes, 0
+            self._budget.unfinished(by)
+
+    def _count_untaken(self) -> None:
+        if self._budget is not None and self._transport is not None:
+            untaken = self._writer.held_bytes
+            by, self._untaken_bytes = untaken - self._untaken_bytes, untaken
+            self._budget.untaken(by)
+
+    def _drop_untaken(self) -> None:
+        if self._budget is not None:
+            by, self._untaken_bytes = -self._untaken_bytes, 0
+            self._budget.untaken(by)
 
     # Answers of the peer, and bugs.
 
@@ -373,6 +525,18 @@ class Connection(asyncio.BufferedProtocol):
         self.abort()
         if self._handler is not None:
             self._handler.crashed(error)
+
+
+def _no_place() -> TooManyConnections:
+    message = "the places that are left are for servers and operators; close some connections"
+    return TooManyConnections(message, retry_after_ms=RETRY_CONNECT_MS)
+
+
+def _check_no_body(frame: Frame) -> None:
+    """BadRequest for a body of a type that has none; one that another server takes is refused by the handler."""
+    kind = request_type(frame.type)
+    if kind not in TYPES_WITH_BODY:
+        raise BadRequest(f"{kind.name} has no body, and this one has {len(frame.body)} bytes")
 
 
 def _set_up(line: socket.socket) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -23,8 +22,9 @@ from typing import Protocol
 
 from delayd.errors import CallerError, DamagedData, DataError, DelaydError, ServerStopped
 from delayd.net.collector import QuietCollector
+from delayd.net.files import FILES_MIN, connections_max, raise_file_limit
 from delayd.net.heap import bound_heap
-from delayd.net.server import CONNECTIONS_MAX, run
+from delayd.net.server import run
 
 EXIT_OK = 0
 EXIT_BUG = 1  # The log has the traceback; the supervisor may start it again.
@@ -32,8 +32,6 @@ EXIT_USAGE = 2  # A setting or the state of the directory; starting again does n
 EXIT_STOPPED = 3  # It stopped itself on a failed sync or on damage: not to be started again before someone has looked.
 
 STOP_MS_MAX = 5_000
-# As many files as connections: 512 that a checkpoint holds open, and one for each 256 MiB of log, here 900 GiB.
-FILES_MIN = 2 * CONNECTIONS_MAX
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STDIN = 0
@@ -69,7 +67,7 @@ class Program:
     def run(self) -> int:
         """Run until told to stop; returns the exit code."""
         configure_logging()
-        _raise_file_limit()
+        _take_files()
         bound_heap()
         return run(self._main)
 
@@ -170,9 +168,7 @@ def _exit_within(limit_ms: int) -> None:
     deadline.start()
 
 
-def _raise_file_limit() -> None:
-    # The soft limit is for programs that use select; a server may have what its user may have.
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard < FILES_MIN:
-        log.warning("few_files limit=%d wanted=%d", hard, FILES_MIN)
+def _take_files() -> None:
+    limit = raise_file_limit()
+    if limit < FILES_MIN:
+        log.warning("few_files limit=%d wanted=%d connections_max=%d", limit, FILES_MIN, connections_max())

@@ -16,13 +16,19 @@ from typing import TypeVar
 import uvloop
 
 from delayd.errors import BadSetting, DelaydError, TooManyConnections
-from delayd.net.connection import IN_FLIGHT_BYTES_MAX, REQUESTS_MAX, Connection, Handler
-from delayd.wire.frame import BODY_BYTES_MAX, Frame
+from delayd.log_limit import tell_left_out
+from delayd.net.budget import UNFINISHED_BYTES_MAX, UNTAKEN_BYTES_MAX, Budget
+from delayd.net.connection import IN_FLIGHT_BYTES_MAX, REQUESTS_MAX, RETRY_CONNECT_MS, Connection, Handler
+from delayd.net.files import connections_max as connections_of_this_process
+from delayd.net.loop_watch import LoopWatch
+from delayd.wire.frame import BODY_BYTES_MAX, Frame, Head
+from delayd.wire.limits import RequestLimits
 
-CONNECTIONS_MAX = 4096  # Each costs up to one chunk of 256 KiB to receive into: 1 GiB if all of them talk.
+PLACES_KEPT_MAX = 64  # For trusted peers, when strangers have all others; a quarter of all places at most.
+REFUSED_MAX = 64  # Connections above the limit that are being told so; any further one just ends.
+LOOK_S = 1.0  # How often connections are looked at for deadlines.
 ACCEPT_QUEUE = 1024  # Connections that wait to be accepted, as after a restart when all clients come back.
 SWITCH_INTERVAL_S = 0.0005  # A worker thread gives the interpreter back to the loop after this long.
-RETRY_CONNECT_MS = 1_000
 
 _LISTEN_FAULTS = {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}
 
@@ -38,14 +44,26 @@ class Server:
         handler: Handler,
         *,
         body_bytes_max: int = BODY_BYTES_MAX,
-        connections_max: int = CONNECTIONS_MAX,
+        limits: RequestLimits | None = None,
+        connections_max: int | None = None,
         requests_max: int = REQUESTS_MAX,
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+        unfinished_bytes_max: int = UNFINISHED_BYTES_MAX,
+        untaken_bytes_max: int = UNTAKEN_BYTES_MAX,
     ) -> None:
+        loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
+        self.budget = Budget(loop, lambda: self.connections, unfinished_bytes_max, untaken_bytes_max)
+        self._loop = loop
         self._handler = handler
         self._body_bytes_max = body_bytes_max
-        self._connections_max = connections_max
+        self._limits = limits
+        self._connections_max = connections_of_this_process() if connections_max is None else connections_max
+        self._places_kept = min(PLACES_KEPT_MAX, self._connections_max // 4)
+        self._trusted = 0  # Connections that were trusted when they were looked at last.
+        self._refused = 0  # Connections above the limit that have not ended yet.
+        self._watch = LoopWatch(loop)
+        self._looking: asyncio.TimerHandle | None = None
         self._requests_max = requests_max
         self._in_flight_bytes_max = in_flight_bytes_max
         self._listener: asyncio.Server | None = None
@@ -61,7 +79,19 @@ class Server:
             why = error.strerror or str(error)
             raise BadSetting(f"{host}:{port} can't be listened on ({why}); choose another host or port") from error
         bound: int = self._listener.sockets[0].getsockname()[1]
+        log.info("listening host=%s port=%d connections_max=%d", host, bound, self._connections_max)
+        self._watch.start()
+        self._look()
         return bound
+
+    def status(self) -> Head:
+        """What STATUS of every server says of its connections and its loop."""
+        return {
+            "connections": len(self.connections),
+            "connections_max": self._connections_max,
+            "loop_wait_ms_max": self._watch.wait_ms_max,
+            "loop_wait_ms_max_minute": self._watch.wait_ms_max_minute,
+        }
 
     def stop_accepting(self) -> None:
         """Take no further connection; those that stand go on."""
@@ -71,6 +101,9 @@ class Server:
     async def close(self) -> None:
         """Take no further connection, let what was answered leave, and end every connection."""
         self.stop_accepting()
+        self._watch.close()
+        if self._looking is not None:
+            self._looking.cancel()
         standing = list(self.connections)
         for connection in standing:
             connection.close()
@@ -78,16 +111,37 @@ class Server:
         await asyncio.gather(*(connection.closed for connection in standing))
 
     def _accept(self) -> Connection:
-        full = len(self.connections) >= self._connections_max
+        if len(self.connections) >= self._connections_max:
+            return self._refuse()
         connection = Connection(
-            _Refusing(self._connections_max) if full else self._handler,
+            self._handler,
             body_bytes_max=self._body_bytes_max,
             requests_max=self._requests_max,
             in_flight_bytes_max=self._in_flight_bytes_max,
+            limits=self._limits,
+            budget=self.budget,
         )
+        connection.must_prove = len(self.connections) - self._trusted >= self._connections_max - self._places_kept
         self.connections.add(connection)
         connection.closed.add_done_callback(lambda _: self.connections.discard(connection))
         return connection
+
+    def _refuse(self) -> Connection:
+        def ended(_: asyncio.Future[None]) -> None:
+            self._refused -= 1
+
+        self._refused += 1
+        refused = Connection(_Refusing(self._connections_max, told=self._refused <= REFUSED_MAX))
+        refused.closed.add_done_callback(ended)
+        return refused
+
+    def _look(self) -> None:
+        self._looking = self._loop.call_later(LOOK_S, self._look)
+        now = self._loop.time()
+        for connection in list(self.connections):
+            connection.look(now)
+        self._trusted = sum(connection.trusted for connection in self.connections)
+        tell_left_out()
 
 
 def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
@@ -99,10 +153,14 @@ def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
 class _Refusing:
     """Handles a connection above the limit: it is told so and ended."""
 
-    def __init__(self, connections_max: int) -> None:
+    def __init__(self, connections_max: int, *, told: bool) -> None:
         self._connections_max = connections_max
+        self._told = told
 
     def connected(self, connection: Connection) -> None:
+        if not self._told:
+            connection.abort()
+            return
         connection.refuse(
             TooManyConnections(
                 f"this server has {self._connections_max} connections and takes no more; close some",

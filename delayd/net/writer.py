@@ -36,6 +36,11 @@ class Writer:
         held = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return held + sum(len(piece) for pieces in self._pending for piece in pieces)
 
+    @property
+    def held_bytes(self) -> int:
+        """As `buffered_bytes`, with what was taken back since the last flush, but at a cost that does not grow."""
+        return self._pending_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
     def attach(self, transport: asyncio.WriteTransport) -> None:
         """The transport that takes the bytes."""
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)

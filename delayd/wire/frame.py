@@ -38,7 +38,8 @@ HEAD_ITEMS_MAX = 1 << 16  # Of one list or map, so that a small head can't unfol
 BODY_BYTES_MAX = (64 << 20) + (64 << 10)  # Four batches at their limit: the handoff's in-flight bound (rule H2).
 SEND_BODY_BYTES_MAX = (16 << 20) + (64 << 10)  # Of a request to a delay server: one batch at its limit.
 
-CHUNK_BYTES = 256 << 10  # One read of a busy socket; a frame above it gets a chunk of its own size.
+CHUNK_BYTES = 256 << 10  # One read of a busy socket.
+GROWTH = 9  # A chunk that a frame has filled is followed by one so many times as large, until the frame fits.
 READ_BYTES_MIN = 32 << 10  # A chunk with less room than this is left, or its last reads become many and tiny.
 
 _HEADER = struct.Struct("<IBBHIIII")
@@ -47,6 +48,13 @@ _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 _PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 _NO_BODY = memoryview(b"")
 _PACKER = msgpack.Packer()  # With its buffer of 256 KiB: `packb` would allocate one for each frame.
+
+
+class Room(NamedTuple):
+    """How large head and body of a frame may be."""
+
+    head_bytes: int
+    body_bytes: int
 
 
 class Frame(NamedTuple):
@@ -93,15 +101,32 @@ class FrameReader:
     """Cuts a stream of bytes into frames, without a copy: the socket reads into chunks and frames are views of them.
 
     A chunk is filled behind the frames that were cut from it and then left to whoever still holds one of them, so a
-    small body that is kept for long keeps 256 KiB alive: copy it. The first fault ends the reader: `fault` names it,
-    the frames before it are still handed out, and any further call raises it.
+    small body that is kept for long keeps 256 KiB alive: copy it. A large frame gets room as its bytes arrive, not as
+    its header claims. The first fault ends the reader: `fault` names it, the frames before it are still handed out,
+    and any further call raises it.
     """
 
-    __slots__ = ("_body_bytes_max", "_chunk", "_end", "_frame_bytes", "_needed", "_start", "_view", "fault")
+    __slots__ = (
+        "_chunk",
+        "_end",
+        "_frame_bytes",
+        "_needed",
+        "_room",
+        "_start",
+        "_view",
+        "cut_bytes",
+        "cut_count",
+        "fault",
+        "room_by_type",
+    )
 
-    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX, room: Room | None = None) -> None:
         self.fault: ProtocolError | None = None
-        self._body_bytes_max = body_bytes_max
+        self.cut_bytes = 0  # Of the frame that was cut last.
+        self.cut_count = 0
+        # May be changed at any time; types that it does not name get `room`.
+        self.room_by_type: Mapping[int, Room] = {}
+        self._room = Room(HEAD_BYTES_MAX, body_bytes_max) if room is None else room
         self._chunk = memoryview(b"")
         self._view = self._chunk
         # The unfinished frame lies at [start, end); nothing is tried again before `needed` bytes of it are there.
@@ -116,27 +141,55 @@ class FrameReader:
             raise self.fault
         room = len(self._chunk) - self._end
         unfinished = self._end - self._start
-        missing = max(self._frame_bytes - unfinished, 1)
-        if missing > room or (not self._frame_bytes and room < READ_BYTES_MIN):
+        # A frame that ends within this chunk is left in it, however little room that is.
+        if room < READ_BYTES_MIN and not 0 < self._frame_bytes - unfinished <= room:
             self._next_chunk(unfinished)
         return self._chunk[self._end :]
 
     def received(self, byte_count: int) -> list[Frame]:
         """The frames that `byte_count` more bytes in the buffer complete, in order; see `fault` afterwards."""
+        self.arrived(byte_count)
+        frames: list[Frame] = []
+        while (frame := self.next()) is not None:
+            frames.append(frame)
+        return frames
+
+    def arrived(self, byte_count: int) -> None:
+        """So many more bytes are in the buffer; `next` cuts them into frames."""
         if self.fault is not None:
             raise self.fault
         self._end += byte_count
-        frames: list[Frame] = []
+
+    def next(self) -> Frame | None:
+        """The next frame, once all of it is there; None when it is not, or when there is a `fault` instead."""
+        if self.fault is not None:
+            return None
         try:
             while self._end - self._start >= self._needed:
                 frame = self._cut()
                 if frame is not None:
-                    frames.append(frame)
+                    return frame
             if 0 < self._end - self._start < HEADER_BYTES:
                 self._look_at_magic()
         except ProtocolError as error:
             self.fault = error
-        return frames
+        return None
+
+    @property
+    def may_have_next(self) -> bool:
+        """Whether `next` has something to look at."""
+        return self._end - self._start >= self._needed and self.fault is None
+
+    def rest(self) -> None:
+        """Give back a chunk of which nothing is unfinished; whoever holds frames of it keeps it alive."""
+        if self._start == self._end:
+            self._drop_chunk()
+
+    def drop(self) -> None:
+        """Give back the chunk and forget what is in it: nothing is cut from this stream any more."""
+        self._drop_chunk()
+        self._needed = HEADER_BYTES
+        self._frame_bytes = 0
 
     @property
     def unfinished_bytes(self) -> int:
@@ -153,9 +206,12 @@ class FrameReader:
         if version != VERSION:
             raise BadVersion(f"the peer speaks version {version} of the protocol, this side {VERSION}", version=version)
         # A length can be any number until the checksum was seen, so bound it before it sizes anything.
-        if head_bytes > HEAD_BYTES_MAX or body_bytes > self._body_bytes_max:
-            limits = f"at most {HEAD_BYTES_MAX} and {self._body_bytes_max} are taken"
-            raise FrameTooLarge(f"a frame claims {head_bytes} bytes of head and {body_bytes} of body; {limits}")
+        room = self.room_by_type.get(frame_type, self._room)
+        if head_bytes > room.head_bytes or body_bytes > room.body_bytes:
+            raise FrameTooLarge(
+                f"a frame of type {frame_type} claims {head_bytes} bytes of head and {body_bytes} of body; at most "
+                f"{room.head_bytes} and {room.body_bytes} are taken of it here"
+            )
         if body_bytes & 7:
             raise FrameDamaged(f"a frame claims a body of {body_bytes} bytes, which is no multiple of 8")
         body_start = start + HEADER_BYTES + (head_bytes + 7 & -8)
@@ -170,9 +226,14 @@ class FrameReader:
         if frame_end > self._end:
             self._needed = self._frame_bytes
             return None
+        self.cut_bytes = self._frame_bytes
+        self.cut_count += 1
         self._start = frame_end
         self._needed = HEADER_BYTES
         self._frame_bytes = 0
+        if frame_end == self._end and len(view) > CHUNK_BYTES:
+            # It was made for this frame, and the next one may be small: an idle connection holds no megabytes.
+            self._drop_chunk()
         body = view[body_start:frame_end] if body_bytes else _NO_BODY
         try:
             return Frame(frame_type, flags, request_id, _decode_head(packed), body)
@@ -186,13 +247,17 @@ class FrameReader:
             raise BadMagic(f"a frame begins with {begun!r} instead of {_MAGIC_BYTES!r}; is the peer a delayd?")
 
     def _next_chunk(self, unfinished: int) -> None:
-        # An array that is not zeroed takes memory only as bytes arrive, so a claimed length alone costs nothing.
-        chunk = np.empty(max(CHUNK_BYTES, self._frame_bytes), dtype=np.uint8).data
+        size = max(CHUNK_BYTES, unfinished + READ_BYTES_MIN, min(self._frame_bytes, GROWTH * unfinished))
+        chunk = np.empty(size, dtype=np.uint8).data
         chunk[:unfinished] = self._chunk[self._start : self._end]
         self._chunk = chunk
         self._view = chunk.toreadonly()
         self._start = 0
         self._end = unfinished
+
+    def _drop_chunk(self) -> None:
+        self._chunk = self._view = memoryview(b"")
+        self._start = self._end = 0
 
 
 def _decode_head(packed: memoryview) -> Head:

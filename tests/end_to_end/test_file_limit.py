@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from delayd.net.program import FILES_MIN
+from delayd.net.files import FILES_MIN
 
 STOP_DEADLINE_S = 30.0
 
@@ -27,5 +27,5 @@ def test_a_server_raises_its_soft_limit_of_files_and_warns_of_a_low_hard_one(tmp
         _, log = process.communicate(timeout=STOP_DEADLINE_S)
     found = re.search(r"^Max open files +(\d+) +(\d+)", limits, re.MULTILINE)
     assert found is not None and found.groups() == (str(hard), str(hard))
-    assert (f"few_files limit={hard} wanted={FILES_MIN}" in log) == (hard < FILES_MIN)
+    assert (f"few_files limit={hard} wanted={FILES_MIN} connections_max=" in log) == (hard < FILES_MIN)
     assert process.returncode == 0

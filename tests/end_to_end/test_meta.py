@@ -229,8 +229,8 @@ def test_a_bad_request_is_answered_alone_and_bad_framing_ends_only_its_connectio
                 for kind, head, error in wrong:
                     assert type(await error_of(client.ask(kind, head))) is error, (kind, head)
                 assert isinstance(await error_of(client.connection.request(99, {})), UnknownRequest)
-                # A batch that was meant for a delay server: refused by name, and the connection stands.
-                misled = client.connection.request(RequestType.SEND, {}, [bytes(8 << 20)], 10_000)
+                # A small batch that was meant for a delay server: refused by name, and the connection stands.
+                misled = client.connection.request(RequestType.SEND, {}, [bytes(32 << 10)], 10_000)
                 assert isinstance(await error_of(misled), UnknownRequest)
                 with socket.create_connection((HOST, meta.port)) as stranger:
                     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")

@@ -28,8 +28,8 @@ from delayd.errors import (
 CODES = """
     already_closed bad_argument bad_instant bad_magic bad_request bad_setting bad_subject bad_version batch_malformed
     batch_number_reused caller_error connection_lost damaged_data data_error delayd_error directory_in_use disk_full
-    disk_reserve dispatch_refused fenced_instance frame_damaged frame_too_large handoff_refused head_too_large
-    hour_full internal_error
+    disk_reserve dispatch_refused fenced_instance frame_damaged frame_overdue frame_too_large handoff_refused
+    head_too_large hour_full internal_error
     message_too_large naive_datetime newer_format no_delay_server no_realtime_server not_ready not_writable
     outcome_unknown past_horizon protocol_error queue_full remote_error request_failed request_timed_out retry_later
     server_stopped server_unavailable slow_down stale_epoch stale_handle stale_session stopping sync_failed

@@ -11,9 +11,9 @@ import pytest
 
 from delayd.config import CONFIGS, Value, load_config
 from delayd.delay.retention import NOT_SEALED
-from delayd.net.program import FILES_MIN, STOP_MS_MAX
+from delayd.net.files import CONNECTIONS_MAX, FILES_MIN
+from delayd.net.program import STOP_MS_MAX
 from delayd.net.registration import RegistrationState
-from delayd.net.server import CONNECTIONS_MAX
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

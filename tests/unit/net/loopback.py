@@ -12,6 +12,7 @@ from delayd.errors import DelaydError
 from delayd.net.connection import Connection, Handler, connect
 from delayd.net.server import Server
 from delayd.wire.frame import Frame
+from delayd.wire.limits import RequestLimits
 
 HOST = "127.0.0.1"
 DEADLINE_S = 20.0  # Far above anything that works, on a machine that is busy with other things.
@@ -58,9 +59,9 @@ class Loopback:
         self._servers: list[Server] = []
         self._connections: list[Connection] = []
 
-    async def serve(self, handler: Handler, **limits: int) -> tuple[Server, int]:
+    async def serve(self, handler: Handler, types: RequestLimits | None = None, **limits: int) -> tuple[Server, int]:
         """A server on a free port."""
-        server = Server(handler, **limits)
+        server = Server(handler, limits=types, **limits)
         self._servers.append(server)
         return server, await server.listen(HOST, 0)
 
@@ -70,9 +71,9 @@ class Loopback:
         self._connections.append(connection)
         return connection
 
-    async def pair(self, handler: Handler, **limits: int) -> Connection:
+    async def pair(self, handler: Handler, types: RequestLimits | None = None, **limits: int) -> Connection:
         """A client of a server of its own."""
-        return await self.connect((await self.serve(handler, **limits))[1])
+        return await self.connect((await self.serve(handler, types, **limits))[1])
 
     async def close(self) -> None:
         """End all of it."""

@@ -1,0 +1,146 @@
+"""What the connections of one server may use together: bytes that they make it hold, and their share of each turn.
+
+Invariant: in one turn of the loop at most QUEUED_UNITS and FRESH_UNITS of requests are begun, and SHARE_UNITS of one
+connection. What a connection sends beyond its share waits in a queue that all stand in alike, so that a flood never
+stands before a connection that asks one thing (rule B2). Bytes of unfinished frames, and of answers that
+wait to be taken, are bounded over all connections: above the bound the connection that has held the most of it for the
+longest ends (rule B1). Trusted peers are servers and operators of this cluster, and are ended last.
+
+     bytes come ──▶ frames begun, up to the share ──▶ rest: in the queue, and the socket not read ──▶ next turn ──▶ …
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from delayd.errors import DelaydError, SlowDown
+from delayd.wire.requests import RequestType
+
+UNFINISHED_BYTES_MAX = 256 << 20  # Of frames under way: sixteen SENDs at their largest, at the same moment.
+UNTAKEN_BYTES_MAX = 256 << 20  # Of answers that peers do not take: sixteen PULLs at their largest.
+QUEUED_UNITS = 64  # Of what waited. A plain request is a unit of some 10 us, so that others wait for a millisecond.
+FRESH_UNITS = 256  # Of connections that nothing waited of.
+SHARE_UNITS = 16  # Of one connection: a client that waits for an answer needs one.
+UNIT_BYTES = 16 << 10  # A request is so many units as it has times these bytes: their checks take as long as a PING.
+LISTING_UNITS = SHARE_UNITS  # A listing is made of a thousand rows, and STATUS of all counters.
+RETRY_MS = 1_000
+
+LISTINGS = frozenset(
+    {
+        RequestType.SERVERS,
+        RequestType.ROUTES,
+        RequestType.META_SUBJECTS,
+        RequestType.QUARANTINE_LIST,
+        RequestType.HELLO,
+        RequestType.STATUS,
+        RequestType.GROUPS,
+        RequestType.SUBJECTS,
+    }
+)
+
+log = logging.getLogger(__name__)
+
+
+class Member(Protocol):
+    """A connection, as its budget sees it."""
+
+    trusted: bool
+
+    def go_on(self) -> None:
+        """Begin what waited for its turn."""
+
+    def unfinished_since(self) -> tuple[int, float]:
+        """Bytes of an unfinished frame, and when it began, by the loop's clock."""
+
+    def untaken_since(self) -> tuple[int, float]:
+        """Bytes of answers that the peer does not take, and since when."""
+
+    def end(self, error: DelaydError) -> None:
+        """End the connection, and give back at once what it was asked of."""
+
+
+def units_of(frame_type: int, frame_bytes: int) -> int:
+    """What a request costs of a turn."""
+    return (LISTING_UNITS if frame_type in LISTINGS else 1) + frame_bytes // UNIT_BYTES
+
+
+class Budget:
+    """Shared by all connections of a server; belongs to the loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        members: Callable[[], Collection[Member]],
+        unfinished_bytes_max: int = UNFINISHED_BYTES_MAX,
+        untaken_bytes_max: int = UNTAKEN_BYTES_MAX,
+    ) -> None:
+        self.unfinished_bytes = 0
+        self.untaken_bytes = 0
+        self._loop = loop
+        self._members = members
+        self._unfinished_bytes_max = unfinished_bytes_max
+        self._untaken_bytes_max = untaken_bytes_max
+        self._left = FRESH_UNITS
+        self._queue: deque[Member] = deque()
+        self._turn_due = False
+
+    def share(self) -> int:
+        """Units that a connection may use at this moment; 0: it is to wait for its turn."""
+        if not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
+        return min(SHARE_UNITS, self._left)
+
+    def used(self, units: int) -> None:
+        """A connection has used so many."""
+        self._left -= units
+
+    def wait(self, member: Member) -> None:
+        """Have `go_on` called when it is this connection's turn; not more than once at a time."""
+        self._queue.append(member)
+
+    def unfinished(self, by: int) -> None:
+        """Unfinished frames have grown or shrunk."""
+        self.unfinished_bytes += by
+        while by > 0 and self.unfinished_bytes > self._unfinished_bytes_max:
+            why = "unfinished requests take all the room that this server has for them; send again"
+            if not self._end_one(lambda member: member.unfinished_since(), why):
+                return
+
+    def untaken(self, by: int) -> None:
+        """Answers that wait to be taken have grown or shrunk."""
+        self.untaken_bytes += by
+        while by > 0 and self.untaken_bytes > self._untaken_bytes_max:
+            why = "answers that are not taken fill all the room that this server has for them; read them as they come"
+            if not self._end_one(lambda member: member.untaken_since(), why):
+                return
+
+    def _end_one(self, held: Callable[[Member], tuple[int, float]], why: str) -> bool:
+        now = self._loop.time()
+
+        def burden(member: Member) -> tuple[bool, float]:
+            held_bytes, since = held(member)
+            # A moment is added, so that of those that began in this one the largest goes.
+            return not member.trusted, held_bytes * (now - since + 0.001)
+
+        worst = max(self._members(), key=burden, default=None)
+        if worst is None or not held(worst)[0]:
+            return False
+        worst.end(SlowDown(why, retry_after_ms=RETRY_MS))
+        return True
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        self._left = QUEUED_UNITS
+        for _ in range(len(self._queue)):
+            if self._left <= 0:
+                break
+            self._queue.popleft().go_on()
+        self._left = FRESH_UNITS
+        if self._queue and not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)

@@ -1,0 +1,381 @@
+"""Budgets of connections (rules B1, B2): what all of them hold together is bounded, and so is a share of a turn."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import time
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from delayd.errors import BadRequest, FrameOverdue, FrameTooLarge, SlowDown, TooManyConnections
+from delayd.net import connection as connection_module
+from delayd.net.budget import FRESH_UNITS, QUEUED_UNITS, SHARE_UNITS, UNIT_BYTES
+from delayd.net.connection import Connection
+from delayd.net.files import CONNECTIONS_MAX, CONNECTIONS_MIN, connections_for
+from delayd.net.loop_watch import LoopWatch
+from delayd.wire.frame import CHUNK_BYTES, Frame, FrameReader, HeadValue, encode_frame
+from delayd.wire.limits import (
+    DELAY_LIMITS,
+    HEAD_BYTES_PLAIN,
+    META_LIMITS,
+    REALTIME_LIMITS,
+    STRAY_BODY_BYTES_MAX,
+    RequestLimits,
+)
+from delayd.wire.requests import RequestType
+
+from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop, until
+
+PING, STATUS, SEND, DISPATCH, PULL = 1, 2, 20, 31, 40
+
+
+def frames(kind: int, count: int, head: Mapping[str, HeadValue] | None = None, body: bytes = b"") -> bytes:
+    return b"".join(b"".join(map(bytes, encode_frame(kind, n, head or {}, [body]))) for n in range(1, count + 1))
+
+
+def begun(body_bytes: int, kind: int = SEND, sent: int | None = None) -> bytes:
+    """A frame without its last byte, or without all but the first `sent`."""
+    whole = frames(kind, 1, {}, bytes(body_bytes))
+    return whole[:-1] if sent is None else whole[:sent]
+
+
+class Counting(Echo):
+    """Counts what is begun in each turn of the loop, of each connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[dict[Connection, int]] = []
+        self._open = False
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        if not self._open:
+            self._open = True
+            self.turns.append({})
+            asyncio.get_running_loop().call_soon(self._close)
+        self.turns[-1][connection] = self.turns[-1].get(connection, 0) + 1
+        connection.answer(frame.request_id, {})
+
+    def _close(self) -> None:
+        self._open = False
+
+
+def test_rule_B2_one_connection_gets_its_share_of_a_turn_and_all_together_get_no_more_than_a_turn() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Counting()
+        _, port = await loopback.serve(handler)
+        greedy = [await asyncio.open_connection(HOST, port) for _ in range(40)]
+        for _, writer in greedy:
+            writer.write(frames(PING, 2_000))
+        polite = await loopback.connect(port)
+        for _ in range(20):
+            await polite.request(PING, {})
+        await until(lambda: sum(sum(turn.values()) for turn in handler.turns) == 80_020, "all requests")
+        # Two turns of the loop may fall together between the callbacks that count.
+        assert max(max(turn.values()) for turn in handler.turns) <= 2 * SHARE_UNITS
+        assert max(sum(turn.values()) for turn in handler.turns) <= 2 * (QUEUED_UNITS + FRESH_UNITS)
+        for _, writer in greedy:
+            writer.close()
+
+    on_loop(scenario)
+
+
+def test_rule_B2_requests_of_one_connection_are_begun_in_their_order_and_none_is_left() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Counting()
+        client = await loopback.pair(handler)
+        answers = [client.request(SEND, {"n": n}, [bytes(8 * (n % 900))]) for n in range(4_000)]
+        await asyncio.gather(*answers)
+        assert sum(sum(turn.values()) for turn in handler.turns) == 4_000
+
+    on_loop(scenario)
+
+
+def test_rule_B2_a_large_request_costs_as_many_units_as_its_bytes() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Counting()
+        client = await loopback.pair(handler)
+        body = bytes(SHARE_UNITS * UNIT_BYTES)
+        await asyncio.gather(*(client.request(SEND, {}, [body]) for _ in range(40)))
+        assert max(sum(turn.values()) for turn in handler.turns) <= 2
+
+    on_loop(scenario)
+
+
+def test_rule_B1_unfinished_frames_are_bounded_over_all_connections_and_honest_ones_go_on() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        server, port = await loopback.serve(handler, unfinished_bytes_max=8 << 20)
+        honest = await loopback.connect(port)
+        part = begun(2 << 20)
+        hostile = [await asyncio.open_connection(HOST, port) for _ in range(12)]
+        highest = 0
+        for _, writer in hostile:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+            highest = max(highest, server.budget.unfinished_bytes)
+            assert len((await honest.request(SEND, {}, [bytes(1 << 20)])).body) == 1 << 20
+        assert (8 << 20) - len(part) < highest <= (8 << 20) + CHUNK_BYTES
+        await until(lambda: len(handler.ends) >= 8, "those that hold the room")
+        assert {type(end) for end in handler.ends} == {SlowDown}
+        for _, writer in hostile:
+            writer.close()
+        await until(lambda: server.budget.unfinished_bytes == 0, "all room given back")
+
+    on_loop(scenario)
+
+
+def test_rule_B1_trusted_peers_are_not_ended_for_the_room_that_strangers_take() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        _, port = await loopback.serve(handler, unfinished_bytes_max=4 << 20)
+        part = begun(3 << 20)
+        _, friend = await asyncio.open_connection(HOST, port)
+        await until(lambda: len(handler.connections) == 1, "the first")
+        handler.connections[0].trusted = True
+        friend.write(part)
+        await until(lambda: handler.connections[0].unfinished_since()[0] > 2 << 20, "its part")
+        _, stranger = await asyncio.open_connection(HOST, port)
+        stranger.write(part)
+        await until(lambda: len(handler.ends) == 1, "the end of one")
+        assert handler.connections[0].is_open and not handler.connections[1].is_open
+        for writer in (friend, stranger):
+            writer.close()
+
+    on_loop(scenario)
+
+
+def test_rule_B1_what_came_of_a_frame_is_given_back_when_its_peer_leaves() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        _, port = await loopback.serve(handler)
+        chunks: list[weakref.ref[NDArray[np.uint8]]] = []
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(5):
+                with socket.create_connection((HOST, port)) as leaving:
+                    await asyncio.to_thread(leaving.sendall, begun(16 << 20))
+                    await until(lambda n=number: len(handler.connections) > n, "the connection")  # type: ignore[misc]
+                    connection = handler.connections[number]
+                    await until(lambda c=connection: c.unfinished_since()[0] > 15 << 20, "its bytes")  # type: ignore[misc]
+                    chunk = connection._reader._chunk.obj
+                    assert isinstance(chunk, np.ndarray)
+                    chunks.append(weakref.ref(chunk))
+                    del chunk
+                await until(lambda n=number: len(handler.ends) > n, "the end")  # type: ignore[misc]
+            # Without a collection: nothing keeps the bytes of a connection that is gone.
+            assert [reference() for reference in chunks] == [None] * 5
+        finally:
+            gc.enable()
+
+    on_loop(scenario)
+
+
+def test_rule_B1_room_comes_as_the_bytes_do_and_an_idle_connection_holds_none() -> None:
+    reader = FrameReader()
+    stream = begun(64 << 20)
+    position = 0
+    while position < len(stream):
+        room = reader.get_buffer()
+        assert position + len(room) <= max(2 * CHUNK_BYTES, 10 * position + CHUNK_BYTES)
+        size = min(len(room), len(stream) - position)
+        room[:size] = stream[position : position + size]
+        assert reader.received(size) == []
+        position += size
+    room = reader.get_buffer()
+    room[:1] = b"\0"
+    (frame,) = reader.received(1)
+    assert len(frame.body) == 64 << 20
+    assert len(reader._chunk) == 0
+    reader = FrameReader()
+    small = frames(PING, 1)
+    reader.get_buffer()[: len(small)] = small
+    assert len(reader.received(len(small))) == 1 and len(reader._chunk) == CHUNK_BYTES
+    reader.rest()
+    assert len(reader._chunk) == 0
+
+
+def test_rule_B1_answers_that_are_not_taken_are_bounded_over_all_connections() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        def large(connection: Connection, frame: Frame) -> None:
+            waiting.append((connection, frame.request_id))
+
+        waiting: list[tuple[Connection, int]] = []
+        handler = Echo(large)
+        server, port = await loopback.serve(handler, untaken_bytes_max=40 << 20)
+        with socket.create_connection((HOST, port)) as deaf, socket.create_connection((HOST, port)) as deafer:
+            deaf.sendall(frames(PULL, 3))
+            deafer.sendall(frames(PULL, 9))
+            await until(lambda: len(waiting) == 12, "the requests")
+            # All were begun before the first answer, so only the bound over all of them is left.
+            for connection, request_id in waiting:
+                connection.answer(request_id, {}, [bytes(8 << 20)])
+                await asyncio.sleep(0.005)
+                assert server.budget.untaken_bytes <= 48 << 20
+            await until(lambda: bool(handler.ends), "the end of one that takes nothing")
+            assert isinstance(handler.ends[0], SlowDown)
+            neighbour = await loopback.connect(port)
+            handler.on_request = lambda connection, frame: connection.answer(frame.request_id, {})
+            await neighbour.request(PING, {})
+        await until(lambda: server.budget.untaken_bytes == 0, "all given back")
+
+    on_loop(scenario)
+
+
+def test_rule_B1_an_unfinished_frame_and_a_silent_connection_have_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "FRAME_S", 0.3)
+    monkeypatch.setattr(connection_module, "FIRST_FRAME_S", 0.3)
+
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        server, port = await loopback.serve(handler)
+        honest = await loopback.connect(port)
+        await honest.request(PING, {})
+        silent = await asyncio.open_connection(HOST, port)
+        stuck = await asyncio.open_connection(HOST, port)
+        stuck[1].write(frames(PING, 1) + begun(1 << 20, sent=4_000))
+        steady = await asyncio.open_connection(HOST, port)
+        whole = frames(SEND, 1, {}, bytes(600 << 10))
+        steady[1].write(frames(PING, 1))
+        for position in range(0, len(whole), 40 << 10):
+            steady[1].write(whole[position : position + (40 << 10)])
+            await asyncio.sleep(0.05)
+            server._look()
+        await until(lambda: len(handler.ends) == 2, "the two that kept this server waiting")
+        assert {type(end) for end in handler.ends} == {FrameOverdue}
+        assert (SEND, 600 << 10) in [(frame.type, len(frame.body)) for frame in handler.received_frames]
+        assert honest.is_open
+        for _, writer in (silent, stuck, steady):
+            writer.close()
+
+    on_loop(scenario)
+
+
+def test_rule_B1_a_connection_that_is_quiet_after_its_requests_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "FRAME_S", 0.05)
+    monkeypatch.setattr(connection_module, "FIRST_FRAME_S", 0.05)
+
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo()
+        server, port = await loopback.serve(handler)
+        client = await loopback.connect(port)
+        await client.request(PING, {})
+        for _ in range(4):
+            await asyncio.sleep(0.05)
+            server._look()
+        assert (await client.request(PING, {"a": 1})).head == {"a": 1}
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize("limits", [META_LIMITS, DELAY_LIMITS, REALTIME_LIMITS])
+@pytest.mark.parametrize("kind", [*RequestType, 99])
+def test_rule_B1_a_type_without_a_body_is_refused_at_its_header(kind: int, limits: RequestLimits) -> None:
+    for trusted in (False, True):
+        reader = FrameReader(room=limits.plain)
+        reader.room_by_type = limits.by_type_trusted if trusted else limits.by_type
+        header = frames(kind, 1, {}, bytes(STRAY_BODY_BYTES_MAX + 8))[:24]
+        reader.get_buffer()[:24] = header
+        reader.received(24)
+        takes = (kind == SEND and limits is DELAY_LIMITS) or (
+            kind == DISPATCH and limits is REALTIME_LIMITS and trusted
+        )
+        assert (reader.fault is None) == takes
+        assert takes or isinstance(reader.fault, FrameTooLarge)
+
+
+def test_a_small_body_where_none_belongs_is_an_error_of_that_request_alone() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        client = await loopback.pair(Echo(), META_LIMITS)
+        error = await error_of(client.request(PING, {}, [bytes(64)]))
+        assert isinstance(error, BadRequest) and "PING has no body" in error.message
+        assert (await client.request(SEND, {"for": "another server"}, [bytes(64)])).head == {"for": "another server"}
+        wide = await error_of(client.request(PING, {"x": "x" * HEAD_BYTES_PLAIN}))
+        assert "at most" in str(wide)
+
+    on_loop(scenario)
+
+
+def test_rule_B1_places_are_kept_for_peers_that_prove_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "PROOF_S", 0.2)
+
+    async def scenario(loopback: Loopback) -> None:
+        def serve(connection: Connection, frame: Frame) -> None:
+            connection.trusted = connection.trusted or frame.type == RequestType.PROVE
+            connection.answer(frame.request_id, {})
+
+        server, port = await loopback.serve(Echo(serve), connections_max=8)
+        strangers = [await loopback.connect(port) for _ in range(6)]
+        await asyncio.gather(*(stranger.request(PING, {}) for stranger in strangers))
+        late = await loopback.connect(port)
+        assert isinstance(await error_of(late.request(PING, {})), TooManyConnections)
+        waits = await loopback.connect(port)
+        await until(lambda: not waits.is_open, "the end of one that proves nothing")
+        friends = [await loopback.connect(port) for _ in range(2)]
+        for friend in friends:
+            await friend.request(RequestType.PROVE, {})
+            await friend.request(PING, {})
+        above = await loopback.connect(port)
+        error = await error_of(above.request(PING, {}))
+        assert isinstance(error if isinstance(error, TooManyConnections) else error.__cause__, TooManyConnections)
+        assert all(each.is_open for each in (*strangers, *friends))
+        assert server.status()["connections_max"] == 8
+
+    on_loop(scenario)
+
+
+def test_places_of_strangers_grow_again_when_trusted_peers_are_counted() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        server, port = await loopback.serve(Echo(), connections_max=8)
+        friends = [await loopback.connect(port) for _ in range(3)]
+        await asyncio.gather(*(friend.request(PING, {}) for friend in friends))
+        for connection in server.connections:
+            connection.trusted = True
+        server._look()
+        strangers = [await loopback.connect(port) for _ in range(5)]
+        await asyncio.gather(*(stranger.request(PING, {}) for stranger in strangers))
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize("files", [64, 256, 640, 700, 1_024, 4_096, 8_192, 65_536, 1 << 20])
+def test_rule_B1_connections_leave_the_files_that_logs_and_checkpoints_need(files: int) -> None:
+    connections = connections_for(files)
+    assert CONNECTIONS_MIN <= connections <= CONNECTIONS_MAX
+    assert files < 700 or files - connections >= 640
+    assert files < 8_192 or connections == CONNECTIONS_MAX
+
+
+def test_the_longest_wait_of_the_loop_is_measured() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        watch = LoopWatch(asyncio.get_running_loop())
+        watch.start()
+        await asyncio.sleep(0.1)
+        quiet_ms = watch.wait_ms_max
+        time.sleep(0.3)  # noqa: ASYNC251 (the loop is to stand still)
+        await asyncio.sleep(0.1)
+        assert watch.wait_ms_max >= 270 > quiet_ms / 2
+        assert watch.wait_ms_max_minute == watch.wait_ms_max
+        watch.close()
+
+    on_loop(scenario)
+
+
+def test_a_request_that_waits_for_its_turn_is_dropped_with_its_connection() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        server, port = await loopback.serve(handler)
+        with socket.create_connection((HOST, port)) as leaving:
+            leaving.sendall(frames(PING, 1_000))
+            await until(lambda: len(handler.received_frames) > 0, "the first ones")
+        await until(lambda: len(handler.ends) == 1, "the end")
+        assert server.budget.unfinished_bytes == 0
+
+    on_loop(scenario)
