@@ -149,11 +149,13 @@ class Checkpointer:
         moved: Iterable[int],
         handed_over: NDArray[np.uint64],
         ended: Callable[[bool], None],
+        forgotten: Iterable[bytes] = (),
     ) -> None:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
 
         ``notes`` are targets of subjects, ``ends`` those of all dispatch logs by hour, ``moved`` the hours whose end is
-        not in the state yet, ``handed_over`` the sequences, sorted, whose bodies need not be filed.
+        not in the state yet, ``handed_over`` the sequences, sorted, whose bodies need not be filed, ``forgotten`` the
+        subjects whose target is not needed any more.
         """
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
@@ -162,6 +164,7 @@ class Checkpointer:
         puts, removes = self._producers.changes(seen_before_ms)
         puts.extend((TARGET_PREFIX + subject, msgpack.packb(target)) for subject, target in notes)
         puts.extend(outcome_put(hour, ends[hour]) for hour in moved)
+        removes.extend(TARGET_PREFIX + subject for subject in forgotten)
         owed_puts, owed_removes = self._owed
         self._owed = ([], [])
         # By key, and the newer value of each: what is owed does not grow with every try that a full disk ends.

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -108,6 +109,7 @@ class DelayCore:
             found.next_sequence,
             found.appended_at_ms,
             self._index,
+            found.subjects.knows,
         )
         self._outcomes = OutcomeLog(
             disk,
@@ -236,6 +238,8 @@ class DelayCore:
             "quarantined_rows": sum(link.sender.quarantined_rows for link in links),
             "quarantined_hours": len(self._earlier.quarantined),
             "dead_rows": sum(link.sender.dead_rows for link in links),
+            "subjects": self._subjects.known,
+            "subjects_bytes": self._subjects.held_bytes,
             "producers": len(self.producers),
             "producers_bytes": self.producers.held_bytes,
         }
@@ -264,6 +268,8 @@ class DelayCore:
             yield Wait("all sends", "checkpoints are further behind the message log than a restart may replay")
         elif self.intake.is_full:
             yield Wait("all sends", "more waits for the message log's fsync than intake_queue_bytes_max")
+        if self.intake.subjects_full:
+            yield Wait("sends to subjects that are new here", "as many subjects are remembered as memory allows")
         if self.producers.is_full:
             yield Wait("sends of new producers", "as many producers are remembered as memory allows")
         for hour in sorted(reserve.full_hours):
@@ -344,6 +350,7 @@ class DelayCore:
             self._wheel.insert(rows)
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
+        self.intake.subjects_full = self._subjects.is_full
         self.dispatcher.came()
         self._begin_checkpoint()
 
@@ -415,6 +422,7 @@ class DelayCore:
             return
         changed, self.dispatcher.changed = self.dispatcher.changed, set()
         notes = [(subject, self.dispatcher.targets[subject]) for subject in sorted(changed)]
+        forgotten, self.dispatcher.forgotten = self.dispatcher.forgotten, set()
         intake, outcomes = self.intake, self._outcomes
         ends, moved = {**self._quarantined_ends, **outcomes.ends}, sorted(outcomes.moved & outcomes.ends.keys())
         outcomes.moved.clear()
@@ -422,6 +430,7 @@ class DelayCore:
             *(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, ends, moved),
             outcomes.take_handed_over(),
             partial(self._checkpointed, intake.next_sequence),
+            sorted(forgotten),
         )
 
     def _checkpointed(self, next_sequence: int, published: bool) -> None:
@@ -432,7 +441,18 @@ class DelayCore:
         self._segments.published(self._checkpointer.replay.offset)
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
+        # Rows of later hours have just been filed, and with them go their subjects.
+        self._sweep_subjects()
         self._finish()
+
+    def _sweep_subjects(self) -> None:
+        """Give back the names that no row in memory has (rule B1)."""
+        # A load that is under way has the numbers of its subjects already, and rows that are nowhere yet.
+        if self._subjects.wants_sweep(len(self.dispatcher.targets)) and not self._loading.running:
+            gone = self._subjects.sweep(chain(self._wheel.parts(), self._pending.views(0), self.dispatcher.parts()))
+            self.dispatcher.forget_targets()
+            self.intake.subjects_full = self._subjects.is_full
+            log.info("subjects_forgotten subjects=%d kept=%d", gone, self._subjects.known)
 
     def _finish(self) -> None:
         """While stopping: once all is durable, a last checkpoint; once that covers everything, the end."""

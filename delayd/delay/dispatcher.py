@@ -6,7 +6,7 @@ that is away delays nobody else.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgpack
@@ -51,6 +51,7 @@ class Dispatcher:
         self.links: dict[int, Link] = {}
         self.targets = dict(noted)  # Subject to log_id, durable in the message log (rule H5).
         self.changed = changed  # Subjects whose note no checkpoint holds yet.
+        self.forgotten: set[bytes] = set()  # Subjects whose note the next checkpoint takes out of the state.
         self._wheel = wheel
         self._subjects = subjects
         self._clock = clock
@@ -131,6 +132,7 @@ class Dispatcher:
         self._asked.discard(subject)
         self.targets[subject] = target
         self.changed.add(subject)
+        self.forgotten.discard(subject)
         number = self._subjects.number(subject)
         self._route_new_subjects()
         link = self._link(target)
@@ -158,6 +160,23 @@ class Dispatcher:
         offsets.append(lowest_offset([rows for parts in self._unrouted.values() for rows in parts]))
         return min((offset for offset in offsets if offset is not None), default=None)
 
+    def parts(self) -> Iterator[Rows]:
+        """View all rows that have left the wheel and are not decided, in several arrays."""
+        for link in self._order:
+            yield from link.sender.parts()
+        for parts in self._unrouted.values():
+            yield from parts
+
+    def forget_targets(self) -> None:
+        """Forget the targets of subjects that no row in memory has, as far as nothing of them can be in doubt (H5)."""
+        for subject, target in list(self.targets.items()):
+            link = self.links[target]
+            settled = link.phase is Phase.READY and link.sender.window.earlier_settled
+            if settled and not self._subjects.has(subject):
+                del self.targets[subject]
+                self.changed.discard(subject)
+                self.forgotten.add(subject)
+
     def _hand_out(self, rows: Rows) -> None:
         if not len(rows):
             return
@@ -180,13 +199,15 @@ class Dispatcher:
         if self._ask_again_ms is not None and self._clock.monotonic_ms() >= self._ask_again_ms:
             self._ask_again_ms = None
             known = self._subjects.names[: self._known]
-            ask = [name for name in known if name not in self.targets and name not in self._asked]
+            ask = [name for name in known if name and name not in self.targets and name not in self._asked]
         if len(self._subjects) > len(self._link_of):
             grown = np.full(2 * len(self._subjects), NO_TARGET, np.int32)
             grown[: self._known] = self._link_of[: self._known]
             self._link_of = grown
         for number in range(self._known, len(self._subjects)):
             name = self._subjects.names[number]
+            if not name:
+                continue  # Given back before anybody looked at it.
             target = self.targets.get(name)
             if target is not None:
                 self._link_of[number] = self._order.index(self._link(target))

@@ -185,8 +185,12 @@ class HourWheel:
 
     def rows(self) -> Rows:
         """Copy all rows held, in no particular order."""
+        return join_rows(self.parts())
+
+    def parts(self) -> list[Rows]:
+        """View all rows held, in several arrays."""
         parts = self._ready.parts() + [run.rows[int(run.bounds[self._opened]) :] for run in self._runs]
-        return join_rows([*parts, self._tail.take(self._tail_alive())])
+        return [*parts, self._tail.take(self._tail_alive())]
 
     def _tail_added(self, count: int, first_slot: int) -> None:
         self._tail_count += count

@@ -99,12 +99,15 @@ class Intake:
         next_sequence: int,
         appended_at_ms: int,
         on_committed: Callable[[Committed], None],
+        knows_subjects: Callable[[Batch], bool],
     ) -> None:
         self.reserve = Reserve()
         self.next_sequence = next_sequence
         self.appended_at_ms = appended_at_ms  # Of the last group that is durable; never decreases (rule P5).
         self.durable = durable
         self.queued_bytes = 0
+        self.subjects_full = False  # Whether batches of subjects that are new here are refused (rule B1).
+        self._knows_subjects = knows_subjects
         self._log = log
         self._executor = executor
         self._clock = clock
@@ -169,6 +172,8 @@ class Intake:
         batch.verify()
         check_batch(batch)
         check_headers(batch)
+        if self.subjects_full and not self._knows_subjects(batch):
+            raise SlowDown("this server remembers as many subjects as it can; send to those that it knows, or later")
         deliver_at_ms = batch.int64s(ColumnId.DELIVER_AT_MS)
         now_ms = self._clock.now_ms()
         latest = int(deliver_at_ms.max())

@@ -127,9 +127,11 @@ class Sender:
 
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that one of the rows refers to (rule P6)."""
-        parts = [*self.window.rows(), *(refused.rows for refused in self._refused)]
-        offsets = [self.waiting.lowest_message_log_offset(), lowest_offset(parts)]
-        return min((offset for offset in offsets if offset is not None), default=None)
+        return lowest_offset(self.parts())
+
+    def parts(self) -> list[Rows]:
+        """View all rows that are here, in several arrays."""
+        return [*self.waiting.parts(), *self.window.rows(), *(refused.rows for refused in self._refused)]
 
     def acknowledge(self, sent: SentBatch, offset: int, appended_at_ms: int) -> None:
         """Record that the target holds a batch; it is decided when that is durable."""
@@ -197,6 +199,7 @@ class Sender:
 
     def _build(self, rows: Rows, claimed_at_ms: int, batches: list[bytes]) -> list[SentBatch]:
         hour, subject = int(rows["hour"][0]), self._names[int(rows["subject"][0])]
+        assert subject, "the name of a row's subject is remembered for as long as the row is"
         try:
             gathered = collect(rows, self._sources)
         except DamagedData as error:

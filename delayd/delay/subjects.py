@@ -1,28 +1,55 @@
 """Subjects: the server's own small numbers for names, so that a pending row carries four bytes of its subject.
 
-Numbers are given in order of first appearance and mean nothing outside this process.
+Numbers are given in order of first appearance and mean nothing outside this process. A number is never given to another
+name, so a row can't come to a subject that is not its own; names that no row in memory has are given back (rule B1).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch
+from delayd.delay.rows import Rows
 
-TABLES_MAX = 65_536  # Remembered subject tables; producers repeat theirs, and forgetting one costs 2 us a subject.
+BYTES_MAX = 256 << 20  # Of names that rows in memory have: a million of them; then new ones are refused for now.
+SWEEP_BYTES = 64 << 20  # Below it no name is looked at again: most servers know some thousand subjects for ever.
+SWEEP_GROWTH = 1.25  # And then only when so much more is held than the last look left.
+NAME_BYTES = 320  # What a name takes besides its bytes: its number, its target, and the places of both in their dicts.
+TABLES_BYTES_MAX = 16 << 20  # Of remembered subject tables; producers repeat theirs.
+TABLE_BYTES_MAX = 4_096  # A longer table is rarely repeated, and costs 0.1 us a subject to look up again.
+TABLE_BYTES = 320  # What a remembered table takes besides its bytes and its numbers.
 
 
 class Subjects:
     """Names by number and numbers by name."""
 
     def __init__(self) -> None:
-        self.names: list[bytes] = []
+        self.names: list[bytes] = []  # Empty where a name was given back.
+        self.held_bytes = 0
         self._numbers: dict[bytes, int] = {}
         self._tables: dict[bytes, NDArray[np.uint32]] = {}
+        self._tables_bytes = 0
+        self._left_bytes = 0  # What the last look left.
 
     def __len__(self) -> int:
+        """How many numbers were given."""
         return len(self.names)
+
+    @property
+    def known(self) -> int:
+        """How many names are remembered."""
+        return len(self._numbers)
+
+    def wants_sweep(self, targets: int) -> bool:
+        """Whether it is time to look which names are used; so many subjects have a target, some without a name here."""
+        held_bytes = self.held_bytes + max(0, targets - self.known) * NAME_BYTES
+        return held_bytes > max(SWEEP_BYTES, SWEEP_GROWTH * self._left_bytes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether new names are refused for now."""
+        return self.held_bytes > BYTES_MAX
 
     def number(self, name: bytes) -> int:
         """The number of a name, a new one at its first appearance."""
@@ -30,18 +57,54 @@ class Subjects:
         if number is None:
             number = self._numbers[name] = len(self.names)
             self.names.append(name)
+            self.held_bytes += len(name) + NAME_BYTES
         return number
 
     def numbers(self, names: Sequence[bytes]) -> NDArray[np.uint32]:
         """The numbers of several names: u32[n]."""
         return np.fromiter(map(self.number, names), np.uint32, len(names))
 
+    def has(self, name: bytes) -> bool:
+        """Whether a name is remembered."""
+        return name in self._numbers
+
+    def knows(self, batch: Batch) -> bool:
+        """Whether a batch names no subject that is new here."""
+        return all(name in self._numbers for name in batch.subjects())
+
     def of_batch(self, batch: Batch) -> NDArray[np.uint32]:
         """The numbers of a batch's subject table: u32[subject_count], not to be written."""
         table = batch.subject_table
         numbers = self._tables.get(table)
         if numbers is None:
-            if len(self._tables) >= TABLES_MAX:
-                self._tables.clear()
-            numbers = self._tables[table] = self.numbers(batch.subjects())
+            numbers = self.numbers(batch.subjects())
+            if len(table) <= TABLE_BYTES_MAX:
+                self._remember(table, numbers)
         return numbers
+
+    def sweep(self, rows: Iterable[Rows]) -> int:
+        """Give back the names that none of ``rows`` has, which are all rows in memory; how many they were."""
+        used = np.zeros(len(self.names), np.bool_)
+        for part in rows:
+            used[part["subject"]] = True
+        before = self.known
+        for number in np.flatnonzero(~used).tolist():
+            name = self.names[number]
+            if name:
+                self.names[number] = b""
+                del self._numbers[name]
+                self.held_bytes -= len(name) + NAME_BYTES
+        self._forget_tables()
+        self._left_bytes = self.held_bytes
+        return before - self.known
+
+    def _remember(self, table: bytes, numbers: NDArray[np.uint32]) -> None:
+        size = len(table) + numbers.nbytes + TABLE_BYTES
+        if self._tables_bytes + size > TABLES_BYTES_MAX:
+            self._forget_tables()
+        self._tables[table] = numbers
+        self._tables_bytes += size
+
+    def _forget_tables(self) -> None:
+        self._tables.clear()
+        self._tables_bytes = 0

@@ -63,6 +63,10 @@ class WaitingRows:
         for part in parts:
             self.add(without(part, decided))
 
+    def parts(self) -> list[Rows]:
+        """View the rows, in several arrays."""
+        return list(self._parts)
+
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that a row refers to (rule P6), None without such a row."""
         return lowest_offset(self._parts)

@@ -9,6 +9,8 @@ clock was set back are rows due before their hour begins.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -127,6 +129,11 @@ class Wheel:
         """
         lowest = [location for wheel in self._hours.values() if (location := wheel.lowest_location()) is not None]
         return message_log_offset(min(lowest)) if lowest else None
+
+    def parts(self) -> Iterator[Rows]:
+        """View all rows held, in several arrays."""
+        for wheel in self._hours.values():
+            yield from wheel.parts()
 
     def rows_of(self, hour: int) -> Rows:
         """Copy all rows held of one hour, in no particular order, for listings."""
