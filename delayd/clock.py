@@ -6,6 +6,7 @@ that jumps ahead fires nothing early; it is believed when it is still there 30 s
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Protocol
 
 JUMP_MS = 5_000  # Steps of time services stay below this; a larger one is a mistake until it has lasted.
 BELIEVED_AFTER_MS = 30_000  # Long enough for a time service to take back a bad step.
+BOOT_MARK_DIGITS = 16  # A boot id is a secret of its machine; so much of a hash tells two of them apart.
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 _NS_PER_MS = 1_000_000
@@ -26,6 +28,10 @@ class Clock(Protocol):
 
     def monotonic_ms(self) -> int:
         """For leases, back-off and timeouts (rule T3); its zero means nothing."""
+
+    def stamp_ms(self) -> int:
+        """What may be stamped for good: `now_ms`, but after a boot, until the clock is confirmed, never ahead of the
+        last reading that was believed before it (rule T4)."""
 
     @property
     def confirmed(self) -> bool:
@@ -63,6 +69,8 @@ class JudgedClock:
     With evidence of the same boot the clock is held against it, so a jump while the server was down is noticed. After
     another boot there is nothing to hold it against: it is read as it is and stays unconfirmed until `reference`
     agrees or 30 s have passed. Without evidence, a first start, it is believed.
+
+    ``boot_mark`` tells this boot of this machine from all others, and nothing else of it.
     """
 
     def __init__(self, sources: ClockSources, previous: ClockEvidence | None = None) -> None:
@@ -71,12 +79,14 @@ class JudgedClock:
         wall_ms, boottime_ms = sources.wall_ms(), sources.boottime_ms()
         self._anchor = (wall_ms, boottime_ms)
         self._jump: _Doubt | None = None
+        self.boot_mark = hashlib.sha256(self._boot_id.encode()).hexdigest()[:BOOT_MARK_DIGITS]
         self._booted_at_ms: int | None = None
+        self._previous: ClockEvidence | None = None  # Of another boot.
         if previous is not None:
             if previous.boot_id == self._boot_id and previous.boottime_ms <= boottime_ms:
                 self._anchor = (previous.wall_ms, previous.boottime_ms)
             else:
-                self._booted_at_ms = boottime_ms
+                self._booted_at_ms, self._previous = boottime_ms, previous
 
     def now_ms(self) -> int:
         """Read and judge the wall clock."""
@@ -91,6 +101,13 @@ class JudgedClock:
         self._jump = None
         self._anchor = (wall_ms, boottime_ms)
         return wall_ms
+
+    def stamp_ms(self) -> int:
+        """A reading of `now_ms` that may be stamped."""
+        now_ms = self.now_ms()
+        if self._booted_at_ms is None or self._previous is None:
+            return now_ms
+        return min(now_ms, self._previous.wall_ms)
 
     def monotonic_ms(self) -> int:
         """The sources' monotonic time."""
@@ -108,8 +125,13 @@ class JudgedClock:
         self._jump = None
         self._booted_at_ms = None
 
-    def reference(self, ms: int) -> None:
-        """Hear another server's clock; after a boot, one within 5 s confirms this one."""
+    def reference(self, ms: int, boot_mark: str = "") -> None:
+        """Hear another server's clock, of the boot ``boot_mark``; after a boot, one within 5 s confirms this one.
+
+        A server on this machine reads the same clock, so it agrees however wrong that is (rule T4).
+        """
+        if boot_mark == self.boot_mark:
+            return
         if self._booted_at_ms is not None and abs(self._sources.wall_ms() - ms) <= JUMP_MS:
             self._booted_at_ms = None
 
@@ -117,6 +139,9 @@ class JudgedClock:
         """What to keep in the checkpoint file, to be given as ``previous`` at the next start."""
         # The anchor, not the wall clock: a jump that is still in doubt must be in doubt after a restart too.
         now_ms, boottime_ms = self.now_ms(), self._sources.boottime_ms()
+        if self._booted_at_ms is not None and self._previous is not None:
+            # Or a restart would make a doubtful reading one that was believed.
+            return self._previous
         return ClockEvidence(self._boot_id, boottime_ms, now_ms)
 
     def _jump_lasted(self, ahead_ms: int, boottime_ms: int) -> bool:

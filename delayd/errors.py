@@ -162,6 +162,10 @@ class SlowDown(RetryLater):
     """A server is behind, such as replay past its bound, and slows its producers."""
 
 
+class ClockInDoubt(RetryLater):
+    """A server can't judge an instant, for its own clock is not confirmed, or behind its log (rule T4)."""
+
+
 class DiskReserve(RetryLater):
     """Free space is at the reserve: sends are refused, what is pending is still delivered (rule L8)."""
 

@@ -65,23 +65,19 @@ class Waiting:
     """The jobs of one executor that have not begun; any thread adds, the executor's own takes."""
 
     def __init__(self) -> None:
-        self._jobs: tuple[deque[Job], ...] = tuple(deque() for _ in Priority)
+        self.jobs: tuple[deque[Job], ...] = tuple(deque() for _ in Priority)  # By priority, in the order they came.
         self._running = len(Priority)  # Priority of the job that is under way: nothing is less urgent than none.
 
     def __len__(self) -> int:
-        return sum(map(len, self._jobs))
-
-    def add(self, job: Job, priority: Priority) -> None:
-        """Put a job behind those of its priority."""
-        self._jobs[priority].append(job)
+        return sum(map(len, self.jobs))
 
     def run_one(self, ended: Callable[[Callable[[], None]], object]) -> bool:
         """Run the most urgent job if it is more urgent than the one under way; ``ended`` gets what it returned."""
         for priority in range(self._running):
-            if self._jobs[priority]:
+            if self.jobs[priority]:
                 before, self._running = self._running, priority
                 try:
-                    ended(self._jobs[priority].popleft()())
+                    ended(self.jobs[priority].popleft()())
                 finally:
                     self._running = before
                 return True
@@ -105,7 +101,7 @@ class ThreadExecutor:
         """Queue ``work`` for the thread."""
         if self._closed:
             raise RuntimeError(f"executor {self._thread.name} is closed")
-        self._waiting.add(partial(_finish, work, done), priority)
+        self._waiting.jobs[priority].append(partial(_finish, work, done))
         self._signals.put(None)
 
     def give_way(self) -> None:

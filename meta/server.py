@@ -154,6 +154,7 @@ class MetaService:
             else:
                 head: Head = {"lease_ms": self._config.lease_ms, "heartbeat_ms": self._config.heartbeat_ms}
                 head["moves"] = moves_head(self._core.moves_after(seen))
+                head["boot"] = self._clock.boot_mark
                 connection.answer(frame.request_id, self._told(head))
             self._idle.set()
 
@@ -210,6 +211,7 @@ class MetaService:
                 "epoch": self._identity.epoch,
                 "pid": os.getpid(),
                 "started_at_ms": self._started_at_ms,
+                "boot": self._clock.boot_mark,
                 "counters": counters,
                 "waits": waits_head(()),
                 "refuses": waits_head(()),

@@ -147,7 +147,7 @@ class GroupCommit:
             else:
                 frames.append(item)
                 size += item.size_bytes
-        self._appended_at_ms = max(self._clock.now_ms(), self._appended_at_ms)
+        self._appended_at_ms = max(self._clock.stamp_ms(), self._appended_at_ms)
         groups: list[NewGroup] = []
         if greetings:
             records = encode_records([_record(greeting.hello) for greeting in greetings])

@@ -57,7 +57,7 @@ class PullCommit:
         self._sync()
 
     def _append(self, kind: GroupKind, batches: Sequence[bytes], rows: int) -> None:
-        self._appended_at_ms = max(self._clock.now_ms(), self._appended_at_ms)
+        self._appended_at_ms = max(self._clock.stamp_ms(), self._appended_at_ms)
         group = NewGroup(kind, batches, self._epoch, self._appended_at_ms, 0, rows)
         try:
             self._log.append([group], self._appended_at_ms)

@@ -93,9 +93,10 @@ class DelayCore:
         self._wheel = found.wheel
         self._ends = TargetEnds(state, found.target_ends)
         keeping = KeepingEnds(state, self._ends)
-        self._loaded_from = hour_of_ms(max(clock.now_ms(), found.appended_at_ms))
+        self._loaded_from = hour_of_ms(max(clock.stamp_ms(), found.appended_at_ms))
         self._stopped: Callable[[], None] | None = None
         self._tick_due_ms = clock.monotonic_ms()
+        self._in_doubt = not clock.confirmed
         self.producers = found.producers
         durable = Mark(found.log.durable, found.log.crc32c)
         self.intake = Intake(
@@ -280,6 +281,9 @@ class DelayCore:
     def wake(self) -> None:
         """Do whatever is due."""
         now = self._clock.monotonic_ms()
+        if self._in_doubt and self._clock.confirmed:
+            # What fell due while the clock was in doubt may be in hours that are not loaded yet.
+            self._in_doubt, self._tick_due_ms = False, now
         if now >= self._tick_due_ms:
             self._tick_due_ms = now + TICK_MS
             self._tick()
@@ -401,7 +405,7 @@ class DelayCore:
             # No answer about an earlier epoch comes any more; only hours that are still to be loaded ask for these.
             self._earlier.forget(self._loaded_until)
         # After the clock was set back rows are filed in hours that it has not come to again, and are due before (P5).
-        filing_ms = max(now_ms, self.intake.appended_at_ms)
+        filing_ms = max(self._clock.stamp_ms(), self.intake.appended_at_ms)
         due = hour_of_ms(filing_ms + self._config.load_ahead_ms) > self._loaded_until
         if due and not self._loading.running and self._stopped is None:
             self._loading.load_next()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from delayd.delay.ready import NEVER, NO_ROWS, SORTED_ROWS_MIN, ReadyRows
-from delayd.delay.rows import SCHEDULE_BIT, Rows, copy_rows, join_rows, new_rows
+from delayd.delay.rows import COARSE_FROM_MS, SCHEDULE_BIT, Rows, copy_rows, decode_due, due_by, join_rows, new_rows
 from delayd.hours import HOUR_MS, hour_start_ms
 
 SLOT_MS = 500  # Bounds what is sorted at once; firing is to the millisecond all the same.
@@ -147,6 +147,8 @@ class HourWheel:
     def take_due(self, now_ms: int, rows_max: int) -> Rows:
         """Hand out up to ``rows_max`` rows due at ``now_ms``, in due order, opening no more slots than that takes."""
         due_ms_max = min(now_ms - self.start_ms, HOUR_MS - 1)
+        if due_ms_max < -COARSE_FROM_MS:
+            due_ms_max = due_by(due_ms_max)
         parts: list[Rows] = []
         while True:
             rows = self._ready.take(due_ms_max, rows_max)
@@ -171,6 +173,8 @@ class HourWheel:
         due_ms = self._ready.first_due_ms
         if self._next_slot < SLOTS:
             due_ms = min(due_ms, self._next_slot * SLOT_MS - OPEN_AHEAD_MS)
+        if due_ms < -COARSE_FROM_MS:
+            due_ms = decode_due(due_ms)
         return None if due_ms == NEVER else self.start_ms + due_ms
 
     def lowest_location(self) -> int | None:

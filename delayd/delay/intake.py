@@ -14,13 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId
-from delayd.clock import Clock
+from delayd.clock import JUMP_MS, Clock
 from delayd.config import DelayConfig
 from delayd.delay.producers import Allowance, Producers, Waiter
 from delayd.delay.table import Stored
-from delayd.errors import BadInstant, DelaydError, DiskFull, DiskReserve, HourFull, PastHorizon, SlowDown, Stopping
+from delayd.errors import (
+    BadInstant,
+    ClockInDoubt,
+    DelaydError,
+    DiskFull,
+    DiskReserve,
+    HourFull,
+    PastHorizon,
+    SlowDown,
+    Stopping,
+)
 from delayd.executor import Done, Executor
-from delayd.hours import INSTANT_MS_MIN, hours_of
+from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.validate import check_batch, check_headers, rows_detail
@@ -180,6 +190,12 @@ class Intake:
         horizon = now_ms + self._config.horizon_days * DAY_MS
         if latest > horizon:
             days = self._config.horizon_days
+            if not self._clock.confirmed or now_ms < self.appended_at_ms - JUMP_MS:
+                # By a clock that is behind anything is too far ahead, and its sender can't help that.
+                raise ClockInDoubt(
+                    f"due more than {days} days ahead by this server's clock, which is in doubt: it shows the"
+                    f" hour {hour_name(hour_of_ms(now_ms))} (UTC); see `delayd clock`, or send again later"
+                )
             raise _at_rows(PastHorizon, f"due more than {days} days ahead", deliver_at_ms > horizon)
         if int(deliver_at_ms.min()) < INSTANT_MS_MIN:
             # It would leave at once, though its sender may have meant a time years ahead.
@@ -202,7 +218,7 @@ class Intake:
         self._committing = True
         batches = self._take_batches()
         controls, self._controls = self._controls[:BATCHES_MAX], self._controls[BATCHES_MAX:]
-        appended_at_ms = max(self._clock.now_ms(), self.appended_at_ms)
+        appended_at_ms = max(self._clock.stamp_ms(), self.appended_at_ms)
         groups: list[NewGroup] = []
         if controls:
             buffers = [control.batch for control in controls]

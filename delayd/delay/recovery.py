@@ -179,7 +179,7 @@ class _Replay:
 
 def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:
     """Load every hour that is not sealed, up to the one that the loader would have reached by now (rule P5)."""
-    now_ms = max(clock.now_ms(), found.appended_at_ms)
+    now_ms = max(clock.stamp_ms(), found.appended_at_ms)
     found.loaded_until = hour_of_ms(now_ms + config.load_ahead_ms)
     pending = found.pending.count_by_hour().keys()
     live = set(range(hour_of_ms(now_ms), found.loaded_until + 1))

@@ -1,6 +1,14 @@
 """Pending rows: what the delay server keeps in memory of each message, 32 bytes and never its body.
 
-Invariant: a row fires at ``hour_start_ms(hour) + due_ms``, before its filing hour ends, so ``due_ms < HOUR_MS``.
+Invariant: a row fires at its due instant, before its filing hour ends, so ``due_ms < HOUR_MS``.
+
+``due_ms`` counts from the start of the filing hour. A log that was stamped by a clock far ahead files messages in hours
+long after they are due: below -COARSE_FROM_MS, 12 days before the hour, the column counts whole seconds, for 34 years.
+
+    due_ms               fires at the start of the hour plus
+    5                    5 ms
+    -(1 << 30)           -(1 << 30) ms
+    -(1 << 30) - 7       -(1 << 30) ms - 7 s
 
 A location is one u64, and locations of one log compare as the bytes they name:
 
@@ -21,7 +29,7 @@ from delayd.hours import HOUR_MS
 
 ROW = np.dtype(
     [
-        ("due_ms", "<i4"),  # Milliseconds after the start of the filing hour; negative when due before it.
+        ("due_ms", "<i4"),  # After the start of the filing hour; negative when due before it.
         ("length", "<u4"),  # Bytes that the row needs in a frame.
         ("subject", "<u4"),  # The server's number of the subject.
         ("hour", "<u4"),  # Filing hour, hours since the epoch.
@@ -37,7 +45,9 @@ assert ONE_ROW.size == ROW_BYTES, "a packed row is a row"
 BATCH_OFFSET_BITS = 47  # 140 TB of one log.
 BATCH_ROW_BITS = 16  # A batch has at most 65,536 rows.
 BATCH_OFFSET_MAX = (1 << BATCH_OFFSET_BITS) - 1
-BEFORE_HOUR_MS_MAX = (1 << 31) - 1  # 24 days: what was due longer before its hour fires then, which is never early.
+COARSE_FROM_MS = 1 << 30  # How long before its hour a row is due from where on it fires to the second.
+COARSE_MS = 1_000
+COARSE_MAX = (1 << 30) - 1  # 34 years in seconds: what was due longer before its hour fires then, never early.
 SCHEDULE_BIT = 1 << (BATCH_OFFSET_BITS + BATCH_ROW_BITS)
 assert SCHEDULE_BIT == 1 << 63, "the three parts of a location fill a u64"
 
@@ -66,8 +76,29 @@ def due_at_ms(rows: Rows) -> npt.NDArray[np.int64]:
     """Instant at which each row fires: int64[n], a new array."""
     instants = rows["hour"].astype(np.int64)
     instants *= HOUR_MS
-    instants += rows["due_ms"]
+    due_ms = rows["due_ms"]
+    instants += due_ms
+    if len(rows) and due_ms.min() < -COARSE_FROM_MS:
+        coarse = np.flatnonzero(due_ms < -COARSE_FROM_MS)
+        instants[coarse] += (due_ms.take(coarse).astype(np.int64) + COARSE_FROM_MS) * (COARSE_MS - 1)
     return instants
+
+
+def encode_due(after_ms: int) -> int:
+    """Column ``due_ms`` of a row that is due so long after the start of its filing hour; never early."""
+    if after_ms >= -COARSE_FROM_MS:
+        return after_ms
+    return -COARSE_FROM_MS - min((-COARSE_FROM_MS - after_ms) // COARSE_MS, COARSE_MAX)
+
+
+def decode_due(due_ms: int) -> int:
+    """How long after the start of its filing hour a row fires, in ms."""
+    return due_ms if due_ms >= -COARSE_FROM_MS else (due_ms + COARSE_FROM_MS) * COARSE_MS - COARSE_FROM_MS
+
+
+def due_by(after_ms: int) -> int:
+    """The highest ``due_ms`` of rows that are due when so much has passed since the start of their filing hour."""
+    return after_ms if after_ms >= -COARSE_FROM_MS else (after_ms + COARSE_FROM_MS) // COARSE_MS - COARSE_FROM_MS
 
 
 def filing_hours(
@@ -80,7 +111,9 @@ def filing_hours(
 def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
     """Column ``due_ms`` of rows filed in ``hours``; negative for what is due before its hour began (rule P5)."""
     due = deliver_at_ms - hours.astype(np.int64) * HOUR_MS
-    np.maximum(due, -BEFORE_HOUR_MS_MAX, out=due)
+    if len(due) and due.min() < -COARSE_FROM_MS:
+        coarse = np.flatnonzero(due < -COARSE_FROM_MS)
+        due[coarse] = -COARSE_FROM_MS - np.minimum((-COARSE_FROM_MS - due[coarse]) // COARSE_MS, COARSE_MAX)
     assert not len(due) or int(due.max()) < HOUR_MS, "a row is filed no earlier than the hour in which it is due"
     return due.astype(np.int32)
 

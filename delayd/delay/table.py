@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from delayd.batch import Batch, ColumnId, Int64s
 from delayd.delay.rows import (
     BATCH_ROW_BITS,
-    BEFORE_HOUR_MS_MAX,
     ONE_ROW,
     ROW,
     Rows,
     due_within,
+    encode_due,
     filing_hours,
     new_rows,
     pack_locations,
@@ -138,7 +138,7 @@ def _few_message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_
         location = offset << BATCH_ROW_BITS
         for row, due in enumerate(struct.unpack_from(f"<{count}q", buffer, offsets[ColumnId.DELIVER_AT_MS])):
             hour = max(due, appended_at_ms) // HOUR_MS
-            due_ms = max(due - hour * HOUR_MS, -BEFORE_HOUR_MS_MAX)
+            due_ms = encode_due(due - hour * HOUR_MS)
             subject = numbers[subject_of[row]]
             packed += ONE_ROW.pack(due_ms, lengths[row], subject, hour, base_sequence + row, location | row)
     return np.frombuffer(packed, ROW)

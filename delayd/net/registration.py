@@ -22,7 +22,7 @@ from delayd.net.connection import Connection, connect
 from delayd.net.membership import Membership
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.meta import SUBJECTS_MAX, Registered, Routes, ServerInfo, read_routes, read_servers
-from delayd.wire.requests import RequestType, need_instant, need_int, need_u64
+from delayd.wire.requests import RequestType, need_instant, need_int, need_str, need_u64
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
 BACK_OFF_MS_MAX = 2_000  # Below a lease, so that a server that was away is alive again soon after meta is back.
@@ -46,7 +46,7 @@ class RegistrationState(Enum):
 class Registration:
     """One connection to meta, kept for the life of a server; all methods belong to the loop's thread.
 
-    `describe` is called for each registration. `on_now_ms` hears meta's clock, such as `JudgedClock.reference`
+    `describe` is called for each registration. `on_now_ms` hears meta's clock and boot, such as `JudgedClock.reference`
     (rule T1); `on_refused` hears why meta refused, once for each reason.
     """
 
@@ -56,7 +56,7 @@ class Registration:
         describe: Callable[[], Registered],
         membership: Membership,
         *,
-        on_now_ms: Callable[[int], None] | None = None,
+        on_now_ms: Callable[[int, str], None] | None = None,
         on_refused: Callable[[DelaydError], None] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -176,7 +176,7 @@ class Registration:
         now_ms = need_instant(answer.head, "now_ms")
         self._membership.joined(need_u64(answer.head, "cluster_id"))
         if self._on_now_ms is not None:
-            self._on_now_ms(now_ms)
+            self._on_now_ms(now_ms, need_str(answer.head, "boot") if "boot" in answer.head else "")
         if self.state is not RegistrationState.REGISTERED:
             log.info("registered meta=%s", self._meta)
         self.state = RegistrationState.REGISTERED

@@ -43,7 +43,7 @@ class StepExecutor:
         self, work: Callable[[], R], done: Callable[[Done[R]], None], priority: Priority = Priority.NORMAL
     ) -> None:
         """Only queue."""
-        self._waiting.add(partial(_finish, work, done), priority)
+        self._waiting.jobs[priority].append(partial(_finish, work, done))
 
     def give_way(self) -> None:
         """Run the waiting jobs that are more urgent than the one under way."""
@@ -71,10 +71,8 @@ class StepExecutor:
 
     def step(self) -> bool:
         """Complete a job, running it first if none has run; False when there was nothing to do."""
-        if not self._ran:
-            if not len(self._waiting):
-                return False
-            self.run_one()
+        if not self._ran and not self._waiting.run_one(self._ran.append):
+            return False
         self.complete_one()
         return True
 

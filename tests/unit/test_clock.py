@@ -183,6 +183,50 @@ def test_rule_T1_after_another_boot_a_reference_within_5_s_confirms(off_by_ms: i
     assert clock.confirmed is confirmed
 
 
+def test_rule_T4_a_witness_of_the_same_boot_is_no_witness() -> None:
+    clock = SimClock().reboot(off_ms=HOUR_MS)
+    beside = SimClock(machine=clock.machine)
+    clock.reference(beside.now_ms(), beside.boot_mark)
+    assert not clock.confirmed
+    clock.reference(START_MS + HOUR_MS, SimClock().boot_mark)
+    assert clock.confirmed
+
+
+def test_a_boot_mark_tells_boots_apart_and_does_not_name_them() -> None:
+    clock = SimClock()
+    assert clock.boot_mark == SimClock(machine=clock.machine).boot_mark != clock.reboot().boot_mark
+    assert clock.restart_evidence().boot_id not in clock.boot_mark
+
+
+def test_rule_T4_a_stamp_is_never_ahead_of_what_was_believed_before_the_boot() -> None:
+    clock = SimClock()
+    clock.advance(5_000)
+    booted = clock.reboot()
+    booted.step_wall(60 * 24 * HOUR_MS)
+    assert booted.stamp_ms() == START_MS + 5_000
+    booted.step_wall(-61 * 24 * HOUR_MS)
+    assert booted.stamp_ms() == booted.now_ms() < START_MS
+    booted.advance(BELIEVED_AFTER_MS)
+    assert booted.confirmed and booted.stamp_ms() == booted.now_ms()
+
+
+def test_rule_T4_a_jump_that_is_in_doubt_is_not_stamped() -> None:
+    clock = SimClock()
+    clock.step_wall(HOUR_MS)
+    clock.advance(1_000)
+    assert clock.stamp_ms() == clock.now_ms() == START_MS + 1_000
+
+
+def test_rule_T4_a_restart_while_the_boot_is_in_doubt_makes_nothing_believed() -> None:
+    booted = SimClock().reboot()
+    booted.step_wall(60 * 24 * HOUR_MS)
+    booted.advance(10_000)
+    again = booted.restarted()
+    assert not again.confirmed and again.stamp_ms() == START_MS
+    again.advance(BELIEVED_AFTER_MS)
+    assert again.confirmed
+
+
 def test_rule_T1_after_another_boot_a_jump_is_noticed_against_the_first_reading() -> None:
     clock = SimClock().reboot()
     clock.step_wall(HOUR_MS)

@@ -93,7 +93,7 @@ class Stage:
     def line(
         self,
         describe: Callable[[], Registered] = lambda: DELAY,
-        on_now_ms: Callable[[int], None] | None = None,
+        on_now_ms: Callable[[int, str], None] | None = None,
         on_refused: Callable[[DelaydError], None] | None = None,
     ) -> Registration:
         """A server that has begun to look for meta."""
@@ -135,7 +135,7 @@ def test_a_server_registers_and_again_with_every_heartbeat(caplog: pytest.LogCap
 
     async def scenario(stage: Stage) -> None:
         meta = stage.meta
-        registration = stage.line(on_now_ms=clocks.append)
+        registration = stage.line(on_now_ms=lambda now_ms, boot_mark: clocks.append(now_ms))
         await registration.registered()
         assert registration.state is RegistrationState.REGISTERED
         await until(lambda: len(meta.heard) >= 5, "five heartbeats")
