@@ -200,11 +200,12 @@ class Dispatcher:
             self._ask_again_ms = None
             known = self._subjects.names[: self._known]
             ask = [name for name in known if name and name not in self.targets and name not in self._asked]
-        if len(self._subjects) > len(self._link_of):
-            grown = np.full(2 * len(self._subjects), NO_TARGET, np.int32)
+        count = len(self._subjects)
+        if count > len(self._link_of):
+            grown = np.full(2 * count, NO_TARGET, np.int32)
             grown[: self._known] = self._link_of[: self._known]
             self._link_of = grown
-        for number in range(self._known, len(self._subjects)):
+        for number in range(self._known, count):
             name = self._subjects.names[number]
             if not name:
                 continue  # Given back before anybody looked at it.
@@ -213,7 +214,7 @@ class Dispatcher:
                 self._link_of[number] = self._order.index(self._link(target))
             elif name not in self._asked:
                 ask.append(name)
-        self._known = len(self._subjects)
+        self._known = count
         if ask:
             self._asked.update(ask)
             self._ask_routes(ask)
