@@ -205,7 +205,7 @@ class Chaos:
         for target in self.world.outside.targets.values():
             target.refusals.clear()
         # A clock that was set ahead is believed after half a minute, one that was set back makes rows wait.
-        self.world.drain(240_000 + 2 * self._steps * DAY_MS)
+        self.world.drain(240_000)
         self.world.check_books()
         if self._random.random() < 0.3:
             self.world.check_sealing()

@@ -43,6 +43,7 @@ __all__ = ["TARGET_IDS", "Outside", "Remains", "Wanted", "World", "encode_wanted
 
 DATA, FOLDER = delay_files.DATA, delay_files.FOLDER
 PRODUCER_ID = 0xABCDEF
+STOP_STEPS = 400
 STEPS_MAX = 20_000  # A run that is not quiet by then never will be.
 
 
@@ -64,7 +65,7 @@ class World:
         small = {"free_bytes_far": 0, "free_bytes_all": 0, "segment_bytes": 8192, "outcomes_flush_ms": 20}
         config = DelayConfig(data=DATA, **(small | settings))  # type: ignore[arg-type]
         self.disk.make_folder(config.folder)
-        self.threads = Threads(StepExecutor(), StepExecutor(), StepExecutor())
+        self.threads = Threads(self.new_thread(), self.new_thread(), self.new_thread())
         draw = Random(seed * 7919 + self.state.commits + len(self.disk.operations) + outside.machine.wall_ms)
         self.core = core(
             self.disk,
@@ -110,6 +111,10 @@ class World:
         outside.accepted[sent.number] = (sent, what)
 
     # Steps.
+
+    def new_thread(self) -> StepExecutor:
+        """One of the server's threads."""
+        return StepExecutor()
 
     def executors(self) -> tuple[StepExecutor, ...]:
         """The three threads, which take turns as the test says."""
@@ -189,20 +194,24 @@ class World:
         return sleep if due_ms is None else min(sleep, due_ms - self.clock.now_ms())
 
     def drain(self, ms: int = 60_000) -> None:
-        """Heal everything, retry what is not accepted, and let time pass until each message has an outcome."""
+        """Heal everything, retry what is not accepted, and let time pass until each message has an outcome.
+
+        It ends after ``ms`` in all cases; the time until the next missing message is due does not count.
+        """
         self.meta_up = True
         self.outside.moved.clear()
         for target in self.outside.targets.values():
             if not target.up:
                 target.restart()
-        end = self.clock.monotonic_ms() + ms
         self._repeat_sends()
-        while (missing := self.missing()) and self.clock.monotonic_ms() < end:
+        waited_ms = 0
+        while (missing := self.missing()) and waited_ms < ms:
             sent = [sent for sent, _ in self.outside.accepted.values()]
             dues = [due for batch in sent for due, _, body in batch.wanted if body in missing]
             # Nothing happens for long: nobody has to live through it in half seconds.
             self.clock.advance(max(0, min(dues) - self.clock.now_ms() - 3_000))
             self.pass_ms(500)
+            waited_ms += 500
         self.pass_ms(1_000)
 
     def _repeat_sends(self) -> None:
@@ -246,7 +255,7 @@ class World:
         """Stop the server cleanly; whether it called back."""
         stopped: list[bool] = []
         self.core.stop(lambda: stopped.append(True))
-        for _ in range(200):
+        for _ in range(STOP_STEPS):
             if stopped or not self.moves():
                 break
             self.moves()[0]()

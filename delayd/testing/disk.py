@@ -2,14 +2,15 @@
 
 Invariant: every operation that changes the disk is counted, and the same calls give the same counts, so a workload of
 n operations can be replayed n times, dying at each. Reads are not counted: dying at one leaves what dying at the next
-change leaves. Not for two threads at a time.
+change leaves. Not for two threads at a time; ``before_each`` is called before each operation and each read, so that a
+test may let something else happen there.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
@@ -54,6 +55,7 @@ class MemoryDisk:
         self.writes = 0
         self.closed_unsynced: list[str] = []  # Files closed while dirty, against rule L4.
         self.crashed = False
+        self.before_each: Callable[[], None] = _nothing  # Of the fakes that use this disk, too.
         self._reports_sync_errors = reports_sync_errors
         self._root = Folder()
         self._locks: dict[str, str] = {}
@@ -74,12 +76,18 @@ class MemoryDisk:
         return disk
 
     @property
+    def last_operation(self) -> str:
+        """What was counted last; "" at first."""
+        return self.operations[-1] if self.operations else ""
+
+    @property
     def reports_sync_errors(self) -> bool:
         """As it was made."""
         return self._reports_sync_errors
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> MemoryFile:
         """Creating counts as one operation."""
+        self.before_each()
         self.check_alive()
         folder, name = self._parent(path)
         node = folder.cached.get(name)
@@ -114,6 +122,7 @@ class MemoryDisk:
 
     def sync_folder(self, path: str) -> None:
         """One sync."""
+        self.before_each()
         self.check_alive()
         folder = self._folder(path)
         if self.count_sync(f"sync_folder {path}", path, folder):
@@ -121,11 +130,13 @@ class MemoryDisk:
 
     def list_folder(self, path: str) -> list[str]:
         """Sorted names."""
+        self.before_each()
         self.check_alive()
         return sorted(self._folder(path).cached) if self.exists(path) else []
 
     def exists(self, path: str) -> bool:
         """Of what running programs see."""
+        self.before_each()
         self.check_alive()
         try:
             return self._find(path) is not None
@@ -134,6 +145,7 @@ class MemoryDisk:
 
     def rename(self, source: str, target: str) -> None:
         """One step within a folder; from one to another each folder needs its own sync."""
+        self.before_each()
         self.check_alive()
         source_folder, source_name = self._parent(source)
         target_folder, target_name = self._parent(target)
@@ -155,6 +167,7 @@ class MemoryDisk:
 
     def remove(self, path: str) -> None:
         """A file or an empty folder."""
+        self.before_each()
         self.check_alive()
         folder, name = self._parent(path)
         node = folder.cached.get(name)
@@ -170,6 +183,7 @@ class MemoryDisk:
 
     def free_bytes(self, path: str) -> int:
         """What is left of the capacity."""
+        self.before_each()
         self.check_alive()
         if not self.exists(path):
             raise _missing(path)
@@ -177,6 +191,7 @@ class MemoryDisk:
 
     def sync_filesystem(self, path: str) -> None:
         """One sync of everything."""
+        self.before_each()
         self.check_alive()
         if not self.exists(path):
             raise _missing(path)
@@ -206,7 +221,7 @@ class MemoryDisk:
     def check_alive(self) -> None:
         """Raise `Crash` in whatever goes on after it, such as a ``finally``."""
         if self.crashed:
-            raise Crash(self.operations[-1])
+            raise Crash(self.last_operation)
 
     def count(self, operation: str) -> None:
         """Count one operation whose effect is in the page cache, and crash if this is the one."""
@@ -323,6 +338,7 @@ class MemoryFile:
         self._closed = True
 
     def _check(self, *, writing: bool) -> None:
+        self._disk.before_each()
         self._disk.check_alive()
         if self._closed or (writing and not self._writable):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
@@ -341,6 +357,10 @@ class MemoryLock:
         if self._held:
             self._held = False
             del self._locks[self._path]
+
+
+def _nothing() -> None:
+    """Nothing else happens."""
 
 
 def _normal(path: str) -> str:

@@ -72,4 +72,5 @@ class MemoryState:
 
     def _check_alive(self) -> None:
         if self._disk is not None:
+            self._disk.before_each()
             self._disk.check_alive()

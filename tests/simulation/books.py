@@ -33,13 +33,13 @@ class DelayBooks:
         self._log_id = log_id
         self._readings: Readings[tuple[int, Told]] = Readings(FileKind.DISPATCH, log_id, _decode)
 
-    def outcomes(self, disk: MemoryDisk, hours: HourTable) -> dict[int, Told]:
-        """By sequence, what became of each row that ever had a durable outcome; each has one."""
+    def outcomes(self, disk: MemoryDisk, hours: HourTable, *, torn: bool) -> dict[int, Told]:
+        """By sequence, what became of each row that ever had an outcome; each has one. ``torn``: see `Readings.of`."""
         found: dict[int, Told] = {}
         of_hour: dict[int, dict[int, Told]] = {}
         for hour, path in list_dispatch_logs(disk, FOLDER):
             rows = of_hour[hour] = {}
-            for sequence, told in self._readings.of(disk, path):
+            for sequence, told in self._readings.of(disk, path, torn=torn):
                 assert sequence not in found, f"sequence {sequence} has two outcomes"
                 assert told[0] == hour, f"an outcome of hour {told[0]} is in the file of hour {hour}"
                 found[sequence] = rows[sequence] = told

@@ -19,10 +19,10 @@ from tests.simulation.checks import Checks
 from tests.simulation.consumer import Consumer, GroupBooks
 from tests.simulation.delay_side import NAME, DelayLife, Router, remains_after
 from tests.simulation.delay_side import THREADS as DELAY_THREADS
-from tests.simulation.moves import Move
+from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Network
 from tests.simulation.realtime_side import THREADS as REALTIME_THREADS
-from tests.simulation.realtime_side import RealtimeSide, settings_of
+from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.wall import WallBound
 
 SUBJECTS = (b"orders.eu", b"orders.us", b"mail")
@@ -57,11 +57,12 @@ class Cluster:
             "retention_hours": random.choice((1, 72)),
             "producer_keep_ms": YEAR_MS,  # This producer goes on with a batch for days.
         }
-        self.sides = [RealtimeSide(log_id, self.machine, self.network, settings_of(random)) for log_id in TARGET_IDS]
+        self.sides = [RealtimeSide(log_id, self.machine, self.network, random) for log_id in TARGET_IDS]
         for side in self.sides:
             side.start()
         self.tell_router()
         self.held: set[str] = set()  # Beginnings of what moves are called that do not happen now.
+        self.mixed = False  # Whether what happens in calm times does so in any order.
         self.delay_up = True
         self.delay_filled = False
         self.delay_books: DelayBooks | None = None
@@ -80,7 +81,9 @@ class Cluster:
         return list(self._moves())
 
     def next_move(self) -> Move | None:
-        """The first of all moves."""
+        """The first of all moves, or any one while they are mixed."""
+        if self.mixed and (moves := self.moves()):
+            return self.random.choice(moves)
         return next(self._moves(), None)
 
     def _moves(self) -> Iterator[Move]:
@@ -107,6 +110,11 @@ class Cluster:
         for side in self.sides:
             found.extend(f"{side.name} runs a {job}" for job in REALTIME_THREADS)
         return found
+
+    def lives(self) -> list[Threads]:
+        """The threads of each server that is up."""
+        found = [self.world.own] if self.delay_up else []
+        return found + [side.life.own for side in self.sides if side.life is not None]
 
     def calm(self, ms: int) -> None:
         """Let time pass with everything done at each instant."""
@@ -172,7 +180,7 @@ class Cluster:
             stopped = self.world.stop()
         except Crash:
             # A realtime server may die meanwhile, and nobody goes on with a server that was told to stop.
-            self.delay_dies(way)
+            self.delay_dies(self.death_after(self.world.failure, (way,)))
             raise
         if stopped:
             self.world.core.close()
@@ -254,6 +262,7 @@ class Cluster:
     def heal(self) -> None:
         """No more faults from now on: whoever is down, or hears now that a sync failed, starts."""
         self.held.clear()
+        self.mixed = False
         self.router.up = True
         self.tell_router()
         self._end_faults()

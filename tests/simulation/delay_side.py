@@ -6,6 +6,7 @@ Invariant: no row leaves on a connection before it is due by the server's judged
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
 from typing import Protocol
 
 from delayd.batch import Buffer, ColumnId, parse
@@ -14,6 +15,7 @@ from delayd.delay.sender import Wire
 from delayd.errors import DelaydError, ServerStopped
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash
+from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
@@ -21,6 +23,7 @@ from tests.delay_harness import FOLDER, Remains, World
 from tests.simulation.books import DelayBooks
 from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Line, Network, OnAnswer
+from tests.simulation.threads import SteppedExecutor, Turns
 from tests.simulation.wall import WallBound
 
 NAME = "delay"
@@ -67,16 +70,24 @@ class DelayLife(World):
         self.network = cluster.network
         self.router = cluster.router
         self._cluster = cluster
+        self.turns = Turns(remains.disk, Random(seed))
         super().__init__(remains, core=DelayCore, seed=seed, **settings)
         if cluster.delay_books is None:
             cluster.delay_books = DelayBooks(self.core.identity.log_id)
         self.books = cluster.delay_books
-        self.own = Threads(NAME, list(zip(THREADS, self.executors(), strict=True)))
+        threads = [thread for thread in self.executors() if isinstance(thread, SteppedExecutor)]
+        self.own = Threads(NAME, list(zip(THREADS, threads, strict=True)))
         self.own.wrap(self._guarded)
 
     def next_remains(self, way: PowerLoss | None, seed: int) -> Remains:
         """What the next life starts with; the machine and its surroundings are the same ones."""
-        return remains_after(Remains(self.disk, self.state, self.outside, self.clock), way, seed)
+        remains = remains_after(Remains(self.disk, self.state, self.outside, self.clock), way, seed)
+        self.own.die()
+        return remains
+
+    def new_thread(self) -> StepExecutor:
+        """See World: one whose jobs stand still between operations."""
+        return SteppedExecutor(self.turns)
 
     def own_moves(self) -> Iterator[Move]:
         """What this server may do next by itself."""
@@ -95,7 +106,7 @@ class DelayLife(World):
 
     def outcomes(self) -> dict[int, tuple[int, int, int, int]]:
         """See World: also of hours that were removed since."""
-        return self.books.outcomes(self.disk, self.hours())
+        return self.books.outcomes(self.disk, self.hours(), torn=self.own.begun)
 
     def sweep(self) -> None:
         """Seal and remove what may be; the books are read before each job that may do so."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from delayd.testing.disk import Crash
 from delayd.testing.tree import PowerLoss
-from tests.simulation.cluster import DEATHS, HOUR_MS
+from tests.simulation.cluster import DEATHS, HOUR_MS, LOSSES
 from tests.simulation.delay_side import NAME
 from tests.simulation.lies import lie
 from tests.simulation.parts import Parts
@@ -31,6 +31,8 @@ class DiskScenarios(Parts):
             (4, self.delay_sync_fails_then_power),
             (3, self.long_outage),
             (5, self.hour_passes),
+            (4, self.hour_passes_late_outcomes),
+            (6, self.job_stands_still),
             (2, self.delay_goes_off),
         ]
 
@@ -180,6 +182,77 @@ class DiskScenarios(Parts):
             cluster.step_wall(-HOUR_MS)
             self.steps.send()
             cluster.calm(60)
+
+    def hour_passes_late_outcomes(self) -> None:
+        """Rows of an hour that ended are delivered while it is compared, and power is lost meanwhile (rule S1)."""
+        cluster = self.cluster
+        self.steps.send_due()
+        cluster.calm(60)
+        for side in cluster.sides:
+            if side.life is not None:
+                side.die(None, 0)
+        self.steps.send_due()
+        cluster.calm(60)
+        cluster.advance(HOUR_MS - cluster.machine.wall_ms % HOUR_MS + 1_000)
+        cluster.calm(60)
+        if not cluster.delay_up:
+            return
+        self.steps.checkpoint_delay()
+        cluster.calm(60)
+        for side in cluster.sides:
+            cluster.side_starts(side, faults=False)
+        cluster.tell_router()
+        cluster.hold(f"{NAME} runs a worker")
+        cluster.world.core.sweep()
+        cluster.rest()
+        cluster.advance(self.random.choice((60, 2_500)))
+        stalled = f"{NAME} runs a outcomes"
+        self.stop_within(cluster.world, stalled, "write /data/delay/dispatch")
+        cluster.held.discard(f"{NAME} runs a worker")
+        cluster.world.swept = True
+        if self.chance(0.3):
+            cluster.calm(1)
+        else:
+            # A checkpoint behind the comparison would sync the whole file system.
+            self.moves(self.random.choice((3, 12)))
+        if self.chance(0.7):
+            cluster.held.discard(stalled)
+            cluster.delay_dies(self.random.choice(LOSSES))
+            cluster.delay_starts(faults=False)
+        cluster.held.discard(stalled)
+        cluster.calm(60)
+
+    def job_stands_still(self) -> None:
+        """A thread of some server stands still within a job while all else goes on, and mostly dies there."""
+        cluster = self.cluster
+        side = self.steps.side()
+        if self.chance(0.7):
+            self.steps.send_due()
+        if self.chance(0.4):
+            self.steps.checkpoint_delay()
+        if self.chance(0.4):
+            side.checkpoint()
+        if self.chance(0.3):
+            cluster.world.core.sweep()
+            cluster.world.swept = True
+        life = cluster.world if side.life is None or self.chance(0.6) else side.life
+        owner = NAME if life is cluster.world else side.name
+        stalled = self.random.choice([each for each in cluster.threads() if each.startswith(owner)])
+        self.stop_within(life, stalled)
+        for _ in range(self.random.choice((1, 3))):
+            self.some_work()
+            self.steps.consume()
+            self.moves(12)
+        if not cluster.delay_up:
+            return
+        if self.chance(0.6):
+            cluster.held.discard(stalled)
+            if owner == NAME:
+                self.delay_dies_and_starts()
+            else:
+                self.realtime_dies_and_starts(side)
+        cluster.held.discard(stalled)
+        cluster.calm(self.random.choice((1, 60)))
 
     def delay_goes_off(self) -> None:
         """The delay server is off for hours or days, and messages become due meanwhile."""

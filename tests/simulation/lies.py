@@ -17,6 +17,7 @@ from delayd.testing.disk import MemoryDisk
 from delayd.testing.tree import Inode
 from tests.delay_harness import FOLDER
 from tests.simulation.delay_side import NAME
+from tests.simulation.threads import SOME, WHOLE
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -27,6 +28,9 @@ NEVER_GIVEN = 1 << 40  # A sequence that no message has.
 def lie(cluster: Cluster) -> None:
     """Put a wrong sequence into the last hour that could seal now; no sweep may seal that hour."""
     world = cluster.world
+    if world.own.begun or not world.core._outcomes.idle:
+        # An outcome that is on its way into the file would be written behind the lie.
+        return
     hours = world.hours()
     scheduled: dict[int, set[int]] = {}
     for sequence, hour in world.scheduled().items():
@@ -48,6 +52,7 @@ def _lie_about(cluster: Cluster, hour: int, path: str) -> None:
     cached = node.cached
     kept = bytes(cached)
     cached[:] = data
+    world.turns.operations = WHOLE
     try:
         world.sweep()
         for _ in range(4):
@@ -56,6 +61,7 @@ def _lie_about(cluster: Cluster, hour: int, path: str) -> None:
                     move.do()
         assert not world.hours().get(hour).sealed, f"hour {hour} is sealed with an outcome of a message it never had"
     finally:
+        world.turns.operations = SOME
         cached[:] = kept
 
 

@@ -9,10 +9,14 @@ from collections.abc import Callable
 from random import Random
 
 from tests.simulation.cluster import LOSSES, Cluster
-from tests.simulation.delay_side import NAME
+from tests.simulation.delay_side import NAME, DelayLife
 from tests.simulation.network import Line
-from tests.simulation.realtime_side import RealtimeSide
+from tests.simulation.realtime_side import RealtimeLife, RealtimeSide
 from tests.simulation.steps import Steps
+from tests.simulation.threads import ONE, SOME
+
+WITHIN_MOVES = 60
+PAUSE_MS = 20  # Outcomes wait as long for their flush.
 
 
 class Parts:
@@ -46,6 +50,23 @@ class Parts:
             self.cluster.hold(stalled)
             self.tell(f"     {stalled} no job")
         return stalled
+
+    def stop_within(self, owner: DelayLife | RealtimeLife, stalled: str, behind: str = "") -> None:
+        """Let a thread of a server stand still within a job, if it soon is: ``behind`` an operation, or anywhere.
+
+        ``stalled`` is what its work is called. Anything that may happen by itself happens meanwhile, up to a bound.
+        """
+        owner.turns.operations = ONE
+        for _ in range(WITHIN_MOVES):
+            if owner.own.begun_in(stalled) and owner.disk.last_operation.startswith(behind):
+                self.tell(f"     {stalled} job, and stands still within it")
+                self.cluster.hold(stalled)
+                break
+            if moves := self.cluster.moves():
+                self.random.choice(moves).do()
+            else:
+                self.cluster.advance(PAUSE_MS)
+        owner.turns.operations = SOME
 
     def delay_dies_and_starts(self) -> None:
         """Kill the delay server, and start it at once."""

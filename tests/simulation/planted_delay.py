@@ -17,6 +17,7 @@ from delayd.delay.intake import Intake
 from delayd.delay.link import Link
 from delayd.delay.outcomes import Flushed, OutcomeLog
 from delayd.delay.producers import Allowance, Producers, Waiter
+from delayd.delay.recovery import read_outcomes
 from delayd.delay.retention import SegmentRetention
 from delayd.delay.sealing import compare
 from delayd.delay.sender import Sender, Wire
@@ -87,12 +88,22 @@ def _release_whatever_is_old(self: SegmentRetention, *lowest: int | None) -> Non
     _release(self)
 
 
-def _compare_counts(hour: int, batches: Iterable[Batch], outcomes: OutcomeRows) -> SealFacts | None:
+def _compare_counts(
+    hour: int, batches: Iterable[Batch], outcomes: OutcomeRows, give_way: Callable[[], None]
+) -> SealFacts | None:
     stored = list(batches)
     scheduled = [batch.uint64s(ColumnId.SEQUENCE) for batch in stored]
     if sum(map(len, scheduled)) != len(outcomes.sequences):
         return None
-    return compare(hour, stored, outcomes._replace(sequences=np.concatenate(scheduled)))
+    return compare(hour, stored, outcomes._replace(sequences=np.concatenate(scheduled)), give_way)
+
+
+def _read_what_is_written(segment: Segment, until: int | None, give_way: Callable[[], None]) -> OutcomeRows:
+    return read_outcomes(segment, None, give_way)
+
+
+def _know_of_no_flush(self: OutcomeLog) -> set[int]:
+    return set()
 
 
 # The handoff.
@@ -202,6 +213,10 @@ IN_DELAY: Bugs = {
     "P6: segments go though rows refer to them": [Patch(SegmentRetention, "release", _release_whatever_is_old)],
     "I1: a batch that is under way is taken again": [Patch(Producers, "begin", _take_what_is_under_way)],
     "S1: an hour is sealed by counts": [Patch(delay_retention, "compare", _compare_counts)],
+    "S1: an hour is sealed on outcomes that are not durable": [
+        Patch(delay_retention, "read_outcomes", _read_what_is_written),
+        Patch(OutcomeLog, "unwritten_hours", _know_of_no_flush),
+    ],
     "H1: W is a step too far": [Patch(Window, "w", property(_a_step_too_far))],
     "H1: W passes what earlier epochs left unsettled": [Patch(Window, "w", property(_pass_what_is_unsettled))],
     "H3: an epoch is used again": [Patch(delay_core, "open_identity", _keep_the_epoch)],

@@ -38,7 +38,7 @@ class Readings(Generic[T]):
         self._items: dict[str, list[T]] = {}
 
     def of(self, disk: MemoryDisk, path: str, *, torn: bool = False) -> list[T]:
-        """What a file says, which is not to be changed; ``torn``: its end may be, for its server is down."""
+        """What a file says, which is not to be changed; ``torn``: its end may be, for its server is down or writes."""
         file = disk.open(path)
         data = file.pread(file.size(), 0)
         file.close()

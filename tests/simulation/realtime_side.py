@@ -16,7 +16,6 @@ from delayd.log.group import Group, GroupKind
 from delayd.log.segment import FileKind
 from delayd.testing.clock import SimClock, SimMachine
 from delayd.testing.disk import MemoryDisk
-from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.testing.tree import PowerLoss
 from delayd.wire.frame import Frame, HeadValue
@@ -28,6 +27,7 @@ from tests.delay_target import Kept
 from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Network, ServedEnd
 from tests.simulation.readings import Readings
+from tests.simulation.threads import SteppedExecutor, Turns
 
 DATA = "/data"
 STATE = "/data/realtime/state"
@@ -42,7 +42,9 @@ class RealtimeLife:
 
     def __init__(self, side: RealtimeSide) -> None:
         self.clock = SimClock(machine=side.machine, previous=side.clock.restart_evidence())
-        self.threads = (StepExecutor(), StepExecutor(), StepExecutor())
+        self.disk = side.disk
+        self.turns = Turns(side.disk, Random(side.random.randrange(1 << 16)))
+        self.threads = tuple(SteppedExecutor(self.turns) for _ in THREADS)
         self.failure: BaseException | None = None
         side.disk.make_folder(side.config.folder)
         recovered = recover(side.config, side.disk, side.state, self.clock, lambda: side.log_id, STATE)
@@ -101,15 +103,16 @@ class RealtimeLife:
 class RealtimeSide:
     """One realtime server: what survives its lives, and the life that it is in, if any."""
 
-    def __init__(self, log_id: int, machine: SimMachine, network: Network, settings: dict[str, int]) -> None:
+    def __init__(self, log_id: int, machine: SimMachine, network: Network, random: Random) -> None:
         self.log_id = log_id
         self.name = f"realtime-{log_id:x}"
         self.place = self.name
         self.machine = machine
+        self.random = random
         self.clock = SimClock(machine=machine)
         self.disk = MemoryDisk()
         self.state = MemoryState(self.disk)
-        self.config = RealtimeConfig(data=DATA, **settings)  # type: ignore[arg-type]
+        self.config = RealtimeConfig(data=DATA, **settings_of(random))  # type: ignore[arg-type]
         self.life: RealtimeLife | None = None
         self.greeted = ((0, 0), 0)  # Epoch and session of the newest hello that was answered, and its request.
         self.leaving_below = 0
@@ -140,11 +143,13 @@ class RealtimeSide:
 
     def die(self, way: PowerLoss | None, seed: int) -> None:
         """Die now; None is a SIGKILL. A side that is down may die again: in the middle of its start."""
-        if self.life is not None:
-            self._network.process_died(self.life)
-        self.life = None
+        life, self.life = self.life, None
+        if life is not None:
+            self._network.process_died(life)
         self.disk = self.disk.after_kill() if way is None else self.disk.after_crash(way, seed)
         self.state = self.state.after_crash(self.disk)
+        if life is not None:
+            life.own.die()
 
     def stop(self, way: PowerLoss | None, seed: int) -> bool:
         """Stop cleanly, if the disk lets it, and lose power after that; whether the stop came to its end."""
@@ -186,10 +191,10 @@ class RealtimeSide:
         """All batches that its files hold, durable or not, behind those that retention removed."""
         names = [name for name in self.disk.list_folder(MESSAGE_LOG) if name.endswith(".log")]
         found: list[Kept] = []
+        writes = self.life is None or self.life.own.begun
         for name in names:
-            found.extend(
-                self._readings.of(self.disk, f"{MESSAGE_LOG}/{name}", torn=self.life is None or name != names[-1])
-            )
+            path = f"{MESSAGE_LOG}/{name}"
+            found.extend(self._readings.of(self.disk, path, torn=writes or name != names[-1]))
         start = int(names[0].removesuffix(".log")) if names else 0
         if start > self._start:
             self._start = start

@@ -19,6 +19,8 @@ from tests.simulation.steps import Kinds, Steps
 STEPS = 80
 CHECK_EVERY = 16  # Steps between two readings of all files.
 MOVES_AMONG_STEPS = 0.75  # The rest are drawn by weight, scenarios among them.
+MIXED_STEPS = 0.3  # In the others threads go on while they can, and bytes are carried after that.
+FAVOURED, FAVOURED_TIMES = 3, 8  # Each run has some kinds of steps that happen more often: no two runs are alike.
 TRACE_LINES = 400
 
 
@@ -36,6 +38,7 @@ class Run:
         self._steps = Steps(self.cluster, self._random, self.tell)
         parts = (self.cluster, self._steps, self._random, self.tell)
         self._handoff, self._disks = HandoffScenarios(*parts), DiskScenarios(*parts)
+        self._favoured = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
 
     @property
     def virtual_ms(self) -> int:
@@ -45,7 +48,10 @@ class Run:
     @property
     def kinds(self) -> Kinds:
         """What may be drawn now, with its weight."""
-        return self._steps.kinds() + self._handoff.kinds() + self._disks.kinds()
+        return [
+            (weight * FAVOURED_TIMES if kind.__name__ in self._favoured else weight, kind)
+            for weight, kind in self._all_kinds()
+        ]
 
     def tell(self, line: str) -> None:
         """Add a line to the trace."""
@@ -67,8 +73,12 @@ class Run:
             raise AssertionError(f"seed {self.seed}: {type(error).__name__}: {error}\n{shown}") from error
         return self.counts
 
+    def _all_kinds(self) -> Kinds:
+        return self._steps.kinds() + self._handoff.kinds() + self._disks.kinds()
+
     def _step(self, number: int) -> None:
         self.cluster.network.forget_ended()
+        self.cluster.mixed = self._random.random() < MIXED_STEPS
         at_ms = self.cluster.machine.wall_ms - START_MS
         if self._random.random() < MOVES_AMONG_STEPS and (moves := self.cluster.moves()):
             move = self._random.choice(moves)
