@@ -37,6 +37,10 @@ class LogLimit:
         """Log a line of a cause, unless it had its share of this minute."""
         self._log(logging.WARNING, cause, message, values)
 
+    def critical(self, cause: str, message: str, *values: object) -> None:
+        """As `warning`, for what an operator must see."""
+        self._log(logging.CRITICAL, cause, message, values)
+
     def info(self, cause: str, message: str, *values: object) -> None:
         """As `warning`, for what is no fault."""
         self._log(logging.INFO, cause, message, values)

@@ -20,7 +20,9 @@ WINDOW_BATCHES = 4_096  # Seven numbers each: a third of what a head may have.
 LIST_MAX = 5_000  # Of one listing; the next one goes on behind its last name.
 
 
-def window_frames(log_id: int, end: int, held: Sequence[InDoubt]) -> Iterator[tuple[Head, list[Buffer], bool]]:
+def window_frames(
+    log_id: int, end: int, highest_sequence: int, held: Sequence[InDoubt]
+) -> Iterator[tuple[Head, list[Buffer], bool]]:
     """The frames of a window's answer: head, body, and whether more follow; one frame when the window is empty."""
     at = 0
     while True:
@@ -36,7 +38,8 @@ def window_frames(log_id: int, end: int, held: Sequence[InDoubt]) -> Iterator[tu
             size += 16 * one.rows
             at += 1
         more = at < len(held)
-        yield {"log_id": log_id, "end_offset": end, "batches": rows}, body, more
+        head: Head = {"log_id": log_id, "end_offset": end, "highest_sequence": highest_sequence, "batches": [*rows]}
+        yield head, body, more
         if not more:
             return
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from delayd.batch import Batch, DispatchPart, padded
 from delayd.clock import Clock
-from delayd.errors import DataError, DiskFull, ServerStopped
+from delayd.errors import BatchMalformed, DataError, DiskFull, ServerStopped
 from delayd.executor import Done, Executor
-from delayd.log.control import encode_records
+from delayd.log.control import Record, encode_records
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 
@@ -24,6 +24,7 @@ from .peer import Peer
 
 COMMIT_BYTES = 32 << 20  # A commit takes no further frame above this, so that the first one does not wait too long.
 GROUP_BYTES = 64 << 20  # Batches of one group; its header and table fit the rest of the limit.
+ACCEPTED = "origin_accepted"  # The type of the record of an operator's word.
 RETRY_MS = 1_000  # Between tries on a full disk.
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,14 @@ class Greeting(NamedTuple):
     hello: Hello
 
 
+class Note(NamedTuple):
+    """An operator's word on a delay server, which is to become durable behind everything before it."""
+
+    origin: Origin
+    record: Record
+    durable: Callable[[], None]
+
+
 class Landed(NamedTuple):
     """A frame with the offsets of its batches, and of the groups that they are in."""
 
@@ -67,6 +76,7 @@ class Commit:
     members: list[list[Batch]]  # Batches of each data group.
     appended_at_ms: int
     next_sequence: int
+    notes: list[Note] = field(default_factory=list)
     landed: list[Landed] = field(default_factory=list)
     end: int = 0
     crc32c: int = 0
@@ -102,7 +112,7 @@ class GroupCommit:
         self._epoch = epoch
         self._next_sequence = next_sequence
         self._appended_at_ms = appended_at_ms
-        self._queue: deque[DispatchFrame | Greeting] = deque()
+        self._queue: deque[DispatchFrame | Greeting | Note] = deque()
         self._under_way: Commit | None = None
         self._done: deque[Commit] = deque()
         self._handing_on = False
@@ -117,15 +127,15 @@ class GroupCommit:
         """Bytes of frames that wait for the disk."""
         return sum(item.size_bytes for item in self._queue if isinstance(item, DispatchFrame))
 
-    def put(self, item: DispatchFrame | Greeting) -> None:
+    def put(self, item: DispatchFrame | Greeting | Note) -> None:
         """Queue what is to become durable."""
         self._queue.append(item)
         self._begin()
 
     def drop(self, origin: Origin) -> list[DispatchFrame | Greeting]:
         """Take out what waits of a delay server, which will never be appended; what is under way is finished."""
-        dropped = [item for item in self._queue if item.origin is origin]
-        self._queue = deque(item for item in self._queue if item.origin is not origin)
+        dropped = [item for item in self._queue if item.origin is origin and not isinstance(item, Note)]
+        self._queue = deque(item for item in self._queue if item.origin is not origin or isinstance(item, Note))
         return dropped
 
     def retry(self) -> None:
@@ -139,19 +149,25 @@ class GroupCommit:
             return
         greetings: list[Greeting] = []
         frames: list[DispatchFrame] = []
+        notes: list[Note] = []
+        records: list[Record] = []
         size = 0
         while self._queue and size < COMMIT_BYTES:
             item = self._queue.popleft()
             if isinstance(item, Greeting):
                 greetings.append(item)
+                records.append(_record(item.hello))
+            elif isinstance(item, Note):
+                notes.append(item)
+                records.append(item.record)
             else:
                 frames.append(item)
                 size += item.size_bytes
         self._appended_at_ms = max(self._clock.stamp_ms(), self._appended_at_ms)
         groups: list[NewGroup] = []
-        if greetings:
-            records = encode_records([_record(greeting.hello) for greeting in greetings])
-            groups.append(NewGroup(GroupKind.CONTROL, [records], self._epoch, self._appended_at_ms))
+        if records:
+            batch = encode_records(records)
+            groups.append(NewGroup(GroupKind.CONTROL, [batch], self._epoch, self._appended_at_ms))
         members = _split(frames)
         for batches in members:
             rows = sum(batch.count for batch in batches)
@@ -159,7 +175,8 @@ class GroupCommit:
             stamp = (self._epoch, self._appended_at_ms, self._next_sequence, rows)
             groups.append(NewGroup(GroupKind.DATA, buffers, *stamp))
             self._next_sequence += rows
-        self._under_way = Commit(greetings, frames, groups, members, self._appended_at_ms, self._next_sequence)
+        stamps = (self._appended_at_ms, self._next_sequence)
+        self._under_way = Commit(greetings, frames, groups, members, *stamps, notes)
         self._submit(self._under_way)
 
     def _submit(self, commit: Commit) -> None:
@@ -200,12 +217,20 @@ def hello_of_record(record: dict[str, int | str | list[int]]) -> Hello | None:
     if record.get("type") != "hello":
         return None
     log_id, epoch, instance, session, w = (record.get(name) for name in Hello._fields)
-    assert isinstance(log_id, int) and isinstance(epoch, int) and isinstance(instance, int)
-    assert isinstance(session, int) and isinstance(w, list)
+    if not (isinstance(log_id, int) and isinstance(epoch, int) and isinstance(instance, int)):
+        raise BatchMalformed("a record of a hello lacks a number")
+    if not (isinstance(session, int) and isinstance(w, list) and len(w) == 2):
+        raise BatchMalformed("a record of a hello lacks its session or its W")
     return Hello(log_id, epoch, instance, session, (w[0], w[1]))
 
 
-def _record(hello: Hello) -> dict[str, int | str | list[int]]:
+def accepted_of_record(record: dict[str, int | str | list[int]]) -> int | None:
+    """The delay server that an operator accepted as it is; None for any other record."""
+    log_id = record.get("log_id")
+    return log_id if record.get("type") == ACCEPTED and isinstance(log_id, int) else None
+
+
+def _record(hello: Hello) -> Record:
     return {
         "type": "hello",
         "log_id": hello.log_id,

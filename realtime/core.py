@@ -13,9 +13,11 @@ from delayd.clock import JudgedClock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
 from delayd.errors import (
+    BadArgument,
     BadRequest,
     DelaydError,
     HandoffRefused,
+    RestoredOrigin,
     ServerStopped,
     StaleSession,
     Stopping,
@@ -24,6 +26,8 @@ from delayd.errors import (
 from delayd.executor import Executor
 from delayd.fence import Fence
 from delayd.log.checkpoint import CheckpointFile
+from delayd.log.control import Record
+from delayd.log_limit import LogLimit
 from delayd.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_ints, need_u64
@@ -31,9 +35,9 @@ from delayd.wire.waits import FREE_SPACE, Wait, clock_waits, waits_head
 
 from .answers import status_head, window_frames
 from .checkpoint import Checkpointer, Snapshot, consume_parts
-from .commit import Commit, DispatchFrame, Greeting, GroupCommit
+from .commit import ACCEPTED, Commit, DispatchFrame, Greeting, GroupCommit, Note
 from .consumers import Consumers
-from .handoff import Hello
+from .handoff import Hello, Origin
 from .index import Subject
 from .intake import read_frame
 from .kept import Marks, encode_group, encode_origin
@@ -47,6 +51,7 @@ from .retention import keep_from, remove_old
 from .unseen import Unseen
 
 log = logging.getLogger(__name__)
+limited = LogLimit(log)  # Lines that delay servers can provoke.
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,7 @@ class Core:
         self._reserve = Reserve(disk, config.folder, config.free_bytes_all)
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
+        self._restored: dict[int, str] = {}  # Delay servers that were refused for it, and why.
         self._failed = False
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
         consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
@@ -142,6 +148,7 @@ class Core:
             RequestType.TRUST_CLOCK: self._trust_clock,
             RequestType.HELLO: self._hello,
             RequestType.DISPATCH: self._dispatch,
+            RequestType.ORIGIN_ACCEPT: self._accept_origin,
             RequestType.PULL: consumers.pull,
             RequestType.ACK: consumers.ack,
             RequestType.NACK: consumers.nack,
@@ -172,7 +179,8 @@ class Core:
         wake_ms = self._checkpoints.due_ms
         # Asked for after every frame, so each of the others is looked at alone. A server that stops ends no leases.
         pulls_ms = None if self._stopping is not None else self._pulls.next_wake_ms()
-        for time_ms in (pulls_ms, self._commit.retry_at_ms, self._rebuilder.retry_at_ms):
+        rebuild_ms = None if self._stopping is not None else self._rebuilder.retry_at_ms
+        for time_ms in (pulls_ms, self._commit.retry_at_ms, rebuild_ms):
             if time_ms is not None and time_ms < wake_ms:
                 wake_ms = time_ms
         return wake_ms
@@ -231,7 +239,7 @@ class Core:
         if meant != self.log_id:
             # Its session and W count for that server's batches: here they would fence off and forget others.
             raise HandoffRefused(f"this hello is for the realtime server {meant:016x}, and this is {self.log_id:016x}")
-        named = need_int(head, "named_offset") if "named_offset" in head else 0
+        named = need_int(head, "named_offset") if "named_offset" in head else None
         if named and not self._stored.holds(named, need_u64(head, "log_id")):
             # Of a log that was cut or replaced the end says little: it has grown again, by this server's hellos alone.
             raise HandoffRefused(
@@ -247,16 +255,41 @@ class Core:
             need_u64(head, "session"),
             (w_epoch, w_id),
         )
-        origin, older = self._origins.greet(peer, hello)
-        fenced = StaleSession(f"session {hello.session} of epoch {hello.epoch} was heard meanwhile")
-        for item in self._commit.drop(origin):
-            if isinstance(item, DispatchFrame):
-                item.origin.expected.difference_update((part.epoch, part.batch_id) for part in item.parts)
-            item.peer.answer_error(item.request_id, fenced)
+        try:
+            origin, older = self._origins.greet(peer, hello, named)
+        except RestoredOrigin as error:
+            self._restored[hello.log_id] = error.message
+            limited.critical("origin_restored", "origin_restored origin=%016x reason=%r", hello.log_id, error.message)
+            raise
+        self._restored.pop(hello.log_id, None)
+        self._drop(origin, StaleSession(f"session {hello.session} of epoch {hello.epoch} was heard meanwhile"))
         if older is not None:
             older.close()
         log.info("hello origin=%016x epoch=%d session=%d", hello.log_id, hello.epoch, hello.session)
         self._commit.put(Greeting(peer, frame.request_id, origin, hello))
+
+    def _accept_origin(self, peer: Peer, frame: Frame) -> None:
+        """An operator's word that a delay server is right as it is, though it was restored from a copy (rule H8)."""
+        log_id = need_u64(frame.head, "log_id")
+        origin = self._origins.known(log_id)
+        if origin is None:
+            raise BadArgument(f"nothing was ever heard of a delay server {log_id:016x}")
+        answer: Head = {"log_id": self.log_id, "epoch": origin.epoch, "highest_sequence": origin.highest_sequence}
+        self._drop(origin, StaleSession("an operator had everything forgotten that was heard of this delay server"))
+        older = self._origins.forget(origin)
+        if older is not None:
+            older.close()
+        self._restored.pop(log_id, None)
+        log.warning("operator accepts=origin origin=%016x", log_id)
+        record: Record = {"type": ACCEPTED, "log_id": log_id}
+        self._commit.put(Note(origin, record, partial(peer.answer, frame.request_id, answer)))
+
+    def _drop(self, origin: Origin, why: StaleSession) -> None:
+        """Take out what of a delay server was not given to the disk; it will never be appended."""
+        for item in self._commit.drop(origin):
+            if isinstance(item, DispatchFrame):
+                item.origin.expected.difference_update((part.epoch, part.batch_id) for part in item.parts)
+            item.peer.answer_error(item.request_id, why)
 
     def _dispatch(self, peer: Peer, frame: Frame) -> None:
         epoch, session = need_u64(frame.head, "epoch"), need_u64(frame.head, "session")
@@ -269,11 +302,13 @@ class Core:
             return
         try:
             self._reserve.check(self._commit.queued_bytes + len(frame.body))
-            batches, parts = read_frame(frame.body, origin)
+            batches, parts, highest = read_frame(frame.body, origin)
         except DelaydError:
             self.counters["refused"] += 1
             raise
         origin.expected.update((part.epoch, part.batch_id) for part in parts)
+        # Also when the frame is dropped: the number is no less used.
+        origin.highest_sequence = max(origin.highest_sequence, highest)
         self._commit.put(DispatchFrame(peer, frame.request_id, origin, batches, parts, len(frame.body)))
 
     def _committed(self, commit: Commit) -> None:
@@ -282,6 +317,8 @@ class Core:
         self._next_sequence = commit.next_sequence
         for greeting in commit.greetings:
             self._welcome(greeting, commit.end)
+        for note in commit.notes:
+            note.durable()
         touched: dict[Subject, None] = {}
         for landed in commit.landed:
             rows: list[list[int]] = []
@@ -316,7 +353,7 @@ class Core:
             return
         held = [origin.window[key] for key in origin.keys]
         log.info("window origin=%016x session=%d batches=%d", origin.log_id, origin.session, len(held))
-        for head, body, more in window_frames(self.log_id, end, held):
+        for head, body, more in window_frames(self.log_id, end, origin.highest_sequence, held):
             greeting.peer.answer(greeting.request_id, head, body, more=more)
 
     # Any server.
@@ -332,6 +369,8 @@ class Core:
     def waits(self) -> Iterator[Wait]:
         """What goes on by nothing but an operator's doing."""
         yield from map(Wait._make, self.fence.waits())
+        for log_id, reason in self._restored.items():
+            yield Wait(f"what the delay server {log_id:016x} has to hand over", reason, "delayd target accept")
         if self._reserve.reached:
             what = "messages that delay servers hand over"
             yield Wait(what, "free disk space is at its reserve", FREE_SPACE)
@@ -347,7 +386,7 @@ class Core:
             "next_sequence": self._next_sequence,
             "indexed_offset": self._checkpoints.last.indexed_offset,
             "in_doubt": sum(len(origin.window) for origin in self._origins),
-            "subjects": sum(1 for _ in self._index),
+            "subjects": len(self._index),
             "groups": len(self._pulls.groups),
             "waits": waits_head(self.waits()),
             "refuses": waits_head(()),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from delayd.batch import Batch, ColumnId, DispatchPart
-from delayd.errors import FencedInstance, StaleEpoch, StaleSession
+from delayd.errors import FencedInstance, RestoredOrigin, StaleEpoch, StaleSession
 from delayd.identity import check_epoch
 
 from .peer import Peer
@@ -56,6 +56,8 @@ class Origin:
     w: W = W_NONE
     peer: Peer | None = None
     dirty: bool = True
+    decided_offset: int = 0  # The highest one of a batch that W has passed: its outcome is durable at the delay server.
+    highest_sequence: int = 0  # Of all its batches.
     window: dict[W, InDoubt] = field(default_factory=dict)
     keys: list[W] = field(default_factory=list)  # Of the window, rising.
     expected: set[W] = field(default_factory=set)  # Taken and not yet durable.
@@ -72,6 +74,24 @@ class Origin:
             )
         if hello.epoch == self.epoch and hello.session <= self.session:
             raise StaleSession(f"session {self.session} was heard, {hello.session} is not newer")
+
+    def check_known(self, named_offset: int) -> None:
+        """Refuse a delay server whose dispatch logs do not have what it said to be durable there (rule H8)."""
+        if named_offset < self.decided_offset:
+            raise RestoredOrigin(
+                f"this delay server had recorded a batch at offset {self.decided_offset}, its dispatch logs name none "
+                f"above {named_offset} now: it was restored from a copy. Bring back its newest directory; or `delayd "
+                "target accept`, after which what was delivered since the copy was made is delivered again"
+            )
+
+    def accept(self) -> None:
+        """An operator takes the delay server as it is: nothing that was heard of it counts any more."""
+        self.epoch, self.instance, self.session = 0, 0, 0
+        self.w, self.decided_offset = W_NONE, 0
+        self.window.clear()
+        self.keys.clear()
+        self.expected.clear()
+        self.dirty = True
 
     def hear(self, hello: Hello) -> None:
         """The fence moves: from now on only this session counts."""
@@ -109,7 +129,7 @@ class Origin:
         self.dirty = True
         passed = bisect.bisect_right(self.keys, w)
         for key in self.keys[:passed]:
-            del self.window[key]
+            self.decided_offset = max(self.decided_offset, self.window.pop(key).offset)
         del self.keys[:passed]
 
     def decided_or_held(self, key: W) -> bool:
@@ -134,14 +154,29 @@ class Origins:
             found = self._origins[log_id] = Origin(log_id)
         return found
 
-    def greet(self, peer: Peer, hello: Hello) -> tuple[Origin, Peer | None]:
-        """Hear a hello: its origin, and the connection that is fenced off by it.
+    def known(self, log_id: int) -> Origin | None:
+        """The delay server of a log_id; None when nothing was heard of it."""
+        return self._origins.get(log_id)
+
+    def forget(self, origin: Origin) -> Peer | None:
+        """Take an operator's word that a delay server is right as it is; returns the connection that it had."""
+        peer, origin.peer = origin.peer, None
+        if peer is not None:
+            self._of_peer.pop(peer, None)
+        origin.accept()
+        return peer
+
+    def greet(self, peer: Peer, hello: Hello, named_offset: int | None = None) -> tuple[Origin, Peer | None]:
+        """Hear a hello: its origin, and the connection that is fenced off by it. Nothing has changed where it raises.
 
         Raises:
-            StaleEpoch, StaleSession, FencedInstance: it is not newer than the one heard; nothing has changed.
+            StaleEpoch, StaleSession, FencedInstance, EpochOutOfRange: it is not newer than the one heard.
+            RestoredOrigin: its dispatch logs lack what they had; a ``named_offset`` of None does not say.
         """
         origin = self._origins.get(hello.log_id) or Origin(hello.log_id)
         origin.check_hello(hello)
+        if named_offset is not None:
+            origin.check_known(named_offset)
         self._origins[hello.log_id] = origin
         origin.hear(hello)
         older, origin.peer = origin.peer, peer

@@ -207,6 +207,10 @@ class Index:
             yield self.by_name[self._names[at]]
             at += 1
 
+    def __len__(self) -> int:
+        """How many subjects have had messages."""
+        return len(self._names)
+
     def __iter__(self) -> Iterator[Subject]:
         """Subjects that have had messages, by name."""
         return (self.by_name[name] for name in self._names)

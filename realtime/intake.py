@@ -15,8 +15,8 @@ HOUR_MAX = hour_of_ms(INSTANT_MS_MAX)
 FRAME_BATCHES_MAX = 32_768  # The answer names each batch and must fit one head.
 
 
-def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[DispatchPart]]:
-    """The batches of a frame of the current session of ``origin``, verified.
+def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[DispatchPart], int]:
+    """The batches of a frame of the current session of ``origin``, verified, and their highest sequence.
 
     Raises:
         BatchMalformed, BadSubject, MessageTooLarge: one of them can't be taken, so none is.
@@ -24,6 +24,7 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
     batches: list[Batch] = []
     parts: list[DispatchPart] = []
     keys: set[W] = set()
+    highest = 0
     position = 0
     while position < len(body):
         batch = parse(body, position)
@@ -32,7 +33,7 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
             raise BatchMalformed(f"a {batch.kind.name} batch can't be dispatched")
         batch.verify()
         check_batch(batch)
-        _check_values(batch)
+        highest = max(highest, _check_values(batch))
         part = batch.dispatch
         key = (part.epoch, part.batch_id)
         _check_part(part, key, origin)
@@ -43,11 +44,11 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
         raise BatchMalformed(f"a frame of {len(batches)} batches; it has 1 to {FRAME_BATCHES_MAX}")
     if len(keys) < len(batches):
         raise BatchMalformed("two batches of a frame have one number")
-    return batches, parts
+    return batches, parts, highest
 
 
-def _check_values(batch: Batch) -> None:
-    """What consumers, listings and audits show must be a date, and what logs count a number that they can store."""
+def _check_values(batch: Batch) -> int:
+    """What consumers, listings and audits show must be a date, and a sequence what logs can store: the highest one."""
     part = batch.dispatch
     if not 0 <= part.claimed_at_ms <= INSTANT_MS_MAX:
         raise BatchMalformed(f"batch {part.batch_id} was claimed at {part.claimed_at_ms}, which is no instant")
@@ -60,8 +61,10 @@ def _check_values(batch: Batch) -> None:
                 row = int(((instants < 0) | (instants > INSTANT_MS_MAX)).argmax())
                 name = column.name.lower()
                 raise BatchMalformed(f"row {row}: {name} is {int(instants[row])}, which is no instant")
-    if int(batch.uint64s(ColumnId.SEQUENCE).max()) > INT_MAX:
+    highest = int(batch.uint64s(ColumnId.SEQUENCE).max())
+    if highest > INT_MAX:
         raise BatchMalformed(f"batch {part.batch_id} has a sequence above {INT_MAX}")
+    return highest
 
 
 def _check_part(part: DispatchPart, key: W, origin: Origin) -> None:

@@ -56,6 +56,8 @@ def encode_origin(origin: Origin) -> Pair:
         "instance": origin.instance,
         "session": origin.session,
         "w": list(origin.w),
+        "decided_offset": origin.decided_offset,
+        "highest_sequence": origin.highest_sequence,
     }
     return ORIGIN_PREFIX + _U64.pack(origin.log_id), _pack(kept)
 
@@ -116,6 +118,7 @@ class Kept:
             origin.session = _int(row, "session")
             w_epoch, w_id = cast(list[int], row["w"])
             origin.w = (w_epoch, w_id)
+            origin.decided_offset, origin.highest_sequence = _int(row, "decided_offset"), _int(row, "highest_sequence")
             origin.dirty = False
 
     def subjects(self, index: Index) -> None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from delayd.batch import ColumnId
 from delayd.clock import Clock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
@@ -22,7 +23,7 @@ from delayd.log.pull import PullOp, decode_entries
 from delayd.log.segment import FileKind
 from delayd.state import State
 
-from .commit import hello_of_record
+from .commit import accepted_of_record, hello_of_record
 from .groups import Group
 from .handoff import Origins
 from .index import Index
@@ -140,6 +141,9 @@ def _read_message_log(recovered: Recovered) -> None:
 def _hear_again(recovered: Recovered, group: LogGroup) -> None:
     for _, batch in group.batches():
         for record in decode_records(batch):
+            accepted = accepted_of_record(record)
+            if accepted is not None:
+                recovered.origins.origin(accepted).accept()
             hello = hello_of_record(record)
             if hello is not None:
                 origin = recovered.origins.origin(hello.log_id)
@@ -153,6 +157,7 @@ def _take_again(recovered: Recovered, group: LogGroup, fresh: bool) -> None:
         part = batch.dispatch
         origin = recovered.origins.origin(part.origin_log_id)
         origin.remember(batch, part, offset, group.header.offset, group.header.appended_at_ms)
+        origin.highest_sequence = max(origin.highest_sequence, int(batch.uint64s(ColumnId.SEQUENCE).max()))
         if fresh:
             recovered.index.subject_of(batch).add(offset, batch.count, batch.total_bytes)
 

@@ -14,7 +14,15 @@ from random import Random
 import numpy as np
 
 from delayd.batch import Batch, Buffer, ColumnId, DispatchPart, parse
-from delayd.errors import ConnectionLost, DelaydError, FencedInstance, HandoffRefused, StaleEpoch, StaleSession
+from delayd.errors import (
+    ConnectionLost,
+    DelaydError,
+    FencedInstance,
+    HandoffRefused,
+    RestoredOrigin,
+    StaleEpoch,
+    StaleSession,
+)
 from delayd.validate import check_batch
 from delayd.wire.frame import ANSWER, MORE, Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_ints, need_u64
@@ -216,6 +224,9 @@ class FakeTarget:
             raise StaleEpoch(f"epoch {self.origin[0]} was heard, {epoch} is older")
         if epoch == self.origin[0] and instance != self.origin[1]:
             raise FencedInstance("another instance holds this epoch")
+        decided = [kept.offset for kept in self.log if kept.key <= self._w]
+        if need_int(asked.head, "named_offset") < max(decided, default=0):
+            raise RestoredOrigin("its dispatch logs lack what they had")
         if (epoch, session) <= self._heard:
             raise StaleSession(f"session {self._heard} was heard, {session} is not newer")
         self.origin, self._heard, self._cable = (epoch, instance), (epoch, session), cable
@@ -236,7 +247,12 @@ class FakeTarget:
             np.array(kept.sequences, np.uint64).tobytes() + np.array(kept.deliver_at_ms, np.int64).tobytes()
             for kept in window
         )
-        head: dict[str, HeadValue] = {"log_id": self.log_id, "end_offset": end_offset, "batches": [*rows]}
+        head: dict[str, HeadValue] = {
+            "log_id": self.log_id,
+            "end_offset": end_offset,
+            "highest_sequence": max((max(kept.sequences) for kept in self.log), default=0),
+            "batches": [*rows],
+        }
         return Frame(RequestType.HELLO, ANSWER | (MORE if more else 0), 0, head, memoryview(body))
 
     def _dispatch(self, cable: Cable, asked: Asked, answer: Callable[[Frame | DelaydError], None]) -> None:

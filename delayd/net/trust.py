@@ -37,6 +37,7 @@ NEEDS_TRUST = frozenset(
         RequestType.TARGET_ACCEPT,
         RequestType.HELLO,
         RequestType.DISPATCH,
+        RequestType.DELETE_GROUP,
         RequestType.ORIGIN_ACCEPT,
     }
 )

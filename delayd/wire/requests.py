@@ -73,6 +73,7 @@ class RequestType(IntEnum):
     NACK = 42
     GROUPS = 43
     SUBJECTS = 44
+    DELETE_GROUP = 45
     ORIGIN_ACCEPT = 46
 
 

@@ -3,18 +3,20 @@
 import pytest
 
 from delayd.errors import (
+    BadArgument,
     BatchMalformed,
     DelaydError,
     DiskReserve,
     FencedInstance,
     HandoffRefused,
+    RestoredOrigin,
     ServerStopped,
     StaleEpoch,
     StaleSession,
 )
 from delayd.testing.executor import StepExecutor
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType
+from delayd.wire.requests import RequestType, need_list
 
 from .batches import ORIGIN, dispatch_batch
 from .world import SimPeer, World
@@ -231,10 +233,70 @@ def test_rule_H7_what_retention_has_removed_is_not_lost() -> None:
     world, peer = World(settings={"segment_bytes": 4096, "retention_ms": 1_000}), SimPeer()
     world.hello(peer, 1)
     _, ((_, first),) = world.dispatch(peer, 1, dispatch_batch(1, [bytes(4_000)]))
+    kept = 0
     for batch_id in range(2, 5):
-        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(4_000)], w=(1, batch_id - 1)))
+        named = kept
+        _, ((_, kept),) = world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(4_000)], w=(1, batch_id - 1)))
     for _ in range(2):
         world.pass_time(60_000)
         world.core.retain()
     assert world.recovered.message_log.start > first
-    assert named_hello(world, 2, first) is None
+    assert named_hello(world, 2, named) is None
+
+
+def decided_world() -> tuple[World, list[int]]:
+    """A server whose delay server has recorded two of three batches; returns the offsets of all."""
+    world, peer = World(), SimPeer()
+    world.hello(peer, 1)
+    offsets = []
+    for batch_id in range(1, 4):
+        batch = dispatch_batch(batch_id, [b"%d" % batch_id], w=(1, batch_id - 1))
+        offsets += [offset for _, offset in world.dispatch(peer, 1, batch)[1]]
+    return world, offsets
+
+
+def restarts(world: World, way: str) -> World:
+    if way == "checkpoint":
+        world.core.checkpoint()
+    if way == "clean":
+        return world.restarted()
+    return World(world.disk.after_crash(), world.state.after_crash(), world.clock.restarted())
+
+
+@pytest.mark.parametrize("way", ["same life", "clean", "checkpoint", "crash"])
+def test_rule_H8_a_delay_server_that_has_forgotten_what_it_recorded_is_refused(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, offsets = decided_world()
+    if way != "same life":
+        world = restarts(world, way)
+    for session, named in enumerate((0, offsets[0]), 5):
+        assert isinstance(named_hello(world, session, named), RestoredOrigin)
+    assert "origin_restored origin=" in caplog.text and "delayd target accept" in caplog.text
+    head, _ = world.ask(SimPeer(), RequestType.STATUS, {})
+    assert any("restored from a copy" in str(wait) for wait in need_list(head, "waits"))
+    # What was refused was not heard, and the right one goes on.
+    assert named_hello(world, 9, offsets[1]) is None
+    head, _ = world.ask(SimPeer(), RequestType.STATUS, {})
+    assert "restored from a copy" not in str(head["waits"])
+
+
+@pytest.mark.parametrize("way", ["same life", "clean", "checkpoint", "crash"])
+def test_rule_H8_an_operator_accepts_it_and_it_counts_its_batches_anew(way: str) -> None:
+    world, _ = decided_world()
+    operator, peer = SimPeer(), SimPeer()
+    answer, _ = world.ask(operator, RequestType.ORIGIN_ACCEPT, {"log_id": ORIGIN})
+    assert (answer["epoch"], answer["highest_sequence"]) == (1, 3000)
+    if way != "same life":
+        world = restarts(world, way)
+    head: Head = {"log_id": ORIGIN, "target": world.core.log_id, "epoch": 1, "instance": 8, "session": 1}
+    window, _ = world.ask(peer, RequestType.HELLO, {**head, "w": [0, 0], "named_offset": 0})
+    assert (window["batches"], window["highest_sequence"]) == ([], 3000)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"again"]))
+    later = restarts(world, "crash")
+    assert [row[:2] for row in later.hello(SimPeer(), 2, instance=8)] == [[1, 1]]
+
+
+def test_a_delay_server_that_nobody_heard_of_can_not_be_accepted() -> None:
+    with pytest.raises(BadArgument):
+        World().ask(SimPeer(), RequestType.ORIGIN_ACCEPT, {"log_id": 4})
