@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .exits import NOT_BALANCED, USAGE
+from .lines import LineWriter, lines_of
 
 RESTART_FIRST_S = 0.2  # A server that was killed is back before its clients give up.
 RESTART_LAST_S = 5.0  # One that dies at once costs the machine little, and is back soon after its cause is mended.
 SERVED_WELL_S = 10.0  # After so long a death is a new trouble, not the last one again.
 STARTS_MAX = 5  # Of a server that has never served: then it will not, and the user should hear why.
-LAST_LINES_S = 1.0  # For what a dead child wrote to be read.
+LAST_LINES_S = 5.0  # For what a dead child wrote to be read; only a child of its own could hold its pipes for longer.
 
 
 class Ready(NamedTuple):
@@ -44,6 +45,7 @@ class Child:
         *,
         say: Callable[[str], None],
         on_line: Callable[[str], None],
+        errors: LineWriter,
         on_ready: Callable[[Child], None],
         on_down: Callable[[Child, int], None],
     ) -> None:
@@ -52,6 +54,7 @@ class Child:
         self._command = command
         self._say = say
         self._on_line = on_line
+        self._errors = errors
         self._on_ready = on_ready
         self._on_down = on_down
         self._process: Process | None = None
@@ -96,21 +99,22 @@ class Child:
     async def _run_once(self) -> int:
         self._served_from = None
         command = self._command(self.ready.port if self.ready else None)
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, process_group=0)
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, process_group=0)
         self._process = process
         # The signal may have come while the process was being made.
         if self._killed:
             self.kill()
         elif self._stopping.is_set():
             self.stop()
-        relay = asyncio.create_task(self._relay(process))
+        relays = [asyncio.create_task(self._relay(process)), asyncio.create_task(self._relay_errors(process))]
         code = await process.wait()
         self._process = None
-        # What it wrote last is still in the pipe; whatever else may hold the pipe open is not waited for.
-        await asyncio.wait([relay], timeout=LAST_LINES_S)
-        if relay.done():
+        # What it wrote last is still in the pipes; whatever else may hold them open is not waited for.
+        ended, open_ = await asyncio.wait(relays, timeout=LAST_LINES_S)
+        for relay in ended:
             relay.result()
-        relay.cancel()
+        for relay in open_:
+            relay.cancel()
         if process.stdin is not None:
             process.stdin.close()
         return code
@@ -118,13 +122,23 @@ class Child:
     async def _relay(self, process: Process) -> None:
         if process.stdout is None:
             raise AssertionError("its stdout is a pipe")
-        while line := (await process.stdout.readline()).decode("utf-8", "replace").rstrip("\n"):
+        async for data in lines_of(process.stdout):
+            line = data.decode("utf-8", "replace")
             self._on_line(line)
             ready = parse_ready(line)
             if ready is not None and ready.role == self.role:
                 self._served_from = self._time()
                 self.ready = ready
                 self._on_ready(self)
+
+    async def _relay_errors(self, process: Process) -> None:
+        """Hand its log on, each line with the name of the server before it."""
+        if process.stderr is None:
+            raise AssertionError("its stderr is a pipe")
+        prefix = f"{self.role}: ".encode()
+        async for line in lines_of(process.stderr):
+            self._errors.write(prefix + line + b"\n")
+            await self._errors.room()
 
     def _is_final(self, code: int, failures: int) -> bool:
         if code == NOT_BALANCED:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from delayd.config import META_LOCAL
 
 from .child import Child
 from .exits import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE
+from .lines import LineWriter
 
 STOP_S = 5.5  # A server is gone five seconds after its SIGTERM, whatever it does; half a second for the news of it.
 STOP_LAST_S = 1.0  # Meta holds no messages and ends at once.
@@ -42,10 +43,10 @@ class Plan:
 class Supervisor:
     """Runs the three servers."""
 
-    def __init__(self, plan: Plan, echo: Callable[[str], None], say: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, out: LineWriter, errors: LineWriter) -> None:
         self._plan = plan
-        self._echo = echo
-        self._say = say
+        self._out = out
+        self._errors = errors
         self._children: dict[str, Child] = {}
         self._tasks: dict[str, asyncio.Task[int]] = {}
         self._told_ready = False
@@ -68,6 +69,7 @@ class Supervisor:
             lambda port: self._command(role, port),
             say=self._say,
             on_line=self._echo,
+            errors=self._errors,
             on_ready=self._on_ready,
             on_down=self._on_down,
         )
@@ -86,6 +88,12 @@ class Supervisor:
             command += self._plan.registering
             command += ["--meta", address_from_here(meta.host, meta.port)]
         return command
+
+    def _echo(self, line: str) -> None:
+        self._out.write(f"{line}\n".encode())
+
+    def _say(self, sentence: str) -> None:
+        self._errors.write(f"delayd: {sentence}\n".encode())
 
     def _on_ready(self, child: Child) -> None:
         if child.role == FIRST and len(self._children) == 1 and not self._stop.is_set():

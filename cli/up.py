@@ -9,9 +9,12 @@ import click
 
 from delayd.config import PORT_MAX, Value, load_config
 
+from .lines import LineWriter
 from .options import examples
 from .programs import Programs
 from .supervisor import FIRST, ROLES, Plan, Supervisor
+
+LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
 
 
 @click.command(
@@ -70,12 +73,9 @@ def _folders(config: str | None, given: Mapping[str, str | None], advertise_host
 
 
 async def _run(plan: Plan) -> int:
-    return await Supervisor(plan, _echo, lambda sentence: click.echo(f"delayd: {sentence}", err=True)).run()
-
-
-def _echo(line: str) -> None:
-    # Servers go on when nobody reads their ready lines any more.
+    out, errors = (LineWriter(stream.fileno()) for stream in (sys.stdout, sys.stderr))
     try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return await Supervisor(plan, out, errors).run()
+    finally:
+        for writer in (out, errors):
+            writer.close(LAST_LINES_S)

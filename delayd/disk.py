@@ -23,7 +23,7 @@ Buffer = bytes | bytearray | memoryview
 BUFFERS_MAX = 1024  # IOV_MAX of Linux: more buffers in one pwritev are refused.
 SYNCFS_REPORTS_SINCE = (5, 8)  # Before this kernel syncfs returned success for writes that had failed.
 FILE_MODE = 0o644
-LOCK_LINE_BYTES_MAX = 200
+LOCK_BYTES_MAX = 200
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -211,8 +211,8 @@ class RealDisk:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                holder = os.pread(descriptor, LOCK_LINE_BYTES_MAX, 0).decode("utf-8", "replace").strip()
-                raise DirectoryInUse(os.path.dirname(path), holder or "another process") from error
+                lines = os.pread(descriptor, LOCK_BYTES_MAX, 0).decode("utf-8", "replace").splitlines()
+                raise DirectoryInUse(os.path.dirname(path), lines[0] if lines else "another process") from error
             with _named_errors(path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"pid {os.getpid()} {role}\n".encode(), 0)

@@ -16,6 +16,7 @@ from delayd.config import MetaConfig, describe, listens_everywhere
 from delayd.disk import Lock, RealDisk
 from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping, UnknownRequest
 from delayd.executor import ThreadExecutor
+from delayd.holder import LOCK, holder_name
 from delayd.identity import open_cluster_id, open_identity
 from delayd.net.connection import Connection
 from delayd.net.server import Server
@@ -39,7 +40,6 @@ from delayd.wire.waits import waits_head
 
 from .core import Meta
 
-LOCK_FILE = "LOCK"
 STATE_FOLDER = "state.lmdb"
 RESTART_MS = 1_000  # When a client of a stopping server may look for it again.
 
@@ -70,7 +70,8 @@ class MetaService:
         log.info("config %s", describe(config))
         try:
             self._disk.make_folder(config.folder)
-            self._lock = self._disk.lock(os.path.join(config.folder, LOCK_FILE), config.role)
+            holder = holder_name(config.role, supervised=config.exit_with_stdin)
+            self._lock = self._disk.lock(os.path.join(config.folder, LOCK), holder)
             path = os.path.join(config.folder, STATE_FOLDER)
             self._state = LmdbState(path)
             self._identity = open_identity(self._state, path, _draw_u64)

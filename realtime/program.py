@@ -10,4 +10,6 @@ from .server import RealtimeServer
 
 def run(config: RealtimeConfig) -> int:
     """Serve until told to stop; returns the exit code of the process."""
-    return run_program(config.role, partial(RealtimeServer, config), exit_with_stdin=config.exit_with_stdin)
+    return run_program(
+        config.role, partial(RealtimeServer, config), folder=config.folder, exit_with_stdin=config.exit_with_stdin
+    )

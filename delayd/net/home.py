@@ -15,10 +15,10 @@ from delayd.clock import ClockEvidence, SystemClock
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.disk import RealDisk
 from delayd.executor import ThreadExecutor
+from delayd.holder import LOCK, holder_name
 from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.state import LmdbState
 
-LOCK = "LOCK"
 STATE = "state.lmdb"
 RUNS_MAX = 1_000  # Of one job at a time; each ends within a turn of the loop, so this is never reached.
 LOOK_S = 1.0  # How often the plan of the jobs is held against the wall clock.
@@ -46,7 +46,9 @@ class Home:
     ) -> None:
         self.disk = RealDisk()
         self.disk.make_folder(config.folder)
-        self._lock = self.disk.lock(f"{config.folder}/{LOCK}", config.role)
+        self._lock = self.disk.lock(
+            f"{config.folder}/{LOCK}", holder_name(config.role, supervised=config.exit_with_stdin)
+        )
         self.state_path = f"{config.folder}/{STATE}"
         self.state = LmdbState(self.state_path)
         self.clock = SystemClock(_evidence(read_checkpoint(self.disk, config.folder)))

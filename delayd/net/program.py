@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from delayd.errors import CallerError, DamagedData, DataError, DelaydError, ServerStopped
+from delayd.holder import LOCK, leaving, mark_stopping
 from delayd.net.collector import QuietCollector
 from delayd.net.files import FILES_MIN, connections_max, raise_file_limit
 from delayd.net.heap import bound_heap
@@ -32,6 +33,8 @@ EXIT_USAGE = 2  # A setting or the state of the directory; starting again does n
 EXIT_STOPPED = 3  # It stopped itself on a failed sync or on damage: not to be started again before someone has looked.
 
 STOP_MS_MAX = 5_000
+LEAVE_MS_MAX = 15_000  # A stop takes STOP_MS_MAX; on a machine under load its begin and its end are noticed late.
+LEAVE_LOOK_S = 0.05
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STDIN = 0
@@ -57,8 +60,11 @@ class Service(Protocol):
 class Program:
     """One process with one service."""
 
-    def __init__(self, role: str, build: Callable[[Fail], Service], *, exit_with_stdin: bool = False) -> None:
+    def __init__(
+        self, role: str, build: Callable[[Fail], Service], folder: str | None, *, exit_with_stdin: bool = False
+    ) -> None:
         self._role = role
+        self._lock = None if folder is None else f"{folder}/{LOCK}"
         self._build = build
         self._exit_with_stdin = exit_with_stdin
         self._failure: BaseException | None = None
@@ -78,6 +84,9 @@ class Program:
             loop.add_signal_handler(number, self._on_signal, number)
         if self._exit_with_stdin:
             loop.add_reader(_STDIN, self._on_stdin)
+        await self._until_left()
+        if self._stop.is_set():
+            return EXIT_OK
         service = self._build(self._fail)
         try:
             host, port = await service.start()
@@ -86,7 +95,9 @@ class Program:
             return _exit_code(error, starting=True)
         collector = QuietCollector(loop)
         if not self._stop.is_set():
-            print(f"ready {self._role} {host}:{port} pid={os.getpid()}", flush=True)
+            # One write: a supervisor, or a script, that reads the pipe gets the whole line or nothing.
+            sys.stdout.write(f"ready {self._role} {host}:{port} pid={os.getpid()}\n")
+            sys.stdout.flush()
             log.info("ready role=%s host=%s port=%d", self._role, host, port)
         await self._stop.wait()
         try:
@@ -98,10 +109,34 @@ class Program:
         log.info("stopped role=%s", self._role)
         return EXIT_OK if self._failure is None else _exit_code(self._failure, starting=False)
 
+    async def _until_left(self) -> None:
+        """Wait for a server that is about to leave the directory, such as a child of a supervisor that was killed."""
+        if self._lock is None or not (holder := leaving(self._lock)):
+            return
+        log.info("lock_awaited role=%s holder=%r limit_ms=%d", self._role, holder, LEAVE_MS_MAX)
+        deadline = time.monotonic() + LEAVE_MS_MAX / 1000
+        while leaving(self._lock) and time.monotonic() < deadline and not self._stop.is_set():
+            try:
+                await asyncio.wait_for(self._stop.wait(), LEAVE_LOOK_S)
+            except TimeoutError:
+                pass  # Nobody told it to stop, so it looks again.
+
     def _begin_stop(self) -> None:
         if not self._stop.is_set():
             self._stop.set()
             _exit_within(STOP_MS_MAX)
+            self._tell_stopping()
+
+    def _tell_stopping(self) -> None:
+        """Let whoever wants the directory next know that it comes free."""
+        if self._lock is None:
+            return
+        try:
+            mark_stopping(self._lock)
+        except FileNotFoundError:
+            pass  # It has not come so far as to take the directory.
+        except OSError as error:
+            log.warning("lock_not_marked path=%s reason=%r", self._lock, str(error))
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
@@ -129,12 +164,15 @@ class Program:
         self._begin_stop()
 
 
-def run_program(role: str, build: Callable[[Fail], Service], *, exit_with_stdin: bool = False) -> int:
+def run_program(
+    role: str, build: Callable[[Fail], Service], *, folder: str | None = None, exit_with_stdin: bool = False
+) -> int:
     """Run a service as a process and return its exit code; with `exit_with_stdin` it stops when its stdin pipe closes.
 
-    `build` is called inside the running loop, with what the service calls when it can't go on.
+    A server that is about to leave ``folder`` is waited for. `build` is called inside the running loop, with what the
+    service calls when it can't go on.
     """
-    return Program(role, build, exit_with_stdin=exit_with_stdin).run()
+    return Program(role, build, folder, exit_with_stdin=exit_with_stdin).run()
 
 
 def configure_logging(level: int = logging.INFO) -> None:

@@ -4,7 +4,6 @@ Invariant: nothing is locked, created or changed, and LMDB is never opened, so a
 copy are read in the same way (rule L6).
 """
 
-import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +21,6 @@ OTHER_FILES = {
     "data.mdb": "LMDB's, for its server alone",
     "lock.mdb": "LMDB's, for its server alone",
 }
-LOCKS = "/proc/locks"  # Linux lists each held flock here, so that looking takes no lock from a server that starts.
 
 
 class Role(StrEnum):
@@ -65,16 +63,6 @@ def find_directories(disk: Disk, data: str) -> list[Directory]:
     if not found:
         raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
     return found
-
-
-def is_held(lock: os.stat_result) -> bool:
-    """Whether a server holds this LOCK at this moment; False also where the system does not tell."""
-    try:
-        with open(LOCKS, encoding="ascii") as lines:
-            held = {line.split()[5] for line in lines if " FLOCK " in line}
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}" in held
 
 
 def open_any(disk: Disk, path: str) -> Segment:

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.disk import Disk
+from delayd.holder import is_held
 from delayd.hours import HOUR_MS
 from delayd.log.checkpoint import read_checkpoint
-from delayd.reading.directory import Directory, is_held
+from delayd.reading.directory import Directory
 from delayd.reading.realtime import TargetIndex
 
 META = "meta"

@@ -1,9 +1,11 @@
 """Stands for one server under a supervisor: it listens, says that it is ready, and ends as the test tells it to.
 
 A file ``<role>.start`` in its data directory holds the exit code with which it fails to start, ``<role>.end`` the one
-with which a running one ends; each is used up. ``<role>.deaf`` makes it ignore SIGTERM. It notes how it was started.
+with which a running one ends; each is used up. ``<role>.deaf`` makes it ignore SIGTERM, ``<role>.talk`` makes it write
+many lines to stderr, and at its end one more without a line feed. It notes how it was started.
 """
 
+import atexit
 import json
 import os
 import select
@@ -14,6 +16,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+TALK_LINES = 300
 _LOOK_S = 0.02
 
 
@@ -25,6 +28,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN if (data / f"{role}.deaf").exists() else lambda *_: sys.exit(0))
     with (data / f"{role}.starts").open("a") as notes:
         notes.write(json.dumps([os.getpid(), *options]) + "\n")
+    if (data / f"{role}.talk").exists():
+        for number in range(TALK_LINES):
+            print(f"line {number} {'x' * (37 * number % 9_000)}", file=sys.stderr, flush=True)
+        atexit.register(lambda: os.write(2, f"last words of {role}".encode()))
     code = _told(data / f"{role}.start")
     if code is not None:
         return code

@@ -5,15 +5,26 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .up_process import Up, is_running, up, up_command
+from .fake_server import TALK_LINES
+from .up_process import DEADLINE_S, Up, is_running, up, up_command
 
 _ROLES = ("meta", "delay", "realtime")
+HOLD = """
+import sys, time
+from delayd.disk import RealDisk
+from delayd.holder import mark_stopping
+lock = RealDisk().lock(sys.argv[1], sys.argv[2])
+mark_stopping(sys.argv[1])
+print("held", flush=True)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -34,6 +45,12 @@ def three_ports() -> int:
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Up]:
     with up(tmp_path, "--port", "0", fakes=True) as running:
+        yield running.until_ready()
+
+
+@pytest.fixture
+def running_servers(tmp_path: Path) -> Iterator[Up]:
+    with up(tmp_path, "--port", "0") as running:
         yield running.until_ready()
 
 
@@ -229,3 +246,59 @@ def test_servers_go_on_when_nobody_reads_the_ready_lines_any_more(tmp_path: Path
             assert process.wait(30) == 0
         finally:
             process.kill()
+
+
+def test_lines_of_servers_come_whole_in_their_order_and_say_which_server(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for role in _ROLES:
+        (tmp_path / "data" / f"{role}.talk").touch()
+    with up(tmp_path, "--port", "0", fakes=True) as running:
+        running.until_ready()
+        assert running.end() == 0
+        lines = running.errors.splitlines()
+    assert all(line.split(" ")[0] in ("meta:", "delay:", "realtime:", "delayd:") for line in lines)
+    for role in _ROLES:
+        own = [line.removeprefix(f"{role}: ") for line in lines if line.startswith(f"{role}: ")]
+        expected = [f"line {number} {'x' * (37 * number % 9_000)}" for number in range(TALK_LINES)]
+        assert own == [*expected, f"last words of {role}"]
+
+
+@pytest.mark.parametrize("role", ["meta", "delay", "realtime"])
+def test_a_server_that_is_stopping_is_waited_for_and_named(tmp_path: Path, role: str) -> None:
+    folder = tmp_path / "data" / role
+    folder.mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", HOLD, f"{folder}/LOCK", role], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with up(tmp_path, "--port", "0") as running:
+            line = f"lock_awaited role={role} holder='pid {holder.pid} {role}' limit_ms=15000"
+            try:
+                running.until(lambda: line in running.errors, "it says for whom")
+                assert "ready" not in running.lines and running.process.poll() is None
+            finally:
+                holder.kill()
+            running.until_ready()
+            assert running.end() == 0
+
+
+def test_one_that_is_started_while_servers_of_a_killed_one_still_end_serves(tmp_path: Path) -> None:
+    with up(tmp_path, "--port", "0") as first:
+        pids = [first.until_ready().ready(role)[-1].pid for role in _ROLES]
+        first.end(signal.SIGKILL)
+        again = tmp_path / "again"
+        again.mkdir()
+        (again / "data").symlink_to(first.data)
+        with up(again, "--port", "0") as second:
+            second.until_ready()
+            assert not any(map(is_running, pids))
+            assert second.end() == 0
+
+
+def test_a_directory_whose_servers_serve_on_is_refused_at_once(running_servers: Up, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "data").symlink_to(running_servers.data)
+    begin = time.monotonic()
+    with up(again, "--port", "0") as second:
+        assert second.process.wait(DEADLINE_S) == 2
+        assert "is in use by pid" in second.errors and "lock_awaited" not in second.errors
+    assert time.monotonic() - begin < 14

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from delayd.holder import is_held
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.log import open_log
 from delayd.reading.books import AuditReport, audit_directory
-from delayd.reading.directory import is_held
 from delayd.reading.lives import State
 from tests.books import HOUR_MS, START_MS, Books
 

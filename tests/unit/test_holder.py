@@ -1,0 +1,96 @@
+"""LOCK says who holds a directory, and a server that is about to leave it is told from one that stays."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from delayd.disk import RealDisk
+from delayd.errors import DirectoryInUse
+from delayd.holder import holder_name, leaving, mark_stopping
+
+HOLD = """
+import sys, time
+from delayd.disk import RealDisk
+from delayd.holder import holder_name, mark_stopping
+lock = RealDisk().lock(sys.argv[1], holder_name("delay", supervised="supervised" in sys.argv))
+if "stopping" in sys.argv: mark_stopping(sys.argv[1])
+print("held", flush=True)
+time.sleep(60)
+"""
+SUPERVISE = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {HOLD!r}, *sys.argv[1:]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@contextmanager
+def holder(path: Path, *how: str) -> Iterator[int]:
+    """Another process that holds the lock; its pid."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path), *how], stdout=subprocess.PIPE)
+    with process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"held\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_holder_that_stops_is_leaving_and_one_that_serves_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "LOCK"
+    assert leaving(str(path)) == ""
+    for how, expected in (((), False), (("supervised",), False), (("stopping",), True)):
+        with holder(path, *how) as pid:
+            assert bool(leaving(str(path))) is expected
+            with pytest.raises(DirectoryInUse) as caught:
+                RealDisk().lock(str(path), "delay")
+            assert caught.value.holder.startswith(f"pid {pid} delay") and "\n" not in caught.value.holder
+        # A LOCK that a kill left behind says nothing, for nobody holds it.
+        assert leaving(str(path)) == ""
+
+
+def test_a_child_whose_supervisor_was_killed_is_leaving(tmp_path: Path) -> None:
+    path = str(tmp_path / "LOCK")
+    process = subprocess.Popen([sys.executable, "-c", SUPERVISE, path, "supervised"], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        try:
+            assert leaving(path) == ""
+            process.kill()
+            process.wait()
+            assert leaving(path).startswith(f"pid {pid} delay of pid {process.pid}")
+        finally:
+            os.kill(pid, 9)
+
+
+def test_the_mark_is_that_of_the_holder_alone_and_leaves_the_time_of_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "LOCK"
+    lock = RealDisk().lock(str(path), holder_name("delay", supervised=False))
+    os.utime(path, (1_000, 1_000))
+    mark_stopping(str(path))
+    mark_stopping(str(path))
+    assert path.read_text() == f"pid {os.getpid()} delay\nstopping\n"
+    assert path.stat().st_mtime == 1_000
+    lock.release()
+    with holder(path):
+        before = path.read_text()
+        mark_stopping(str(path))
+        assert path.read_text() == before and before.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"pid x delay\nstopping\n", b"stopping\n", b"pid 1"])
+def test_a_lock_with_other_words_is_not_waited_for(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "LOCK"
+    with holder(path):
+        path.write_bytes(content)
+        begin = time.monotonic()
+        assert leaving(str(path)) == "" and time.monotonic() - begin < 1
