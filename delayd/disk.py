@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from delayd.errors import DirectoryInUse, DiskFull, NotWritable, SyncFailed
+from delayd.errors import DirectoryInUse, DiskFull, NotWritable, SyncFailed, read_error
 
 Buffer = bytes | bytearray | memoryview
 
@@ -97,6 +97,75 @@ class Disk(Protocol):
 
     def lock(self, path: str, role: str = "delayd") -> Lock:
         """Hold the lock file ``path`` for this process; DirectoryInUse names who has it."""
+
+
+class NamedReads:
+    """A file whose failed reads are named: file, position and the system's reason (rule L10)."""
+
+    __slots__ = ("_file", "_path")
+
+    def __init__(self, path: str, file: File) -> None:
+        self._path = path
+        self._file = file
+
+    def pread(self, size: int, position: int) -> bytes:
+        """See File; Unreadable or Shortage instead of an OSError."""
+        try:
+            return self._file.pread(size, position)
+        except OSError as error:
+            raise self._named(error, position) from error
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """See File; errors as of `pread`."""
+        try:
+            return self._file.pread_into(buffer, position)
+        except OSError as error:
+            raise self._named(error, position) from error
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        """See File."""
+        self._file.pwritev(buffers, position)
+
+    def sync(self) -> None:
+        """See File."""
+        self._file.sync()
+
+    def truncate(self, size: int) -> None:
+        """See File."""
+        self._file.truncate(size)
+
+    def size(self) -> int:
+        """See File; errors as of `pread`."""
+        try:
+            return self._file.size()
+        except OSError as error:
+            raise self._named(error, 0) from error
+
+    def close(self) -> None:
+        """See File."""
+        self._file.close()
+
+    def _named(self, error: OSError, position: int) -> Exception:
+        # A descriptor that was closed is a bug of ours, and says nothing of the file.
+        return error if error.errno == errno.EBADF else read_error(self._path, position, error)
+
+
+def open_named(disk: Disk, path: str, *, write: bool = False, create: bool = False) -> NamedReads:
+    """Open a file whose reads are named; Unreadable or Shortage when it can't be opened, though it is there."""
+    try:
+        return NamedReads(path, disk.open(path, write=write, create=create))
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except OSError as error:
+        raise read_error(path, 0, error) from error
+
+
+def list_named(disk: Disk, path: str) -> list[str]:
+    """Names in a folder, sorted; Unreadable or Shortage when it can't be listed, though it is there."""
+    try:
+        return disk.list_folder(path)
+    except OSError as error:
+        raise read_error(path, 0, error) from error
 
 
 class RealDisk:

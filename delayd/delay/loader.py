@@ -11,15 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import HEADER, Batch, BatchKind, ColumnId, padded, parse
-from delayd.delay.hour_table import HourFile
+from delayd.delay.hour_table import NOTHING, HourFile
 from delayd.delay.hour_wheel import PreparedRows, prepare
 from delayd.delay.pending import rows_of_hour
-from delayd.delay.rows import ROW, Rows, join_rows
+from delayd.delay.quarantine import schedule_beside_path
+from delayd.delay.rows import BESIDE, ROW, Rows, join_rows
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, rows_of, subjects_of, tabulate
 from delayd.disk import Disk
 from delayd.errors import BadSubject, BatchMalformed, DamagedData
-from delayd.log.group import content_position
+from delayd.hours import hour_name
+from delayd.log.group import Group, content_position
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.validate import check_subjects
@@ -41,29 +43,48 @@ class LoadedHour(NamedTuple):
 
 
 def load_hour(
-    disk: Disk, folder: str, log_id: int, hour: int, file: HourFile, decided: NDArray[np.uint64] = NO_SEQUENCES
+    disk: Disk,
+    folder: str,
+    log_id: int,
+    hour: int,
+    file: HourFile,
+    decided: NDArray[np.uint64] = NO_SEQUENCES,
+    beside: HourFile = NOTHING,
 ) -> LoadedHour:
     """Read an hour, without the rows whose sequences are ``decided`` (sorted). Runs on the worker thread.
 
     Bodies are not read: they are verified when a row's batch is, before it is handed over. What does not check is
-    quarantined with all that follows it in the file: ``damage`` says where.
+    quarantined with all that follows it in the file: ``damage`` says where. ``beside`` is what the file beside a
+    damaged schedule log holds.
     """
-    subjects, parts = Subjects(), [np.empty(0, ROW)]
-    damage, stored, count = None, list[Stored](), 0
-    fronts = scan_fronts(disk, folder, log_id, hour, file)
+    subjects = Subjects()
+    parts, damage = _load(scan_fronts(disk, folder, log_id, hour, file), hour, decided, subjects)
+    if beside.length:
+        path = schedule_beside_path(folder, hour)
+        fronts = scan_fronts(disk, folder, log_id, hour, beside, path)
+        more, damage_beside = _load(fronts, hour, decided, subjects)
+        parts, damage = parts + more, damage or damage_beside
+    return LoadedHour(hour, prepare(join_rows(parts)), subjects.names, damage)
+
+
+def _load(
+    fronts: Iterator[Stored], hour: int, decided: NDArray[np.uint64], subjects: Subjects
+) -> tuple[list[Rows], DamagedData | None]:
+    """The rows of a file as far as it checks, and what stopped the reading early."""
+    parts, damage, stored, count = [np.empty(0, ROW)], None, list[Stored](), 0
     while True:
         try:
             entry = next(fronts, None)
         except DamagedData as error:
-            # What is wrong with the file as a whole counts for all of it.
             entry, damage = None, error
+            # What is wrong with the file as a whole counts for all of it.
             if error.position <= FILE_HEADER_BYTES:
-                return LoadedHour(hour, prepare(np.empty(0, ROW)), [], damage)
+                return [np.empty(0, ROW)], damage
         if stored and (entry is None or count >= PIECE_ROWS):
             parts.append(without(_rows_of(stored, hour, subjects), decided))
             stored, count = [], 0
         if entry is None:
-            return LoadedHour(hour, prepare(join_rows(parts)), subjects.names, damage)
+            return parts, damage
         stored.append(entry)
         count += entry.batch.count
 
@@ -102,7 +123,18 @@ def scan_schedule_log(disk: Disk, folder: str, log_id: int, hour: int, file: Hou
     Raises:
         DamagedData: a group does not check, or the file is not the one that the checkpoint counts.
     """
-    segment = _open(disk, folder, log_id, hour)
+    for group in scan_groups(disk, schedule_path(folder, hour), log_id, hour, file):
+        for offset, batch in group.batches():
+            yield Stored(offset, 0, batch)
+
+
+def scan_groups(disk: Disk, path: str, log_id: int, hour: int, file: HourFile) -> Iterator[Group]:
+    """Yield the verified groups that the checkpoint counts of an hour's schedule log, or of the file beside it.
+
+    Raises:
+        DamagedData: a group does not check, or the file is not the one that the checkpoint counts.
+    """
+    segment = open_schedule_log(disk, path, log_id, hour)
     try:
         scan = segment.scan(0, 0)
         while scan.offset < file.length:
@@ -110,22 +142,24 @@ def scan_schedule_log(disk: Disk, folder: str, log_id: int, hour: int, file: Hou
             if group is None:
                 reason = scan.reason or f"the file ends {file.length - scan.offset} bytes early"
                 raise DamagedData(segment.path, scan.offset + FILE_HEADER_BYTES, reason)
-            for offset, batch in group.batches():
-                yield Stored(offset, 0, batch)
+            yield group
         _check_end(segment, file, scan.offset, scan.crc32c)
     finally:
         segment.close()
 
 
-def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile) -> Iterator[Stored]:
+def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile, beside: str = "") -> Iterator[Stored]:
     """Yield the batches that the checkpoint counts, as far as their subject tables: columns verified, no bodies.
+
+    ``beside`` is the path of the file beside the hour's own, when that is meant; offsets in it have `BESIDE` added.
 
     Raises:
         DamagedData: something of that does not check, or the file is not the one that the checkpoint counts.
     """
     if not file.length:
         return
-    segment = _open(disk, folder, log_id, hour)
+    segment = open_schedule_log(disk, beside or schedule_path(folder, hour), log_id, hour)
+    base = BESIDE if beside else 0
     try:
         end, crc32c, ahead = 0, 0, FRONT_BYTES
         while end < file.length:
@@ -133,7 +167,7 @@ def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile)
             at = end + content_position(len(sizes))
             for size in sizes:
                 batch = _read_front(segment, at, size, ahead)
-                yield Stored(at, 0, batch)
+                yield Stored(base + at, 0, batch)
                 ahead = max(FRONT_BYTES, batch.heap_offset + TABLE_BYTES)
                 at += size
             end, crc32c = at, header.header_crc32c
@@ -142,14 +176,22 @@ def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile)
         segment.close()
 
 
-def _open(disk: Disk, folder: str, log_id: int, hour: int) -> Segment:
-    path = schedule_path(folder, hour)
+def open_schedule_log(disk: Disk, path: str, log_id: int, hour: int, *, write: bool = False) -> Segment:
+    """Open an hour's schedule log, or the file beside it, for reading.
+
+    Raises:
+        DamagedData, Shortage: it is gone, another hour's, or can't be read.
+    """
     try:
-        return open_segment(disk, path, FileKind.SCHEDULE, log_id, write=False)
+        segment = open_segment(disk, path, FileKind.SCHEDULE, log_id, write=write)
     except FileNotFoundError:
         raise DamagedData(path, 0, "the file is gone; restore it from a copy") from None
     except UnfinishedFile:
         raise DamagedData(path, 0, "its file header is cut short") from None
+    if segment.header.number != hour:
+        segment.close()
+        raise DamagedData(path, 0, f"its header says that it is of hour {hour_name(segment.header.number)}")
+    return segment
 
 
 def _check_end(segment: Segment, file: HourFile, end: int, crc32c: int | None) -> None:

@@ -154,6 +154,11 @@ def quarantine_path(folder: str, hour: int) -> str:
     return f"{folder}/quarantine/{hour_name(hour)}.log"
 
 
+def schedule_beside_path(folder: str, hour: int) -> str:
+    """Name the file that takes what is filed in an hour while its schedule log is damaged."""
+    return f"{folder}/quarantine/{hour_name(hour)}.schedule.log"
+
+
 def missing_parts(outcomes: OutcomeRows, known: OutcomeRows) -> list[NewPart]:
     """The rows of ``outcomes`` that are not among the known ones, as they were recorded."""
     missing = ~np.isin(outcomes.sequences, known.sequences)

@@ -13,7 +13,7 @@ long after they are due: below -COARSE_FROM_MS, 12 days before the hour, the col
 A location is one u64, and locations of one log compare as the bytes they name:
 
     bit 63       0 = message log, 1 = the schedule log of the row's hour
-    bits 62..16  offset of the batch in that log, bytes
+    bits 62..16  offset of the batch in that log, bytes; bit 62 alone: in the file beside a damaged schedule log
     bits 15..0   number of the row in its batch
 """
 
@@ -42,9 +42,10 @@ assert ROW.itemsize == ROW_BYTES, "the columns of a row leave no gap"
 ONE_ROW = struct.Struct("<iIIIQQ")  # The same, to pack a row in plain integers.
 assert ONE_ROW.size == ROW_BYTES, "a packed row is a row"
 
-BATCH_OFFSET_BITS = 47  # 140 TB of one log.
+BATCH_OFFSET_BITS = 47  # 140 TB of one log, 70 TB of one hour's.
 BATCH_ROW_BITS = 16  # A batch has at most 65,536 rows.
 BATCH_OFFSET_MAX = (1 << BATCH_OFFSET_BITS) - 1
+BESIDE = 1 << (BATCH_OFFSET_BITS - 1)  # Added to offsets in the file beside a damaged schedule log (quarantine.py).
 COARSE_FROM_MS = 1 << 30  # How long before its hour a row is due from where on it fires to the second.
 COARSE_MS = 1_000
 COARSE_MAX = (1 << 30) - 1  # 34 years in seconds: what was due longer before its hour fires then, never early.

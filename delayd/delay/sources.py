@@ -8,13 +8,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from delayd.batch import BYTES_MAX, HEADER, Batch, parse
-from delayd.delay.rows import BATCH_OFFSET_MAX, BATCH_ROW_BITS, SCHEDULE_BIT
+from delayd.delay.loader import open_schedule_log
+from delayd.delay.quarantine import schedule_beside_path
+from delayd.delay.rows import BATCH_OFFSET_MAX, BATCH_ROW_BITS, BESIDE, SCHEDULE_BIT
 from delayd.delay.table import Stored
 from delayd.disk import Disk
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.log.log import Log
 from delayd.log.schedule import schedule_path
-from delayd.log.segment import FileKind, Segment, open_segment
+from delayd.log.segment import Segment
 
 READ_AHEAD_BYTES = 64 << 10  # Holds most batches, so that one read does where the length is not known.
 FILES_MAX = 64  # Schedule logs kept open; the loaded hours are a handful.
@@ -33,7 +35,8 @@ class Sources:
         self._cache: OrderedDict[tuple[int, int], Batch] = OrderedDict()
         self._cache_bytes = 0
         self._cache_bytes_max = cache_bytes
-        self._files: OrderedDict[int, Segment] = OrderedDict()
+        self._files: OrderedDict[tuple[int, bool], Segment] = OrderedDict()  # By hour, and whether it lies beside.
+        self._joined: dict[int, int] = {}  # By hour: where in its schedule log the file beside it begins now.
 
     def remember(self, stored: list[Stored]) -> None:
         """Keep batches that have just been appended to the message log."""
@@ -48,9 +51,12 @@ class Sources:
         """The verified batch of a row filed in ``hour``.
 
         Raises:
-            DamagedData: its bytes do not check, with path and position.
+            DamagedData: its bytes do not check or can't be read, with path and position.
+            Shortage: this process can't read now.
         """
         offset = location >> BATCH_ROW_BITS & BATCH_OFFSET_MAX
+        if offset >= BESIDE and location >= SCHEDULE_BIT and hour in self._joined:
+            offset += self._joined[hour] - BESIDE
         if location < SCHEDULE_BIT:
             batch = self._tail.get(offset)
             if batch is not None:
@@ -71,12 +77,18 @@ class Sources:
         return batch
 
     def forget_hour(self, hour: int) -> None:
-        """Close the schedule log of an hour and drop its batches, before the file is removed."""
-        segment = self._files.pop(hour, None)
-        if segment is not None:
-            segment.close()
+        """Close the schedule log of an hour and drop its batches: the file is to be removed, or another one is there."""
+        for beside in (False, True):
+            segment = self._files.pop((hour, beside), None)
+            if segment is not None:
+                segment.close()
         for key in [key for key in self._cache if key[0] == hour]:
             self._cache_bytes -= self._cache.pop(key).total_bytes
+
+    def joined(self, hour: int, offset: int) -> None:
+        """The file beside an hour's schedule log is part of it now, from ``offset`` on."""
+        self._joined[hour] = offset
+        self.forget_hour(hour)
 
     def close(self) -> None:
         """Close the files."""
@@ -85,27 +97,38 @@ class Sources:
         self._files.clear()
 
     def _read(self, hour: int, offset: int) -> Batch:
-        if hour:
-            segment = self._segment(hour)
-            return read_batch(segment.path, lambda at, size: segment.file.pread(size, segment.position(at)), offset)
-        return read_batch(self._log.place.folder, self._log.read_some, offset)
+        if not hour:
+            return read_batch(self._log.file_position, self._log.read_some, offset)
+        beside = offset >= BESIDE
+        segment = self._segment(hour, beside)
+        return read_batch(
+            lambda at: (segment.path, segment.position(at)),
+            lambda at, size: segment.file.pread(size, segment.position(at)),
+            offset - BESIDE if beside else offset,
+        )
 
-    def _segment(self, hour: int) -> Segment:
-        segment = self._files.get(hour)
+    def _segment(self, hour: int, beside: bool) -> Segment:
+        segment = self._files.get((hour, beside))
         if segment is None:
-            path = schedule_path(self._folder, hour)
-            segment = open_segment(self._disk, path, FileKind.SCHEDULE, self._log.place.log_id, write=False)
-            self._files[hour] = segment
+            path = (schedule_beside_path if beside else schedule_path)(self._folder, hour)
+            segment = open_schedule_log(self._disk, path, self._log.place.log_id, hour)
+            self._files[(hour, beside)] = segment
             if len(self._files) > FILES_MAX:
                 self._files.popitem(last=False)[1].close()
         return segment
 
 
-def read_batch(path: str, read: Callable[[int, int], bytes], offset: int) -> Batch:
-    """Read and verify the batch at ``offset``; ``read(offset, size)`` may return fewer bytes at the end of a file.
+def read_batch(place: Callable[[int], tuple[str, int]], read: Callable[[int, int], bytes], offset: int) -> Batch:
+    """Read and verify the batch at ``offset``.
+
+    Args:
+        place: says of an offset the file and the byte in it.
+        read: ``read(offset, size)`` may return fewer bytes at the end of a file.
+        offset: of the batch, in its log.
 
     Raises:
-        DamagedData: the bytes do not check.
+        DamagedData: the bytes do not check or can't be read.
+        Shortage: this process can't read now.
     """
     data = read(offset, READ_AHEAD_BYTES)
     try:
@@ -117,5 +140,5 @@ def read_batch(path: str, read: Callable[[int, int], bytes], offset: int) -> Bat
         batch = parse(data)
         batch.verify()
     except BatchMalformed as error:
-        raise DamagedData(path, offset, f"the batch at offset {offset}: {error}") from error
+        raise DamagedData(*place(offset), f"the batch at offset {offset}: {error}") from error
     return batch

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import msgpack
 from crc32c import crc32c
 
-from delayd.disk import Disk, File
+from delayd.disk import Disk, File, open_named
 from delayd.errors import DamagedData, NewerFormat
 from delayd.log.segment import FileKind
 
@@ -30,7 +30,7 @@ class CheckpointFile:
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
         self._log_id = log_id
         path = f"{folder}/{NAME}"
-        self._file = disk.open(path, write=True, create=not disk.exists(path))
+        self._file = open_named(disk, path, write=True, create=not disk.exists(path))
         try:
             found = _newest(path, self._file, log_id)
             if found:
@@ -72,7 +72,7 @@ def read_checkpoint(disk: Disk, folder: str, log_id: int | None = None) -> Paylo
     path = f"{folder}/{NAME}"
     if not disk.exists(path):
         return None
-    file = disk.open(path)
+    file = open_named(disk, path)
     try:
         found = _newest(path, file, log_id)
     finally:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from delayd.disk import Disk
+from delayd.disk import Disk, list_named
 from delayd.errors import DamagedData, read_error
 from delayd.log.group import Group, GroupHeader, NewGroup
 from delayd.log.segment import (
@@ -235,7 +235,7 @@ def open_log(
 
 def list_segments(disk: Disk, place: LogPlace, *, write: bool, log_id: int | None = None) -> list[Segment]:
     """Open all segments of a folder in order; with ``write`` a last one whose creation did not finish is removed."""
-    names = [name for name in disk.list_folder(place.folder) if name.endswith(".log")]
+    names = [name for name in list_named(disk, place.folder) if name.endswith(".log")]
     segments: list[Segment] = []
     try:
         for name in names:

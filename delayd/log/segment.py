@@ -12,7 +12,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from delayd.batch import Buffer
-from delayd.disk import Disk, File
+from delayd.disk import Disk, File, open_named
 from delayd.errors import DamagedData, DataError, NewerFormat, ServerStopped, SyncFailed
 from delayd.log.group import (
     BATCHES_MAX,
@@ -205,11 +205,17 @@ class Segment:
         """
         scan = self.scan(offset, previous_crc32c)
         durable = max(known_durable, offset)
-        for group in scan:
-            durable = max(durable, group.header.durable_offset)
-            if visit is not None:
-                visit(group)
-        end, size = scan.offset, self.base_offset + self.file.size() - FILE_HEADER_BYTES
+        size, again = self.base_offset + self.file.size() - FILE_HEADER_BYTES, -1
+        while True:
+            for group in scan:
+                durable = max(durable, group.header.durable_offset)
+                if visit is not None:
+                    visit(group)
+            end = scan.offset
+            if end >= size or end == again:
+                break
+            # What is cut off is gone, so a group is read twice before it counts as torn: a read may fail once.
+            again, scan = end, self.scan(end, scan.crc32c)
         if size < end:
             raise DamagedData(self.path, self.position(size), f"the file ends {end - size} bytes early")
         if scan.reason and (not last or end < self.durable_named_behind(end)):
@@ -328,7 +334,7 @@ class GroupScan(Iterator[Group]):
 def create_segment(disk: Disk, path: str, header: FileHeader) -> Segment:
     """Create a file with its header, both durable (rule L4); nothing is left of it when the disk is full."""
     folder = path.rpartition("/")[0]
-    file = disk.open(path, write=True, create=True)
+    file = open_named(disk, path, write=True, create=True)
     try:
         file.pwritev([header.encode()], 0)
     except (OSError, DataError):
@@ -346,9 +352,10 @@ def open_segment(disk: Disk, path: str, kind: FileKind, log_id: int | None, *, w
 
     Raises:
         UnfinishedFile: its creation did not finish.
-        NewerFormat, DamagedData: it can't be read, and whose it is.
+        FileNotFoundError: there is no such file.
+        NewerFormat, DamagedData, Shortage: it can't be read, and whose it is.
     """
-    file = disk.open(path, write=write)
+    file = open_named(disk, path, write=write)
     try:
         data = file.pread(FILE_HEADER_BYTES, 0)
         if file.size() <= FILE_HEADER_BYTES and not _header_checks(data):

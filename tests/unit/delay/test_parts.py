@@ -196,7 +196,7 @@ def test_bytes_that_claim_to_be_a_huge_batch_are_damage_and_size_no_read() -> No
         return HEADER.pack(0x48435442, 1, 1, 0, 0xFFFF_FFF8, *([0] * (len(HEADER.unpack(bytes(HEADER.size))) - 5)))
 
     with pytest.raises(DamagedData, match="the batch at offset 64"):
-        read_batch("log", read, 64)
+        read_batch(lambda at: ("log", at), read, 64)
     assert max(sizes) < BYTES_MAX
 
 
