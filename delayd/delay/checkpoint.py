@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from delayd.clock import Clock, ClockEvidence
 from delayd.config import DelayConfig
-from delayd.delay.hour_table import HourTable, OutcomeEnd, hour_puts, merge_hours, outcome_put
+from delayd.delay.hour_table import BESIDE_PREFIX, HourTable, OutcomeEnd, hour_puts, merge_hours, outcome_put
 from delayd.delay.intake import Mark
 from delayd.delay.pending import PendingRows, Taken
 from delayd.delay.producers import Producers
 from delayd.delay.recovery import TARGET_PREFIX
 from delayd.delay.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.disk import Disk
-from delayd.errors import DamagedData, DiskFull
+from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done, Executor
 from delayd.identity import Identity
 from delayd.log.checkpoint import CheckpointFile
@@ -60,10 +60,12 @@ class Abandoned(Exception):
 
 
 class Filed(NamedTuple):
-    """What a checkpoint wrote; ``unpublished`` says why its file could not be written."""
+    """What a checkpoint wrote; ``unpublished`` says why its file could not be written, ``damage`` of hours is new."""
 
     hours: HourRows
-    unpublished: DiskFull | None
+    beside: HourRows
+    damage: dict[int, DamagedData]
+    unpublished: DataError | OSError | None
 
 
 class Checkpointer:
@@ -84,6 +86,9 @@ class Checkpointer:
         replay: Mark,
         evidence: Evidence,
         rest: Callable[[], None],
+        beside: HourTable,
+        damaged: Callable[[], Iterable[int]],
+        on_damaged: Callable[[int, DamagedData], None],
     ) -> None:
         self.replay = replay  # Of the last checkpoint in the state.
         self.appended_at_ms = 0  # Of the last group that a checkpoint of this life covers.
@@ -99,6 +104,9 @@ class Checkpointer:
         self._producers = producers
         self._evidence = evidence
         self._rest = rest
+        self._beside = beside  # What stands beside damaged schedule logs.
+        self._damaged = damaged  # Hours whose schedule log takes nothing now.
+        self._on_damaged = on_damaged  # Hears of hours that become so.
         self._file = CheckpointFile(disk, config.folder, identity.log_id)
         self._published = -1  # Replay offset that the checkpoint file says, as far as this life knows.
         self._waiters: list[tuple[int, Callable[[], None]]] = []
@@ -175,7 +183,11 @@ class Checkpointer:
         facts = Facts(stop, next_sequence, appended_at_ms, list(told.items()), gone, ends)
         taken = self._pending.take()
         self._executor.submit(
-            partial(self._write, facts, taken.rows, handed_over, self._clock.now_ms(), self._evidence()),
+            partial(
+                self._write,
+                *(facts, taken.rows, handed_over, self._clock.now_ms(), self._evidence()),
+                frozenset(self._damaged()),
+            ),
             partial(self._written, facts, taken, ended),
         )
 
@@ -197,12 +209,18 @@ class Checkpointer:
         self._file.close()
 
     def _write(
-        self, facts: Facts, rows: int, handed_over: NDArray[np.uint64], now_ms: int, evidence: ClockEvidence
+        self,
+        facts: Facts,
+        rows: int,
+        handed_over: NDArray[np.uint64],
+        now_ms: int,
+        evidence: ClockEvidence,
+        damaged: frozenset[int],
     ) -> Filed:
         """File, count, publish: on the worker thread. Reads the hour table, which changes on the loop only after."""
         writer = ScheduleWriter(
             *(self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms),
-            *(self._pause, self._executor.give_way),
+            *(self._pause, self._executor.give_way, self._beside, damaged),
         )
         writer.write(self.replay.offset, facts.stop.offset, self.replay.crc32c, rows, handed_over)
         checkpoint = {
@@ -211,15 +229,17 @@ class Checkpointer:
             "next_sequence": facts.next_sequence,
             "appended_at_ms": facts.appended_at_ms,
         }
-        written = writer.written.rows
+        written, beside = writer.written.rows, writer.written_beside.rows
         counted = (b"checkpoint", msgpack.packb(checkpoint))
-        self._state.commit(chain(hour_puts(written), facts.puts, [counted]), facts.removes)
+        rows_of_hours = chain(hour_puts(written), hour_puts(beside, BESIDE_PREFIX))
+        self._state.commit(chain(rows_of_hours, facts.puts, [counted]), facts.removes)
+        unpublished: DataError | OSError | None = None
         try:
             self._publish(facts, merge_hours(self._hours.rows, written), now_ms, evidence)
-        except DiskFull as error:
+        except (DataError, OSError) as error:
             # The state counts it all the same: whoever took it for undone would cut off what is counted.
-            return Filed(written, error)
-        return Filed(written, None)
+            unpublished = error
+        return Filed(written, beside, writer.damage, unpublished)
 
     def _pause(self) -> None:
         """Between two parts: nothing counts what was written so far, so it can be left lying at any of them."""
@@ -247,12 +267,15 @@ class Checkpointer:
         self._running = False
         try:
             filed = done.result()
-        except (DiskFull, DamagedData, Abandoned) as error:
+        except (DiskFull, DamagedData, Shortage, Abandoned) as error:
             # Nothing counts what was written. What only this one would have said, the next one says.
             self._owed = (facts.puts, facts.removes)
             self._put_off(error, ended)
             return
         self._hours.update(filed.hours)
+        self._beside.update(filed.beside)
+        for hour, damage in filed.damage.items():
+            self._on_damaged(hour, damage)
         self._pending.drop(taken)
         self.replay, self.appended_at_ms = facts.stop, facts.appended_at_ms
         if filed.unpublished is not None:

@@ -18,9 +18,12 @@ from delayd.config import DelayConfig
 from delayd.delay.checkpoint import Checkpointer, Evidence
 from delayd.delay.dispatcher import AskRoutes, Dispatcher
 from delayd.delay.earlier import EarlierOutcomes
+from delayd.delay.held import HeldRows
 from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.link import Dial, Link
+from delayd.delay.loader import NO_SEQUENCES, LoadedHour
 from delayd.delay.loading import Loading
+from delayd.delay.mending import SEQUENCE_MAX, Mending, Unloaded
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Allowance, Waiter
@@ -38,6 +41,7 @@ from delayd.executor import Executor
 from delayd.fence import Fence
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
+from delayd.log.control import Record, encode_records
 from delayd.state import State
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
@@ -123,13 +127,13 @@ class DelayCore:
             found.dispatch_logs,
             found.outcome_ends,
             found.quarantined,
+            lambda hour, error: self._mending.dispatch_damaged(hour, error),
         )
         self._sources = Sources(disk, config.folder, found.log, config.tail_bytes, config.source_cache_bytes)
+        self.quarantine = Quarantine(clock)
+        self._held = HeldRows(clock, self._sources, self._outcomes, self.quarantine, self._put_back)
         self._quarantined_ends = found.quarantined_ends
         earlier = (found.decided, found.quarantined, found.hours, found.pending)
-        self.quarantine = Quarantine(clock)
-        for hour, error in found.quarantined.items():
-            self.quarantine.put(Kind.DISPATCH, hour_name(hour), error, found.hours.get(hour).rows, hour=hour)
         self._earlier = EarlierOutcomes(*earlier, lambda sequences: self.dispatcher.settle(sequences))
         self.dispatcher = Dispatcher(
             found.wheel,
@@ -155,13 +159,31 @@ class DelayCore:
             found.replay,
             evidence,
             rest,
+            found.beside,
+            lambda: self._mending.damaged_hours(),
+            lambda hour, error: self._mending.schedule_damaged(hour, error),
         )
+        self._withheld = set(found.quarantined)  # Any of their rows may have been handed over: none is, until known.
         self._loading = Loading(
             *(disk, config.folder, self.identity.log_id, threads.worker, found.hours, found.pending, found.wheel),
             *(found.subjects, self._earlier, found.loaded_until),
             lambda: self._checkpointer.replay.offset,
             self._attached,
+            *(found.beside, self._withheld, self._loaded_in_part),
         )
+        self._indexed = found.next_sequence  # Rows below it are in the wheel, kept, or filed.
+        self._mending = Mending(
+            *(disk, keeping, config.folder, self.identity.log_id, self.identity.epoch, clock, threads.worker),
+            *(found.hours, found.beside, self._outcomes, self._sources, found.wheel, found.subjects, found.pending),
+            *(self._earlier, self.quarantine, found.quarantined, self._withheld, found.quarantined_ends),
+            lambda: not (self._loading.running or self._checkpointer.running or self._stopped is not None),
+            self._attached,
+        )
+        for hour, error in found.quarantined.items():
+            unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)
+            self._mending.dispatch_damaged(hour, error, unloaded)
+        for hour, (error, sequences) in found.unloaded.items():
+            self._mending.schedule_damaged(hour, error, Unloaded(found.next_sequence, sequences))
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._retention = Retention(
             disk,
@@ -175,6 +197,8 @@ class DelayCore:
             found.wheel,
             found.seals,
             config.retention_hours,
+            self.quarantine,
+            lambda hour, error: self._mending.file_damaged(hour, error),
         )
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
@@ -215,14 +239,14 @@ class DelayCore:
     def release(self, id_: str, done: Decided) -> None:
         """Try a quarantined thing again, by an operator's word; BadArgument when there is none of this id."""
         entry = self._entry(id_)
-        done(False, str(entry.error))
+        self._decide("release", entry, done)
 
     def drop(self, id_: str, done: Decided) -> None:
         """Give a quarantined thing up, by an operator's word; BadArgument when that can't be."""
         entry = self._entry(id_)
         if entry.kind not in DROP:
-            raise BadArgument(f"{id_} can't be dropped; {RELEASE[entry.kind]}")
-        done(False, str(entry.error))
+            raise BadArgument(f"{id_} can't be dropped; release it instead: {RELEASE[entry.kind]}")
+        self._decide("drop", entry, done)
 
     def counters(self) -> dict[str, int]:
         """Figures for STATUS."""
@@ -236,8 +260,9 @@ class DelayCore:
             "scheduled_rows": int(self._hours.rows["rows"].sum()),
             "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
-            "quarantined_rows": sum(link.sender.quarantined_rows for link in links),
-            "quarantined_hours": len(self._earlier.quarantined),
+            "quarantined_rows": len(self._held),
+            "quarantined_hours": self.quarantine.hours(),
+            "quarantined": len(self.quarantine),
             "dead_rows": sum(link.sender.dead_rows for link in links),
             "subjects": self._subjects.known,
             "subjects_bytes": self._subjects.held_bytes,
@@ -261,6 +286,7 @@ class DelayCore:
             yield Wait(rows, "no realtime server that lives takes their subjects", "delayd servers, then start one")
         for link in self.dispatcher.links.values():
             yield from link.waits()
+        yield from self.quarantine.waits()
 
     def refuses(self) -> Iterator[Wait]:
         """What is refused for now, and ends by itself."""
@@ -298,7 +324,8 @@ class DelayCore:
     def next_wake_ms(self) -> int:
         """Latest instant, monotonic, at which to call `wake` though nothing is due."""
         # While an hour is loaded no checkpoint begins, though it may be due.
-        checkpoint_ms = None if self._loading.running else self._checkpointer.next_wake_ms()
+        held_up = self._loading.running or self._mending.running is not None
+        checkpoint_ms = None if held_up else self._checkpointer.next_wake_ms()
         times = (self.dispatcher.next_wake_ms(), self._outcomes.next_wake_ms(), checkpoint_ms)
         return min((time for time in times if time is not None and time < self._tick_due_ms), default=self._tick_due_ms)
 
@@ -332,7 +359,11 @@ class DelayCore:
         if self._clock.confirmed:
             self._retention.sweep(self._checkpointer.appended_at_ms, self._clock.now_ms())
         self.intake.reserve.full_hours = full_hours(self._hours, self._pending, self._config.hour_rows_max)
-        self._segments.release(self._wheel.lowest_message_log_offset(), self.dispatcher.lowest_message_log_offset())
+        self._segments.release(
+            self._wheel.lowest_message_log_offset(),
+            self.dispatcher.lowest_message_log_offset(),
+            self._held.lowest_message_log_offset(),
+        )
 
     # What the parts tell each other.
 
@@ -341,12 +372,14 @@ class DelayCore:
         rows = message_rows(committed.stored, self._subjects, committed.appended_at_ms)
         self._sources.remember(committed.stored)
         near = rows["hour"] <= np.uint32(self._loaded_until)
+        if self._withheld:
+            near &= ~np.isin(rows["hour"], list(self._withheld))
         if not near.all():
             self._pending.keep(rows.take(np.flatnonzero(~near)))
             rows = rows.take(np.flatnonzero(near))
         self._pending.count(rows)
-        if self._earlier.quarantined:
-            rows = rows.take(np.flatnonzero(~np.isin(rows["hour"], list(self._earlier.quarantined))))
+        last = committed.stored[-1]
+        self._indexed = last.base_sequence + last.batch.count
         if len(rows) and int(rows["hour"].min()) < self._loaded_from:
             # The clock was set back behind the start: what these hours held was loaded then, so the others are empty.
             self._put_back(rows)
@@ -357,6 +390,25 @@ class DelayCore:
         self.intake.subjects_full = self._subjects.is_full
         self.dispatcher.came()
         self._begin_checkpoint()
+
+    def _decide(self, action: str, entry: Entry, done: Decided) -> None:
+        """Do what an operator decided, once his word is durable."""
+        log.warning("operator action=%s id=%s rows=%d", action, entry.id, entry.rows)
+        record: Record = {"type": "operator", "action": action, "id": entry.id, "rows": entry.rows}
+        self.intake.control(encode_records([record]), partial(self._act, action, entry, done))
+
+    def _act(self, action: str, entry: Entry, done: Decided) -> None:
+        if entry.hour is not None and entry.kind in (Kind.SCHEDULE, Kind.DISPATCH):
+            self._mending.try_now(entry.hour, done, drop=action == "drop")
+        elif entry.kind is Kind.ROWS:
+            done(*(self._held.give_up(entry) if action == "drop" else self._held.retry(entry)))
+            self.wake()
+        else:
+            done(False, str(entry.error))
+
+    def _loaded_in_part(self, loaded: LoadedHour) -> None:
+        assert loaded.damage is not None, "only then a part is missing"
+        self._mending.schedule_damaged(loaded.hour, loaded.damage, Unloaded(self._indexed, loaded.sequences))
 
     def _entry(self, id_: str) -> Entry:
         entry = self.quarantine.find(id_)
@@ -376,6 +428,7 @@ class DelayCore:
             self._ends,
             self._put_back,
             self.fence,
+            self._held.hold,
         )
         silence_ms_max = self._config.target_silence_ms_max
         return Link(
@@ -393,6 +446,8 @@ class DelayCore:
     # Ticks and checkpoints.
 
     def _tick(self) -> None:
+        self._mending.step()
+        self._held.step()
         now_ms = self._clock.now_ms()
         this_hour = hour_of_ms(now_ms)
         last_hour = hour_of_ms(self.intake.appended_at_ms)
@@ -407,6 +462,7 @@ class DelayCore:
         # After the clock was set back rows are filed in hours that it has not come to again, and are due before (P5).
         filing_ms = max(self._clock.stamp_ms(), self.intake.appended_at_ms)
         due = hour_of_ms(filing_ms + self._config.load_ahead_ms) > self._loaded_until
+        due = due and self._mending.running != self._loaded_until + 1
         if due and not self._loading.running and self._stopped is None:
             self._loading.load_next()
 
@@ -422,7 +478,8 @@ class DelayCore:
 
     def _begin_checkpoint(self) -> None:
         # No checkpoint begins while an hour is loaded: the load would have to be done again for each of them.
-        if self._loading.running or not self._checkpointer.is_due(self.intake.durable.offset):
+        mending = self._mending.running is not None
+        if self._loading.running or mending or not self._checkpointer.is_due(self.intake.durable.offset):
             return
         changed, self.dispatcher.changed = self.dispatcher.changed, set()
         notes = [(subject, self.dispatcher.targets[subject]) for subject in sorted(changed)]
@@ -461,6 +518,8 @@ class DelayCore:
     def _finish(self) -> None:
         """While stopping: once all is durable, a last checkpoint; once that covers everything, the end."""
         if self._stopped is None or self._loading.running or self._checkpointer.running:
+            return
+        if self._mending.running is not None:
             return
         if not (self.intake.idle and self._outcomes.idle):
             self._outcomes.flush()

@@ -49,10 +49,6 @@ class EarlierOutcomes:
             self._decided[hour] = _merged(self._decided.get(hour, NO_SEQUENCES), answered)
         return self._decided.get(hour, NO_SEQUENCES)
 
-    def is_quarantined(self, hour: int) -> bool:
-        """Whether an hour's dispatch log is damaged, so that it says nothing and takes nothing."""
-        return hour in self.quarantined
-
     def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
         """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""
         if hour not in self._decided and hour not in self._answered:

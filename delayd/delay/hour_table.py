@@ -10,6 +10,7 @@ import numpy as np
 from delayd.log.schedule import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decode_hours
 
 PREFIX = b"hour/"
+BESIDE_PREFIX = b"beside/"  # The same of files beside damaged schedule logs.
 OUTCOME_PREFIX = b"outcomes/"
 OUTCOME_ROW = struct.Struct("<QQ")
 ROOM_MIN = 64  # Rows that a table grows by at least.
@@ -135,14 +136,20 @@ def hour_put(hour: int, file: HourFile) -> tuple[bytes, bytes]:
     return hour_key(hour), _pack(hour, file).tobytes()
 
 
-def hour_puts(rows: HourRows) -> Iterator[tuple[bytes, bytes]]:
+def hour_puts(rows: HourRows, prefix: bytes = PREFIX) -> Iterator[tuple[bytes, bytes]]:
     """The LMDB rows of hours, one at a time: as a list, those of two years take 3 MB."""
-    return ((hour_key(int(row["hour"])), row.tobytes()) for row in rows)
+    return ((hour_key(int(row["hour"]), prefix), row.tobytes()) for row in rows)
 
 
-def hour_key(hour: int) -> bytes:
+def hour_key(hour: int, prefix: bytes = PREFIX) -> bytes:
     """The LMDB key of an hour."""
-    return PREFIX + hour.to_bytes(4)
+    return prefix + hour.to_bytes(4)
+
+
+def hour_of_key(key: bytes) -> int | None:
+    """The hour that a key ends with; None when it ends with no hour."""
+    name = key.rpartition(b"/")[2] if len(key) < 5 else key[-4:]
+    return int.from_bytes(name) if len(name) == 4 else None
 
 
 def load_hours(pairs: Iterable[tuple[bytes, bytes]]) -> HourTable:

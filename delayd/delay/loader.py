@@ -41,6 +41,11 @@ class LoadedHour(NamedTuple):
     names: list[bytes]
     damage: DamagedData | None
 
+    @property
+    def sequences(self) -> NDArray[np.uint64]:
+        """The sequences of its rows, sorted: a copy."""
+        return np.sort(self.prepared.rows["sequence"])
+
 
 def load_hour(
     disk: Disk,

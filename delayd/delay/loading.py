@@ -9,7 +9,7 @@ attached, the load is done again; no other checkpoint begins meanwhile, so this 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 
 from delayd.delay.earlier import EarlierOutcomes
@@ -19,6 +19,7 @@ from delayd.delay.pending import PendingRows
 from delayd.delay.subjects import Subjects
 from delayd.delay.wheel import PreparedRows, Wheel
 from delayd.disk import Disk
+from delayd.errors import Shortage
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import hour_name
 
@@ -42,6 +43,9 @@ class Loading:
         until: int,
         replay_offset: Callable[[], int],
         attached: Callable[[], None],
+        beside: HourTable,
+        withheld: Container[int],
+        damaged: Callable[[LoadedHour], None],
     ) -> None:
         self.until = until  # The last loaded hour; all before it are loaded too.
         self.running = False
@@ -56,11 +60,15 @@ class Loading:
         self._earlier = earlier
         self._replay_offset = replay_offset
         self._attached = attached
+        self._beside = beside  # What stands beside damaged schedule logs.
+        self._withheld = withheld  # Hours of which nothing is loaded.
+        self._damaged = damaged
+        self._short: Shortage | None = None
 
     def load_next(self) -> None:
         """Begin to load the hour behind the last loaded one."""
         hour = self.until + 1
-        if self._earlier.is_quarantined(hour):
+        if hour in self._withheld:
             self.until = hour
             return
         self.running = True
@@ -68,12 +76,21 @@ class Loading:
 
     def _read(self, hour: int) -> None:
         decided = self._earlier.of(hour)
-        work = partial(load_hour, self._disk, self._folder, self._log_id, hour, self._hours.get(hour), decided)
+        files = (self._hours.get(hour), decided, self._beside.get(hour))
+        work = partial(load_hour, self._disk, self._folder, self._log_id, hour, *files)
         self._executor.submit(work, partial(self._number, self._replay_offset()), Priority.DUE)
 
     def _number(self, replay_offset: int, done: Done[LoadedHour]) -> None:
         """Give its subjects the numbers of this server."""
-        loaded = done.result()
+        try:
+            loaded = done.result()
+        except Shortage as error:
+            # Nothing is wrong with the file: the next tick tries again.
+            if str(self._short) != str(error):
+                log.warning("load_put_off reason=%r", str(error))
+            self._short, self.running = error, False
+            return
+        self._short = None
         if self._replay_offset() != replay_offset:
             self._read(loaded.hour)
             return
@@ -95,6 +112,6 @@ class Loading:
         self.running = False
         self.until = hour
         if loaded.damage is not None:
-            log.critical("hour_damaged hour=%s reason=%r", hour_name(hour), str(loaded.damage))
+            self._damaged(loaded)
         log.info("hour_loaded hour=%s rows=%d", hour_name(hour), self._wheel.len_of(hour))
         self._attached()

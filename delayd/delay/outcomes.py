@@ -3,12 +3,13 @@
 An outcome counts only when it is durable: W passes a batch (rule H1) and a session begins (rule H4) on that word alone.
 """
 
+import errno
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Container
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,9 @@ from delayd.clock import Clock
 from delayd.delay.hour_table import OutcomeEnd
 from delayd.delay.quarantine import quarantine_path
 from delayd.disk import Disk
-from delayd.errors import DamagedData, DiskFull
+from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.executor import Done, Executor
+from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path
@@ -28,6 +30,8 @@ from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, cr
 log = logging.getLogger(__name__)
 
 RETRY_MS = 1_000  # After a full disk.
+
+R = TypeVar("R")
 
 
 class Recorded(NamedTuple):
@@ -39,10 +43,11 @@ class Recorded(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """What a flush did, by hour: the durable ends of the files that it wrote, and the hours that found no space."""
+    """What a flush did, by hour: durable ends of the files that it wrote, hours that found no space, and new damage."""
 
     ends: dict[int, int]
     full: set[int]
+    damaged: dict[int, DamagedData]  # By hour: why its own file takes nothing; its outcomes stand beside it.
 
 
 class OutcomeLog:
@@ -63,6 +68,7 @@ class OutcomeLog:
         segments: dict[int, Segment],
         ends: dict[int, OutcomeEnd],
         quarantined: Container[int] = (),
+        on_damaged: Callable[[int, DamagedData], None] | None = None,
     ) -> None:
         self.ends = ends  # By hour, of dispatch logs that are not deleted.
         self.filed_below = 0  # Sequences below are in schedule logs: nobody asks for them in `take_handed_over`.
@@ -76,6 +82,7 @@ class OutcomeLog:
         self._clock = clock
         self._flush_ms = flush_ms
         self._quarantined = quarantined  # Hours whose own file is damaged and takes nothing.
+        self._on_damaged = on_damaged  # Hears of hours that become so.
         self._segments = segments  # Touched by the executor only, once a flush was submitted.
         self._waiting: list[Recorded] = []
         self._flushing: list[Recorded] = []
@@ -146,23 +153,45 @@ class OutcomeLog:
 
         self._executor.submit(partial(self._close, hour), closed)
 
+    def exchange(self, hour: int, make: Callable[[], tuple[Segment, R]], done: Callable[[Done[R]], None]) -> None:
+        """Have ``make`` open an hour's file anew, with none open, on the thread that writes; outcomes go there then.
+
+        After an error nothing is open, and the next outcome opens what the hour's state asks for.
+        """
+
+        def work() -> R:
+            self._close(hour)
+            segment, result = make()
+            self._segments[hour] = segment
+            return result
+
+        self._executor.submit(work, done)
+
     def _write(self, by_hour: dict[int, list[NewPart]], now_ms: int) -> Flushed:
         """Append and fsync hour by hour."""
-        ends, full = dict[int, int](), set[int]()
+        flushed = Flushed({}, set(), {})
         for hour, parts in by_hour.items():
             try:
-                segment = self._open(hour, now_ms)
+                segment = self._open(hour, now_ms, flushed.damaged)
                 groups = _groups(hour, parts, self._epoch, now_ms)
                 segment.append(groups)
-            except DiskFull:
-                full.add(hour)
+            except (DiskFull, Shortage):
+                flushed.full.add(hour)
+                continue
+            except DamagedData as error:
+                # Not even the file beside the damaged one takes them: they wait, and so does what follows them.
+                flushed.damaged[hour] = error
+                flushed.full.add(hour)
                 continue
             segment.flush()
-            ends[hour] = segment.durable
-        return Flushed(ends, full)
+            flushed.ends[hour] = segment.durable
+        return flushed
 
     def _flushed(self, done: Done[Flushed]) -> None:
-        ends, full = done.result()
+        ends, full, damaged = done.result()
+        for hour, error in damaged.items():
+            assert self._on_damaged is not None, "a server hears of its hours"
+            self._on_damaged(hour, error)
         flushed, self._flushing = self._flushing, []
         after, self._after_flushing = self._after_flushing, []
         if self.blocked != bool(full):
@@ -204,21 +233,29 @@ class OutcomeLog:
             joined = np.concatenate(sequences)
             self._handed_over.append(joined[joined >= np.uint64(self.filed_below)])
 
-    def _open(self, hour: int, now_ms: int) -> Segment:
+    def _open(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
+        """The file of an hour; the one beside it when its own is damaged, which ``damaged`` tells when it is new."""
         segment = self._segments.get(hour)
         if segment is None:
-            own = quarantine_path if hour in self._quarantined else dispatch_path
-            path = own(self._folder, hour)
-            self._disk.make_folder(path.rpartition("/")[0])
             # A file that was closed may have rotted since: what was durable in it is no torn tail (rule L5).
             known = self.ends.get(hour, OutcomeEnd()).length
-            if known or self._disk.exists(path):
-                segment = reopen_dispatch_log(self._disk, path, self._log_id, known)
+            if hour not in self._quarantined:
+                try:
+                    segment = self._open_at(hour, dispatch_path(self._folder, hour), known, now_ms)
+                except DamagedData as error:
+                    damaged[hour] = error
             if segment is None:
-                header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
-                segment = create_segment(self._disk, path, header)
+                segment = self._open_at(hour, quarantine_path(self._folder, hour), 0, now_ms)
             self._segments[hour] = segment
         return segment
+
+    def _open_at(self, hour: int, path: str, known: int, now_ms: int) -> Segment:
+        self._disk.make_folder(path.rpartition("/")[0])
+        if known or self._disk.exists(path):
+            segment = reopen_dispatch_log(self._disk, path, self._log_id, known, hour)
+            if segment is not None:
+                return segment
+        return create_segment(self._disk, path, FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms))
 
     def _close(self, hour: int) -> None:
         segment = self._segments.pop(hour, None)
@@ -226,16 +263,20 @@ class OutcomeLog:
             segment.close()
 
 
-def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0) -> Segment | None:
+def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour: int | None = None) -> Segment | None:
     """Open a dispatch log at its end, recovered; None when its creation had not finished: then it is removed.
 
     Raises:
-        DamagedData: a group that was durable does not check; all up to the offset ``known`` was.
+        DamagedData: a group that was durable does not check, or it is another hour's; all up to the offset ``known``
+            was durable.
+        Shortage: this process can't read now.
     """
     try:
         segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=True)
     except FileNotFoundError:
         raise DamagedData(path, 0, "the file is gone; restore it from a copy") from None
+    except NotWritable as error:
+        raise Unreadable(path, 0, errno.EACCES) from error
     except UnfinishedFile:
         if known:
             raise DamagedData(path, 0, f"its file header is cut short, {known} bytes of groups were there") from None
@@ -243,6 +284,8 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0) -> S
         disk.sync_folder(path.rpartition("/")[0])
         return None
     try:
+        if hour is not None and segment.header.number != hour:
+            raise DamagedData(path, 0, f"its header says that it is of hour {hour_name(segment.header.number)}")
         tail = segment.recover(0, 0, known, last=True)
     except BaseException:
         segment.close()

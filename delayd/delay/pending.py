@@ -5,7 +5,7 @@ loaded hours are in the wheel, and only counted. The checkpoint itself reads the
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -80,13 +80,15 @@ class PendingRows:
         else:
             self._counted.update(_by_hour(hours))
 
-    def settle(self, loaded_until: int) -> None:
-        """Only count what is kept of hours up to ``loaded_until``: they are loaded now."""
+    def settle(self, loaded_until: int, withheld: Collection[int] = ()) -> None:
+        """Only count what is kept of hours up to ``loaded_until``, but for ``withheld`` ones: they are loaded now."""
         blocks = self._views()
         self._blocks, self._room, self._kept, self._hours = [], 0, 0, (1, 0)
         for rows in blocks:
             hours = rows["hour"]
             near = hours <= np.uint32(loaded_until)
+            if withheld:
+                near &= ~np.isin(hours, list(withheld))
             self._rows -= len(rows)
             if near.any():
                 self._rows += int(np.count_nonzero(near))

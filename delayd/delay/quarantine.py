@@ -17,10 +17,9 @@ from delayd.errors import DamagedData
 from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
 from delayd.wire.quarantine import Quarantined
+from delayd.wire.waits import Wait
 
 log = logging.getLogger(__name__)
-
-WAITS_MAX = 100  # Of the list in STATUS.
 
 
 class Kind(StrEnum):
@@ -143,10 +142,12 @@ class Quarantine:
             for entry in self
         ]
 
-    def waits(self) -> list[list[str]]:
-        """What waits for a file or an operator: ``[what, why, command]``."""
-        entries = sorted(self, key=lambda entry: entry.id)[:WAITS_MAX]
-        return [[entry.id, str(entry.error), f"delayd quarantine release {entry.id}"] for entry in entries]
+    def waits(self) -> Iterator[Wait]:
+        """What waits for a file or an operator."""
+        for entry in sorted(self, key=lambda entry: entry.id):
+            yield Wait(
+                f"{entry.rows:,} messages: {entry.id}", str(entry.error), f"delayd quarantine release {entry.id}"
+            )
 
 
 def quarantine_path(folder: str, hour: int) -> str:

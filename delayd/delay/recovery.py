@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from delayd.batch import Batch
 from delayd.clock import Clock
 from delayd.config import DelayConfig
-from delayd.delay.hour_table import OUTCOME_PREFIX, HourTable, OutcomeEnd, load_hours, load_outcome_ends
+from delayd.delay.hour_table import BESIDE_PREFIX, OUTCOME_PREFIX, HourTable, OutcomeEnd, load_hours, load_outcome_ends
 from delayd.delay.hour_table import PREFIX as HOUR_PREFIX
 from delayd.delay.intake import Mark
 from delayd.delay.loader import NO_SEQUENCES, load_hour, order_hour
@@ -68,6 +68,8 @@ class Recovered:
     quarantined_ends: dict[int, OutcomeEnd]  # Of those that a checkpoint counts: it goes on to say what was durable.
     seals: SealLog | None  # None: it is damaged, and nothing seals until it is restored.
     damage: list[DamagedData]
+    beside: HourTable  # What stands beside damaged schedule logs.
+    unloaded: dict[int, tuple[DamagedData, NDArray[np.uint64]]]  # Hours that lack rows: why, and what they have.
 
     @property
     def outcome_ends(self) -> dict[int, OutcomeEnd]:
@@ -126,6 +128,8 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
         seals=None,
         damage=list(quarantined.values()),
+        beside=load_hours(state.scan(BESIDE_PREFIX)),
+        unloaded={},
     )
     try:
         sealed = set(hours.sealed())
@@ -184,6 +188,7 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
     pending = found.pending.count_by_hour().keys()
     live = set(range(hour_of_ms(now_ms), found.loaded_until + 1))
     filed = set(found.hours.unsealed(found.loaded_until))
+    filed |= {hour for hour in found.beside.rows["hour"].tolist() if hour <= found.loaded_until}
     wanted = filed | live | {hour for hour in pending if hour <= found.loaded_until}
     # Of a quarantined hour any row may have been handed over: none is, until its dispatch log is restored.
     for hour in sorted(wanted - found.quarantined.keys()):
@@ -218,16 +223,13 @@ def _recover_outcomes(
         length = known.get(hour, OutcomeEnd()).length
         beside = quarantine_path(folder, hour)
         try:
-            segment = reopen_dispatch_log(disk, dispatch_path(folder, hour), identity.log_id, length)
+            opened = open_dispatch_log(disk, folder, identity.log_id, identity.epoch, hour, length, now_ms)
         except DamagedData as damage:
             quarantined[hour] = damage
-            segment = reopen_dispatch_log(disk, beside, identity.log_id) if disk.exists(beside) else None
-        if segment is None:
+            opened = _open_beside(disk, identity.log_id, hour, beside, quarantined)
+        if opened is None:
             continue
-        if hour not in quarantined and disk.exists(beside):
-            _restore(disk, folder, identity, hour, segment, now_ms)
-        segments[hour] = segment
-        outcomes = read_outcomes(segment)
+        segments[hour], outcomes = opened
         # Numpy's unique hashes, which for a million rows takes a second; a repetition among them does no harm.
         decided[hour] = np.sort(outcomes.sequences, kind="stable")
         for target in np.unique(outcomes.parts["target_log_id"]).tolist():
@@ -236,16 +238,47 @@ def _recover_outcomes(
     return segments, decided, target_ends
 
 
-def _restore(disk: Disk, folder: str, identity: Identity, hour: int, segment: Segment, now_ms: int) -> None:
-    """Take what came to be known while a dispatch log was damaged into the one that was restored."""
-    beside = reopen_dispatch_log(disk, quarantine_path(folder, hour), identity.log_id)
-    if beside is None:
-        return
-    parts = missing_parts(read_outcomes(beside), read_outcomes(segment))
-    beside.close()
-    if parts:
-        append_parts(segment, hour, parts, identity.epoch, now_ms)
-    forget_quarantine(disk, folder, hour)
+def _open_beside(
+    disk: Disk, log_id: int, hour: int, path: str, quarantined: dict[int, DamagedData]
+) -> tuple[Segment, OutcomeRows] | None:
+    """Open the file beside a damaged dispatch log, if there is one that checks."""
+    if not disk.exists(path):
+        return None
+    try:
+        segment = reopen_dispatch_log(disk, path, log_id, 0, hour)
+        return None if segment is None else (segment, read_outcomes(segment))
+    except DamagedData as damage:
+        quarantined[hour] = damage
+        return None
+
+
+def open_dispatch_log(
+    disk: Disk, folder: str, log_id: int, epoch: int, hour: int, known: int, now_ms: int
+) -> tuple[Segment, OutcomeRows] | None:
+    """Open an hour's dispatch log, with what came to be known while it was damaged; None when it holds nothing yet.
+
+    Raises:
+        DamagedData, Shortage: it does not check or can't be read; all up to the offset ``known`` was durable.
+    """
+    segment = reopen_dispatch_log(disk, dispatch_path(folder, hour), log_id, known, hour)
+    if segment is None:
+        return None
+    try:
+        outcomes = read_outcomes(segment)
+        path = quarantine_path(folder, hour)
+        if disk.exists(path):
+            beside = reopen_dispatch_log(disk, path, log_id, 0, hour)
+            if beside is not None:
+                parts = missing_parts(read_outcomes(beside), outcomes)
+                beside.close()
+                if parts:
+                    append_parts(segment, hour, parts, epoch, now_ms)
+                    outcomes = read_outcomes(segment)
+                forget_quarantine(disk, folder, hour)
+    except BaseException:
+        segment.close()
+        raise
+    return segment, outcomes
 
 
 def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:

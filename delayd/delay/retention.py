@@ -5,6 +5,7 @@ then its files go. Files are read and removed on the worker thread.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -13,13 +14,14 @@ from delayd.clock import Clock
 from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd, hour_key, hour_put, outcome_key
 from delayd.delay.loader import scan_schedule_log
 from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.quarantine import Quarantine
 from delayd.delay.recovery import NO_OUTCOMES, read_outcomes
 from delayd.delay.seal_log import SealDiffers, SealLog
 from delayd.delay.sealing import compare
 from delayd.delay.sources import Sources
 from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
-from delayd.errors import DamagedData, DiskFull
+from delayd.errors import DamagedData, DiskFull, Shortage
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_name
 from delayd.log.checkpoint import read_checkpoint
@@ -60,6 +62,7 @@ class Verdict(NamedTuple):
     seal: SealFacts | None
     event: str = ""
     reason: str = ""
+    damage: DamagedData | None = None
 
 
 class Retention:
@@ -78,6 +81,8 @@ class Retention:
         wheel: Wheel,
         seals: SealLog | None,
         retention_hours: int,
+        quarantine: Quarantine,
+        on_damaged: Callable[[int, DamagedData], None],
     ) -> None:
         self._disk = disk
         self._state = state
@@ -90,6 +95,8 @@ class Retention:
         self._wheel = wheel
         self._seals = seals  # None: its file is damaged; then nothing seals.
         self._retention_hours = retention_hours
+        self._quarantine = quarantine
+        self._on_damaged = on_damaged  # Hears of hours whose files do not check.
         self._sealing: set[int] = set()
         self._unsealed: dict[int, Unsealed] = {}
         self._deleting = False
@@ -103,7 +110,7 @@ class Retention:
         if self._seals is not None:
             unwritten = self._outcomes.unwritten_hours()
             for hour in self._hours.unsealed(closed_before_ms // HOUR_MS - 1):
-                if hour not in self._sealing:
+                if hour not in self._sealing and not self._quarantine.has_hour(hour):
                     self._look_at(hour, self._seals, now_ms, hour in unwritten)
         expired = self._hours.deletable(now_ms // HOUR_MS - self._retention_hours - 1)[:HOURS_A_SWEEP]
         if expired and not self._deleting:
@@ -157,10 +164,10 @@ class Retention:
             seals.add(facts, now_ms)
             self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
         except DamagedData as error:
-            return Verdict(None, "hour_damaged", str(error))
+            return Verdict(None, "hour_damaged", str(error), error)
         except SealDiffers as error:
             return Verdict(None, "seal_differs", str(error))
-        except DiskFull as error:
+        except (DiskFull, Shortage) as error:
             return Verdict(None, NOT_SEALED, str(error))
         seals.counted(hour)
         return Verdict(facts)
@@ -179,6 +186,11 @@ class Retention:
     def _compared(self, hour: int, file: HourFile, done: Done[Verdict]) -> None:
         self._sealing.discard(hour)
         verdict = done.result()
+        if verdict.damage is not None:
+            # It is compared anew when it is whole again.
+            del self._unsealed[hour]
+            self._on_damaged(hour, verdict.damage)
+            return
         unsealed = self._unsealed[hour]
         if verdict.reason:
             # For space an hour waits from sweep to sweep.

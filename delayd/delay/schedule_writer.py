@@ -4,7 +4,8 @@ It only appends: until a checkpoint counts what it wrote, no reader takes it, an
 Runs on the worker thread, in calls that release the GIL or are short.
 """
 
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Iterable
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -12,14 +13,16 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, Int64s, SchedulePart
 from delayd.delay.hour_table import HourFile, HourTable
+from delayd.delay.loader import open_schedule_log
 from delayd.delay.log_range import LogRange, Rising
+from delayd.delay.quarantine import schedule_beside_path
 from delayd.disk import Disk, File
-from delayd.errors import DamagedData, DiskFull
+from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.gather import SUBJECT_NONE, Gathered, compose
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
 from delayd.log.schedule import schedule_path
-from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, open_segment
+from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
 
 PART_BYTES = 512 << 20  # Of rows in memory at a time; the message log is read once more for each part.
 BATCH_ROWS = 8_000  # A batch is read and verified whole for any of its rows, and decodes well from here on.
@@ -42,6 +45,8 @@ class ScheduleWriter:
         now_ms: int,
         rest: Callable[[], None],
         give_way: Callable[[], None],
+        beside: HourTable | None = None,
+        damaged: Iterable[int] = (),
     ) -> None:
         self._disk = disk
         self._folder = folder
@@ -54,7 +59,11 @@ class ScheduleWriter:
         self._open: list[Segment] = []
         self._dirty_bytes = 0
         self._made = ""  # The day's folder of the last file that was created; hours come in order.
+        self._beside = HourTable() if beside is None else beside
+        self._damaged = set(damaged)  # Hours whose schedule log takes nothing: their rows go to the file beside it.
+        self.damage: dict[int, DamagedData] = {}  # By hour, of schedule logs that were found damaged.
         self.written = HourTable()
+        self.written_beside = HourTable()
 
     def write(self, start: int, stop: int, previous_crc32c: int, rows: int, handed_over: NDArray[np.uint64]) -> None:
         """File the message log's range ``start`` to ``stop``, which has so many rows; durable on return.
@@ -62,8 +71,8 @@ class ScheduleWriter:
         Of rows whose sequence is among ``handed_over``, sorted, body and headers are left out.
 
         Raises:
-            DiskFull: some hours were written; nothing counts them.
-            DamagedData: a group or a schedule log does not check.
+            DiskFull, Shortage: some hours were written; nothing counts them.
+            DamagedData: a group of the message log does not check.
         """
         if not rows:
             return
@@ -72,7 +81,7 @@ class ScheduleWriter:
             source.leave_out(handed_over)
             for part in _parts(source):
                 self._write_part(source, part, (start, stop))
-        except (DiskFull, DamagedData):
+        except (DiskFull, DamagedData, Shortage):
             # Or each try would leave its files open.
             self._sync()
             raise
@@ -124,24 +133,39 @@ class ScheduleWriter:
                 self._append(hour, batches, count)
 
     def _append(self, hour: int, batches: list[bytes], count: int) -> None:
-        known = (self.written if hour in self.written else self._hours).get(hour)
-        segment = self._segment(hour, known)
+        segment, known, written = self._segment(hour)
         segment.append([NewGroup(GroupKind.DATA, batches, self._epoch, self._now_ms, 0, count)])
-        self.written.set(hour, HourFile(segment.end, known.rows + count, segment.crc32c, known.flags))
+        written.set(hour, HourFile(segment.end, known.rows + count, segment.crc32c, known.flags))
         self._dirty_bytes += segment.end - known.length
         self._give_way()
         if len(self._open) >= FILES_A_SYNC or self._dirty_bytes >= BYTES_A_SYNC:
             self._sync()
             self._rest()
 
-    def _segment(self, hour: int, known: HourFile) -> Segment:
-        path = schedule_path(self._folder, hour)
+    def _segment(self, hour: int) -> tuple[Segment, HourFile, HourTable]:
+        """The file that takes an hour's rows, open at its end; what was known of it, and where that is noted."""
+        if hour not in self._damaged:
+            known = (self.written if hour in self.written else self._hours).get(hour)
+            try:
+                return self._open_at(schedule_path(self._folder, hour), hour, known), known, self.written
+            except DamagedData as error:
+                # The message log's part is to be passed all the same, or one file would stop the checkpoints of all.
+                self.damage[hour] = error
+                self._damaged.add(hour)
+        known = (self.written_beside if hour in self.written_beside else self._beside).get(hour)
+        segment = self._open_at(schedule_beside_path(self._folder, hour), hour, known)
+        return segment, known, self.written_beside
+
+    def _open_at(self, path: str, hour: int, known: HourFile) -> Segment:
         if not known.length:
             header = FileHeader(FileKind.SCHEDULE, self._log.place.log_id, 0, hour, self._now_ms)
             segment = Segment(self._disk, path, self._create(path), header, bare=True)
             self._open.append(segment)
             return segment
-        segment = open_segment(self._disk, path, FileKind.SCHEDULE, self._log.place.log_id, write=True)
+        try:
+            segment = open_schedule_log(self._disk, path, self._log.place.log_id, hour, write=True)
+        except NotWritable as error:
+            raise Unreadable(path, 0, errno.EACCES) from error
         self._open.append(segment)
         cut_to_checkpoint(segment, known)
         return segment

@@ -21,7 +21,7 @@ from delayd.delay.sources import Sources
 from delayd.delay.target_ends import TargetEnds
 from delayd.delay.waiting import WaitingRows, lowest_offset
 from delayd.delay.window import SentBatch, Window
-from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater
+from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.fence import Fence
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.wire.frame import Frame, HeadValue
@@ -30,6 +30,7 @@ from delayd.wire.requests import LANDED_MOST, RequestType, need_instant, need_ro
 log = logging.getLogger(__name__)
 
 REFUSED_RETRY_MS = 1_000
+SHORTAGE_RETRY_MS = 1_000
 BATCHES_A_FRAME = 256  # Many subjects in a frame cost by batch; this bounds the work between two looks at the clock.
 SMALL_FRAMES = 4  # What fills less than one part in four of a frame waits for the answer to the frame before it.
 
@@ -86,11 +87,11 @@ class Sender:
         ends: TargetEnds,
         put_back: Callable[[Rows], None],
         fence: Fence,
+        hold: Callable[[Rows, DamagedData], None],
     ) -> None:
         self.waiting = WaitingRows()
         self.window = Window(origin.epoch)
         self.frames_in_flight = 0
-        self.quarantined_rows = 0
         self.dead_rows = 0
         self._target = target
         self._origin = origin
@@ -102,6 +103,7 @@ class Sender:
         self._ends = ends
         self._put_back = put_back
         self._fence = fence
+        self._hold = hold  # Takes rows of one batch that can't be read.
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
         self._later = ""  # Why the target puts off what it is sent, as it was told.
@@ -207,9 +209,15 @@ class Sender:
             if len(pieces) > 1:
                 # What was stored beside the damaged batch is as good as ever.
                 return [sent for piece in pieces for sent in self._build(piece, claimed_at_ms, batches)]
-            self.quarantined_rows += len(rows)
-            sequences = rows["sequence"][:10].tolist()
-            log.critical("rows_quarantined rows=%d sequences=%s reason=%r", len(rows), sequences, str(error))
+            self._hold(rows, error)
+            return []
+        except Shortage as error:
+            # Nothing is wrong with the file; the next try may find memory and descriptors.
+            if self._later != str(error):
+                self._later = str(error)
+                log.warning("reads_put_off reason=%r", self._later)
+            self._paused_until_ms = self._clock.monotonic_ms() + SHORTAGE_RETRY_MS
+            self.waiting.give_back(rows)
             return []
         w_epoch, w_id = self.window.w
         batch_id = self.window.next_id()

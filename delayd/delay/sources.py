@@ -77,7 +77,7 @@ class Sources:
         return batch
 
     def forget_hour(self, hour: int) -> None:
-        """Close the schedule log of an hour and drop its batches: the file is to be removed, or another one is there."""
+        """Close the schedule log of an hour and drop its batches: its file goes, or another one is there."""
         for beside in (False, True):
             segment = self._files.pop((hour, beside), None)
             if segment is not None:

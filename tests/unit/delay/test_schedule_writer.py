@@ -7,11 +7,12 @@ import pytest
 
 from delayd.batch import Batch, BatchKind, ColumnId, ProducerPart, parse
 from delayd.delay import log_range, schedule_writer
-from delayd.delay.checkpoint import RETRY_DAMAGED_MS
 from delayd.delay.hour_table import HourFile
 from delayd.delay.loader import load_hour, read_schedule_log
+from delayd.delay.mending import RETRY_MS
+from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.schedule_writer import BATCH_BYTES, BATCH_ROWS
-from delayd.hours import hour_of_ms
+from delayd.hours import hour_name, hour_of_ms
 from delayd.log.group import BYTES_MAX
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES
@@ -221,7 +222,7 @@ def test_a_file_that_no_checkpoint_knows_is_made_anew() -> None:
     assert world.scheduled() == {1: FAR, 2: FAR}
 
 
-def test_rule_L4_a_file_shorter_than_its_checkpointed_length_is_damage_until_its_copy_is_there() -> None:
+def test_rule_L10_what_belongs_into_a_file_that_was_cut_short_is_kept_beside_it_until_its_copy_is_there() -> None:
     world = World()
     world.send(wanted(2, FAR_MS, "a"))
     world.settle()
@@ -238,10 +239,17 @@ def test_rule_L4_a_file_shorter_than_its_checkpointed_length_is_damage_until_its
     answers: list[int] = []
     world.core.checkpoint(answers.append)
     world.pass_ms(3_000)
-    assert not answers and world.core.counters()["pending_rows"] == 1
+    assert answers and world.core.counters()["pending_rows"] == 0, "a checkpoint passes one damaged file"
+    (entry,) = world.core.quarantine.listing()
+    assert (entry.id, entry.path, entry.rows) == (f"schedule/{hour_name(FAR)}", path, 2)
+    assert file.size() == len(whole) - 8, "nothing is written to the damaged file"
     file.pwritev([whole[-8:]], len(whole) - 8)
-    world.pass_ms(RETRY_DAMAGED_MS)
-    assert answers and world.scheduled() == {1: FAR, 2: FAR, 3: FAR}
+    world.pass_ms(RETRY_MS + 1_000)
+    assert not world.core.quarantine.listing() and world.scheduled() == {1: FAR, 2: FAR, 3: FAR}
+    assert not world.disk.exists(schedule_beside_path(FOLDER, FAR))
+    world.drain(2 * FAR_MS)
+    world.check_books()
+    world.check_sealing()
 
 
 def test_an_hour_whose_file_or_header_is_damaged_or_gone_is_reported_and_not_raised() -> None:
