@@ -190,7 +190,7 @@ def open_schedule_log(disk: Disk, path: str, log_id: int, hour: int, *, write: b
     try:
         segment = open_segment(disk, path, FileKind.SCHEDULE, log_id, write=write)
     except FileNotFoundError:
-        raise DamagedData(path, 0, "the file is gone; restore it from a copy") from None
+        raise DamagedData(path, 0, "the file is gone") from None
     except UnfinishedFile:
         raise DamagedData(path, 0, "its file header is cut short") from None
     if segment.header.number != hour:

@@ -47,7 +47,7 @@ from delayd.errors import DamagedData, DataError
 from delayd.executor import Done, Executor
 from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
-from delayd.log.group import Group, NewGroup
+from delayd.log.group import Group, GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
 from delayd.state import State
@@ -312,12 +312,10 @@ class Mending:
         rows = file.rows
         try:
             for group in groups:
-                header = group.header
                 batches = [batch.buffer for _, batch in group.batches()]
-                segment.append(
-                    [NewGroup(header.kind, batches, self._epoch, header.appended_at_ms, 0, header.row_count)]
-                )
-                rows += header.row_count
+                count, at_ms = group.header.row_count, group.header.appended_at_ms
+                segment.append([NewGroup(GroupKind.DATA, batches, self._epoch, at_ms, 0, count)])
+                rows += count
             segment.flush()
         finally:
             segment.close()

@@ -274,7 +274,7 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour
     try:
         segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=True)
     except FileNotFoundError:
-        raise DamagedData(path, 0, "the file is gone; restore it from a copy") from None
+        raise DamagedData(path, 0, "the file is gone") from None
     except NotWritable as error:
         raise Unreadable(path, 0, errno.EACCES) from error
     except UnfinishedFile:

@@ -164,7 +164,7 @@ class Retention:
             seals.add(facts, now_ms)
             self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
         except DamagedData as error:
-            return Verdict(None, "hour_damaged", str(error), error)
+            return Verdict(None, damage=error)
         except SealDiffers as error:
             return Verdict(None, "seal_differs", str(error))
         except (DiskFull, Shortage) as error:
