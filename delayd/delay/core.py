@@ -510,7 +510,8 @@ class DelayCore:
         """Give back the names that no row in memory has (rule B1)."""
         # A load that is under way has the numbers of its subjects already, and rows that are nowhere yet.
         if self._subjects.wants_sweep(len(self.dispatcher.targets)) and not self._loading.running:
-            gone = self._subjects.sweep(chain(self._wheel.parts(), self._pending.views(0), self.dispatcher.parts()))
+            rows = chain(self._wheel.parts(), self._pending.views(0), self.dispatcher.parts(), self._held.parts())
+            gone = self._subjects.sweep(rows)
             self.dispatcher.forget_targets()
             self.intake.subjects_full = self._subjects.is_full
             log.info("subjects_forgotten subjects=%d kept=%d", gone, self._subjects.known)

@@ -6,7 +6,7 @@ Invariant: a held row is here and nowhere else. Rows of one stored batch are hel
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from delayd.clock import Clock
 from delayd.delay.outcomes import OutcomeLog
@@ -45,7 +45,7 @@ class HeldRows:
         self._due_ms = 0
 
     def __len__(self) -> int:
-        return sum(len(rows) for parts in self._held.values() for rows in parts)
+        return sum(map(len, self.parts()))
 
     def hold(self, rows: Rows, error: DamagedData) -> None:
         """Take rows of one stored batch, at least one, which can't be read."""
@@ -81,9 +81,13 @@ class HeldRows:
         self._quarantine.lift(Kind.ROWS, entry.name)
         return True, f"{count} messages are given up: they have the outcome DEAD"
 
+    def parts(self) -> Iterator[Rows]:
+        """All rows that are held."""
+        return (rows for parts in self._held.values() for rows in parts)
+
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that a held row refers to (rule P6)."""
-        return lowest_offset([rows for parts in self._held.values() for rows in parts])
+        return lowest_offset(list(self.parts()))
 
     def _retry(self, name: str) -> str:
         """Put back what can be read, up to the first batch that can't: why that can't."""
