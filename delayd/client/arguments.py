@@ -5,7 +5,6 @@ Invariant: nothing is queued before all of a call's arguments were checked, and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import Int64s
-from delayd.client.instants import HORIZON_MS, DeliverAtMs, wish, wish_column
+from delayd.client.instants import HORIZON_MS, DeliverAtMs, wall_ms, wish, wish_column
 from delayd.client.limits import (
     MESSAGE_BYTES_MAX,
     NO_HEADERS,
@@ -80,7 +79,7 @@ class Arguments:
     def __init__(self, horizon: timedelta) -> None:
         self._horizon_ms = horizon // timedelta(milliseconds=1)
         # What was within the horizon when the producer was made is so for ever: most sends need not read the clock.
-        self._within_ms = time.time_ns() // 1_000_000 + self._horizon_ms
+        self._within_ms = wall_ms() + self._horizon_ms
         self._checked: set[str] = set()
 
     def single(

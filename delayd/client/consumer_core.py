@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import socket
-import time
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +17,7 @@ from datetime import timedelta
 from delayd.batch import BatchKind, parse
 from delayd.client.acks import AckLane, Handles, raise_first
 from delayd.client.arguments import TIMEOUT_MS
-from delayd.client.instants import monotonic_us
+from delayd.client.instants import monotonic_s, monotonic_us
 from delayd.client.limits import check_group, check_subject
 from delayd.client.link import Link
 from delayd.client.message import Part, Pulled
@@ -185,7 +184,7 @@ class ConsumerCore:
     def _take(self, most: int) -> Pulled | None:
         while self._ready:
             pulled = self._ready.popleft()
-            if time.monotonic() < pulled.lease_ends:
+            if monotonic_s() < pulled.lease_ends:
                 if pulled.message_count <= most:
                     return pulled
                 first, rest = pulled.cut(most)
@@ -257,7 +256,7 @@ class ConsumerCore:
         # Nor was it on the way for longer than it was waited for: then the server's clock was set back meanwhile.
         on_the_way_ms = min(on_the_way_ms, (now_us - asked_us) // 1000)
         received_at_ms = answered_at_ms + on_the_way_ms
-        lease_ends = time.monotonic() + self._settings.lease / _SECOND - on_the_way_ms / 1000
+        lease_ends = monotonic_s() + self._settings.lease / _SECOND - on_the_way_ms / 1000
         parts: list[Part] = []
         position = 0
         for pull_first, _, count, attempt in need_rows(answer.head, "parts", 4, PART_MOST):

@@ -6,12 +6,12 @@ Invariant: each message is handed out once, to whoever iterates or pulls, on any
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from delayd.client.acks import Handles
+from delayd.client.instants import monotonic_s
 from delayd.client.message import MessageColumns, Pulled
 
 Batch = TypeVar("Batch", bound=MessageColumns)
@@ -38,7 +38,7 @@ class Cursor(Generic[Batch]):
         with self._lock:
             while self._batches:
                 batch = self._batches[0]
-                if self._row < len(batch) and time.monotonic() < batch.pulled.lease_ends:
+                if self._row < len(batch) and monotonic_s() < batch.pulled.lease_ends:
                     self._row += 1
                     return batch, self._row - 1
                 self._batches.popleft()
@@ -51,7 +51,7 @@ class Cursor(Generic[Batch]):
             while self._batches:
                 batch, row = self._batches.popleft(), self._row
                 self._row = 0
-                if row < len(batch) and time.monotonic() < batch.pulled.lease_ends:
+                if row < len(batch) and monotonic_s() < batch.pulled.lease_ends:
                     first, rest = batch.pulled.cut(row)[1].cut(most)
                     if rest.parts:
                         self._batches.appendleft(self._make(rest))

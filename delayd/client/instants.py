@@ -34,9 +34,23 @@ DeliverAtMs = int | Sequence[int] | NDArray[np.integer]
 log = logging.getLogger(__name__)
 
 
+# Read by `clock_gettime`: a user's test that freezes `time.time` and `time.monotonic` freezes them for its own thread
+# only, and servers and the loop of the client go on.
+
+
 def monotonic_us() -> int:
     """What `delay=` counts from: no step of this machine's wall clock moves it."""
-    return time.monotonic_ns() // 1000
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+
+
+def monotonic_s() -> float:
+    """What leases are counted by."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def wall_ms() -> int:
+    """This machine's wall clock, in ms since the epoch."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME) // 1_000_000
 
 
 class Wish(NamedTuple):
@@ -92,6 +106,15 @@ def wish_column(deliver_at_ms: DeliverAtMs, count: int, horizon_ms: int = HORIZO
     return column.astype(np.int64) if column.ndim else np.full(count, column, np.int64)
 
 
+def past_horizon(instant_ms: int, now_ms: int, horizon_ms: int) -> PastHorizon:
+    """What a caller is told whose instant is further ahead than any server takes, by this machine's clock."""
+    now = _EPOCH + now_ms * _MS
+    return PastHorizon(
+        f"deliver_at_ms {instant_ms} is past the horizon of {horizon_ms // 86_400_000} days from now, which is"
+        f" {now.isoformat(timespec='seconds')} by this machine's clock"
+    )
+
+
 class ServerClock:
     """One server's clock, from the `now_ms` of its answers: its lead over this machine's monotonic clock.
 
@@ -123,7 +146,7 @@ class ServerClock:
             if error_us > aged_us and abs(offset_us - self._offset_us) <= error_us + aged_us:
                 return
         self._offset_us, self._error_us, self._sampled_us = offset_us, error_us, answered_us
-        self._warn_of_skew(now_ms * 1000 - (time.time_ns() // 1000 if wall_us is None else wall_us))
+        self._warn_of_skew(now_ms * 1000 - (wall_ms() * 1000 if wall_us is None else wall_us))
 
     def latest_ms(self, instant_us: int) -> int:
         """The server's time at a monotonic instant, rounded up by all that may be wrong with it."""
@@ -187,6 +210,7 @@ def _within_horizon(instant_ms: int, horizon_ms: int) -> int:
             " delay=timedelta(0)"
         )
     # The server judges by its own clock; this only spares the way to it.
-    if instant_ms > time.time_ns() // 1_000_000 + horizon_ms:
-        raise PastHorizon(f"deliver_at_ms {instant_ms} is past the horizon of {horizon_ms // 86_400_000} days from now")
+    now_ms = wall_ms()
+    if instant_ms > now_ms + horizon_ms:
+        raise past_horizon(instant_ms, now_ms, horizon_ms)
     return instant_ms

@@ -39,7 +39,7 @@ class Pulled(NamedTuple):
     incarnation: int
     parts: tuple[Part, ...]
     received_at_ms: int  # By the server's clock, as far as it is known.
-    lease_ends: float  # On time.monotonic(); after it the server offers the messages to others.
+    lease_ends: float  # On `monotonic_s`; after it the server offers the messages to others.
 
     @classmethod
     def nothing(cls, subject: str) -> Pulled:

@@ -76,7 +76,7 @@ class SmallRealtime(SmallServer):
         if frame.type == RequestType.PULL:
             assert need_str(frame.head, "group") == self.group
             self.pulls += 1
-            ends = time.monotonic() + need_int(frame.head, "wait_ms") / 1000
+            ends = time.clock_gettime(time.CLOCK_MONOTONIC) + need_int(frame.head, "wait_ms") / 1000
             self.waiting.append((connection, frame, ends))
             self._answer_waiting()
             loop = asyncio.get_running_loop()
@@ -101,7 +101,7 @@ class SmallRealtime(SmallServer):
         self._answer_waiting()
 
     def _end_leases(self) -> None:
-        now = time.monotonic()
+        now = time.clock_gettime(time.CLOCK_MONOTONIC)
         self._give_back([pull for pull, held in self.held.items() if held.lease_ends <= now])
 
     def _give_back(self, pulls: list[int]) -> None:
@@ -111,7 +111,7 @@ class SmallRealtime(SmallServer):
 
     def _answer_waiting(self) -> None:
         self._end_leases()
-        now = time.monotonic()
+        now = time.clock_gettime(time.CLOCK_MONOTONIC)
         still: list[tuple[Connection, Frame, float]] = []
         for connection, frame, ends in self.waiting:
             if not connection.is_open:
@@ -124,7 +124,7 @@ class SmallRealtime(SmallServer):
 
     def _answer_pull(self, connection: Connection, frame: Frame) -> None:
         left = need_int(frame.head, "max_messages")
-        lease_ends = time.monotonic() + need_int(frame.head, "lease_ms") / 1000
+        lease_ends = time.clock_gettime(time.CLOCK_MONOTONIC) + need_int(frame.head, "lease_ms") / 1000
         parts: list[list[int]] = []
         body: list[Buffer] = []
         # One part for each attempt and run of consume sequences, as the real server gives them.

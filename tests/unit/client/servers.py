@@ -47,7 +47,7 @@ class SmallServer:
         return f"{HOST}:{self.port}"
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + self.ahead_ms
+        return time.clock_gettime_ns(time.CLOCK_REALTIME) // 1_000_000 + self.ahead_ms
 
     def connected(self, connection: Connection) -> None:
         """Nothing is kept of it."""

@@ -8,14 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
+from freezegun import freeze_time
 
 from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
-from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, StaleHandle
+from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, StaleHandle
 from tests.unit.client.servers import refuse
 from tests.unit.client.world import PAST_MS, World, world_aside
 
@@ -59,6 +60,27 @@ def test_a_blocking_send_returns_its_receipt() -> None:
         with pytest.raises(BadSubject):
             producer.send("a b", b"x", deliver_at_ms=PAST_MS)
         assert len(producer.send_batch("a", [b"x"] * 100, PAST_MS)) == 100
+
+
+@pytest.mark.parametrize("frozen", ["2020-01-01T00:00:00Z", "2040-01-01T00:00:00Z"])
+def test_rule_T2_a_caller_whose_clock_is_frozen_sends_and_pulls_as_any_other(frozen: str) -> None:
+    with world_aside() as (world, do):
+        do(partial(add_messages, world, 3))
+        now_ms = time.time_ns() // 1_000_000
+        soon = datetime.now(UTC) + timedelta(hours=1)
+        with freeze_time(frozen), Producer(world.address) as producer, Consumer(world.address, "a", "g") as consumer:
+            after = producer.send("a", b"x", delay=timedelta(seconds=5)).deliver_at_ms
+            at = producer.send("a", b"x", deliver_at=soon).deliver_at_ms
+            pulled = [next(consumer).body for _ in range(3)]
+        assert now_ms + 5_000 <= after <= now_ms + 5_000 + DEADLINE_S * 1_000
+        assert at == -(-int(soon.timestamp() * 1_000_000) // 1_000)
+        assert pulled == [b"0", b"1", b"2"]
+
+
+def test_an_instant_past_the_horizon_is_told_with_the_clock_that_it_was_held_against() -> None:
+    told = rf"{datetime.now(UTC):%Y-%m-%d}T.* by this machine's clock"
+    with world_aside() as (world, _), Producer(world.address) as producer, pytest.raises(PastHorizon, match=told):
+        producer.send("a", b"x", deliver_at=datetime(2101, 1, 1, tzinfo=UTC))
 
 
 def test_sends_of_many_threads_share_batches_and_each_gets_its_own_receipt() -> None:
