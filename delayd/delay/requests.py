@@ -2,7 +2,8 @@
 
 import logging
 import struct
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -20,8 +21,13 @@ from delayd.wire.results import BATCHES_MAX, Accepted, Refused, results_head
 
 log = logging.getLogger(__name__)
 
+PIECE_BATCHES = 64  # Taken in one turn of the loop: some milliseconds at most when each of them is refused.
 LENGTH = struct.Struct("<I")
 LENGTH_AT = 8  # Of the length of a batch, in its header.
+
+
+Soon = Callable[[Callable[[], None]], object]
+Take = Callable[[int], int]  # Takes a piece from a batch on, and returns where the next one begins.
 
 
 class Peer(Protocol):
@@ -34,8 +40,13 @@ class Peer(Protocol):
 class Requests:
     """Turns frames into calls of the core, and their outcomes into answers."""
 
-    def __init__(self, core: DelayCore, clock: JudgedClock, status: Callable[[], Head]) -> None:
+    def __init__(
+        self, core: DelayCore, clock: JudgedClock, status: Callable[[], Head], soon: Soon | None = None
+    ) -> None:
+        """`soon` calls back at the next turn of the loop; without a loop, all of a SEND is taken at once."""
         self._core = core
+        self._soon = soon
+        self._rests: deque[tuple[Take, int, int]] = deque()  # Of SENDs: how to take more, from which batch, to which.
         self._clock = clock
         self._status = status
         self.allowances: dict[Peer, Allowance] = {}  # Of connections that have sent something.
@@ -72,22 +83,58 @@ class Requests:
             raise UnknownRequest(f"{kind.name} is not served by a delay server; ask meta who serves it")
 
     def _send(self, peer: Peer, frame: Frame) -> None:
-        batches = split(frame.body)
+        places = places_of(frame.body)
         results: dict[int, Accepted | Refused] = {}
 
         def answered(index: int, what: Taken | DelaydError, duplicate: bool) -> None:
             results[index] = _result(what, duplicate)
-            if len(results) == len(batches):
-                in_order = [results[at] for at in range(len(batches))]
+            if len(results) == len(places):
+                in_order = [results[at] for at in range(len(places))]
                 peer.answer(frame.request_id, self._head(results=results_head(in_order)))
 
         allowance = self.allowances.setdefault(peer, Allowance())
-        # What is wrong with one batch is told of it alone; its neighbours are kept.
-        for index, batch in enumerate(batches):
+        begin = self._take(frame.body, places, answered, allowance, 0)
+        if begin < len(places):
+            self._later(partial(self._take, frame.body, places, answered, allowance), begin, len(places))
+
+    def _take(
+        self,
+        body: memoryview,
+        places: Sequence[tuple[int, int]],
+        answered: Callable[[int, Taken | DelaydError, bool], None],
+        allowance: Allowance,
+        begin: int,
+    ) -> int:
+        """Take a piece of the batches of a SEND; returns where the next piece begins."""
+        end = min(begin + PIECE_BATCHES, len(places))
+        for index in range(begin, end):
+            start, size = places[index]
+            batch = _parse(body[start : start + size])
+            # What is wrong with one batch is told of it alone; its neighbours are kept.
             if isinstance(batch, BatchMalformed):
                 answered(index, batch, False)
             else:
                 self._core.send(batch, partial(answered, index), allowance)
+        return end
+
+    def _later(self, take: Take, begin: int, end: int) -> None:
+        """Take the rest of a SEND piece by piece, in turn with the rests of others and with all else of the loop."""
+        if self._soon is None:
+            while begin < end:
+                begin = take(begin)
+            return
+        self._rests.append((take, begin, end))
+        if len(self._rests) == 1:
+            self._soon(self._go_on)
+
+    def _go_on(self) -> None:
+        assert self._soon is not None, "only a loop has turns"
+        take, begin, end = self._rests.popleft()
+        begin = take(begin)
+        if begin < end:
+            self._rests.append((take, begin, end))
+        if self._rests:
+            self._soon(self._go_on)
 
     def _outcome(self, peer: Peer, frame: Frame) -> None:
         log_id = need_u64(frame.head, "log_id")
@@ -110,6 +157,15 @@ class Requests:
 def split(body: Buffer) -> list[Batch | BatchMalformed]:
     """View the PRODUCER batches that follow one another in a body; what is wrong with one stands in its place.
 
+    Raises as `places_of`.
+    """
+    view = memoryview(body)
+    return [_parse(view[start : start + size]) for start, size in places_of(body)]
+
+
+def places_of(body: Buffer) -> list[tuple[int, int]]:
+    """Where the batches of a body begin, and how long each says it is.
+
     Raises:
         BatchMalformed: their lengths do not fill the body exactly, so nobody can tell where one of them begins.
     """
@@ -128,8 +184,7 @@ def split(body: Buffer) -> list[Batch | BatchMalformed]:
         position += size
     if not places:
         raise BatchMalformed("a SEND without a batch; put at least one into its body")
-    view = memoryview(body)
-    return [_parse(view[start : start + size]) for start, size in places]
+    return places
 
 
 def _parse(data: memoryview) -> Batch | BatchMalformed:

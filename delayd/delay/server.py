@@ -87,7 +87,7 @@ class DelayServer:
         membership.begin(fresh=core.identity.epoch == 1)
         self._registration = Registration(config.meta, self._registered, membership, on_now_ms=home.clock.reference)
         self._guard = membership.guard(config.role, core.identity.log_id)
-        self._requests = Requests(core, home.clock, self._status)
+        self._requests = Requests(core, home.clock, self._status, self._soon)
         self._reserve()
         self._server = Server(self, limits=DELAY_LIMITS)
         self._port = await self._server.listen(config.host, config.port)
@@ -136,6 +136,15 @@ class DelayServer:
     def crashed(self, error: Exception) -> None:
         """A bug: stop."""
         self._fail(error)
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        """Call back at the next turn of the loop, and set the timer again after it."""
+
+        def called() -> None:
+            call()
+            self._rearm_soon()
+
+        asyncio.get_running_loop().call_soon(called)
 
     # Time.
 

@@ -52,7 +52,7 @@ def largest() -> Iterator[tuple[str, Head]]:
     groups = [widest_group(number) for number in range(LIST_MAX + 1)]
     yield "GROUPS", groups_head(groups, INT_MAX)
     held = InDoubt(U64_MAX, U64_MAX, 1 << 32, INT_MAX, INT_MAX, INT_MAX, 0, b"", b"", 0)
-    for head, _, _ in window_frames(U64_MAX, INT_MAX, [held] * (WINDOW_BATCHES + 1)):
+    for head, _, _ in window_frames(U64_MAX, INT_MAX, U64_MAX, [held] * (WINDOW_BATCHES + 1)):
         yield "HELLO", head
     yield "an error", error_head(DamagedData("/" + "\udcff" * 5_000, INT_MAX, "\U0001f600" * 300_000))
     yield "an error with rows", error_head(SlowDown("\ud800" * 300_000, retry_after_ms=INT_MAX, rows=bytes(2 << 20)))
@@ -131,8 +131,8 @@ def test_rule_E1_a_listing_pages_through_all_of_its_rows_once() -> None:
 
 def test_rule_E1_groups_are_listed_page_by_page_whatever_their_number_and_names() -> None:
     world, peer = World(), SimPeer()
-    subjects = ["a" * 255, "b" * 255]
-    made = [(subjects[number % 2], f"{number:04d}" + "g" * 251) for number in range(3_000)]
+    subjects = [letter * 255 for letter in "abcd"]
+    made = [(subjects[number % 4], f"{number:04d}" + "g" * 251) for number in range(3_000)]
     for subject, group in made:
         world.pull(peer, group, subject)
     for wanted, limit in ((None, None), (subjects[1], None), (None, 700)):

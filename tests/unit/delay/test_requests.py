@@ -1,11 +1,12 @@
 """Requests of a delay server: what is answered, and what is refused by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from delayd.batch import Batch, BatchKind, DispatchPart, ProducerPart
-from delayd.delay.requests import Requests, split
+from delayd.delay.producers import Allowance, Waiter
+from delayd.delay.requests import PIECE_BATCHES, Requests, split
 from delayd.errors import BatchMalformed, UnknownRequest, UnknownServer
 from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -80,6 +81,33 @@ def results_of(world: World, requests: Requests, body: bytes) -> list[Head]:
     world.settle()
     (head,) = peer.heads
     return need_maps(head, "results")
+
+
+def test_rule_B2_a_send_of_thousands_of_batches_is_taken_in_pieces_in_turn_with_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[Callable[[], None]] = []
+    requests = Requests(world.core, world.clock, dict, turns.append)
+    begun: list[int] = []
+    taken = world.core.intake.send
+
+    def noted(batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> None:
+        begun.append(batch.producer.producer_batch)
+        taken(batch, waiter, allowance)
+
+    monkeypatch.setattr(world.core.intake, "send", noted)
+    many, few = Answers(), Answers()
+    requests.received(many, frame(RequestType.SEND, {}, b"".join(sent(number) for number in range(1, BATCHES_MAX + 1))))
+    assert begun == list(range(1, PIECE_BATCHES + 1))
+    requests.received(few, frame(RequestType.SEND, {}, sent(100_000)))
+    while turns:
+        before = len(begun)
+        turns.pop(0)()
+        assert len(begun) - before <= PIECE_BATCHES
+    # The small one waited for two pieces, and not for sixty-four.
+    assert begun.index(100_000) <= 3 * PIECE_BATCHES
+    world.settle()
+    assert [len(need_maps(head, "results")) for head in (*few.heads, *many.heads)] == [1, BATCHES_MAX]
 
 
 def test_a_body_of_several_batches_is_taken_batch_by_batch() -> None:

@@ -1,0 +1,266 @@
+"""Requests: what each type has in its head and body, and how one is mutated.
+
+A case is the bytes of one frame. The sweep makes one for each type, field and boundary value; after it mutations are
+drawn: fields dropped, added or changed, heads and frames with flipped bytes, bodies of batches whose checksums hold and
+whose fields do not.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import NamedTuple
+
+import msgpack
+from crc32c import crc32c
+
+from delayd.batch import BatchKind, DispatchPart, ProducerPart
+from delayd.wire.frame import HEADER_BYTES, MAGIC, VERSION, HeadValue
+from delayd.wire.requests import RequestType
+from tests.batches import messages, with_true_checksums
+
+from . import values
+from .values import BOUNDARY, NUMBERS, RAW_HEADS, Make
+
+HOUR_MS = 3_600_000
+SHARE_OF_VALID = 0.2
+HEADER = struct.Struct("<IBBHIII")
+
+Fields = Mapping[str, Make]
+
+ANY: dict[RequestType, Fields] = {
+    RequestType.PING: {},
+    RequestType.STATUS: {},
+    RequestType.CHALLENGE: {"nonce": values.nonce},
+    RequestType.PROVE: {"proof": values.nonce, "cluster_id": values.u64},
+}
+META: dict[RequestType, Fields] = {
+    RequestType.REGISTER: {
+        "role": values.one_of("delay", "realtime"),
+        "log_id": values.u64,
+        "host": values.one_of("127.0.0.1", "localhost", "delay-1"),
+        "port": values.one_of(1, 2, 3),
+        "epoch": values.small,
+        "pid": values.small,
+        "place": values.u64,
+        "moves_seen": values.u64,
+    },
+    RequestType.SERVERS: {"role": values.one_of(None, "delay", "realtime")},
+    RequestType.ROUTES: {"subjects": values.subjects, "assign": values.flag},
+    RequestType.META_SUBJECTS: {"prefix": values.text, "after": values.text, "limit": values.small},
+    RequestType.FORGET_SERVER: {
+        "role": values.one_of("delay", "realtime"),
+        "log_id": values.u64,
+        "routes": values.flag,
+    },
+    RequestType.MOVE_ROUTE: {"subject": values.subject, "to": values.u64},
+}
+LOGS: dict[RequestType, Fields] = {
+    RequestType.QUARANTINE_LIST: {"after": values.text, "limit": values.small},
+    RequestType.QUARANTINE_RELEASE: {"id": values.text},
+    RequestType.QUARANTINE_DROP: {"id": values.text},
+    RequestType.TRUST_CLOCK: {},
+}
+DELAY: dict[RequestType, Fields] = {
+    RequestType.SEND: {},
+    RequestType.OUTCOME: {"log_id": values.u64, "producer_id": values.u64, "producer_batch": values.u64},
+    RequestType.TARGETS: {"after": values.u64, "limit": values.small},
+    RequestType.TARGET_LOST: {"target": values.u64},
+    RequestType.TARGET_ACCEPT: {"target": values.u64},
+}
+REALTIME: dict[RequestType, Fields] = {
+    RequestType.HELLO: {
+        "log_id": values.u64,
+        "target": values.u64,
+        "epoch": values.small,
+        "instance": values.small,
+        "session": values.small,
+        "w": values.watermark,
+        "named_offset": values.one_of(0, 0, 0, 96),
+    },
+    RequestType.DISPATCH: {"session": values.small, "epoch": values.small},
+    RequestType.PULL: {
+        "subject": values.subject,
+        "group": values.group,
+        "max_messages": values.small,
+        "max_bytes": values.small,
+        "wait_ms": values.wait_ms,
+        "lease_ms": values.one_of(0, 100, 60_000),
+        "consumer": values.text,
+    },
+    RequestType.ACK: {"subject": values.subject, "group": values.group, "handles": values.handles},
+    RequestType.NACK: {"subject": values.subject, "group": values.group, "handles": values.handles},
+    RequestType.GROUPS: {"subject": values.subject_or_none, "after": values.pair, "limit": values.small},
+    RequestType.SUBJECTS: {"prefix": values.text, "after": values.text, "limit": values.small},
+    RequestType.DELETE_GROUP: {"subject": values.subject, "group": values.group},
+    RequestType.ORIGIN_ACCEPT: {"log_id": values.u64},
+}
+SPECS: dict[str, dict[RequestType, Fields]] = {
+    "meta": ANY | META,
+    "delay": ANY | LOGS | DELAY,
+    "realtime": ANY | LOGS | REALTIME,
+}
+
+
+class Session(NamedTuple):
+    """What the requests of one connection refer to, so that some of them are taken: a greeted origin at its target."""
+
+    log_id: int
+    target: int
+    epoch: int
+
+
+class Requests:
+    """Cases for one role, from one seed."""
+
+    def __init__(self, role: str, random: Random, now_ms: int) -> None:
+        self._role = role
+        self._random = random
+        self._now_ms = now_ms
+        self._number = 0
+        self._types = list(SPECS[role])
+
+    def sweep(self) -> Iterator[tuple[RequestType, dict[str, HeadValue], bytes]]:
+        """Each field of each type at each boundary value, the others as they should be; each field missing."""
+        for kind, fields in SPECS[self._role].items():
+            for name in fields:
+                for value in BOUNDARY:
+                    yield kind, {**self._head(kind, None), name: value}, self._body(kind, None)
+                whole = self._head(kind, None)
+                del whole[name]
+                yield kind, whole, self._body(kind, None)
+
+    def swept(self, request_id: int, case: tuple[RequestType, dict[str, HeadValue], bytes]) -> bytes:
+        """The frame of one case of the sweep."""
+        kind, head, body = case
+        return frame(kind, request_id, _packed(head), body)
+
+    def drawn(self, request_id: int, session: Session | None) -> bytes:
+        """A mutated request."""
+        random = self._random
+        kind: int = random.choice(self._types)
+        head, body = self._head(kind, session), self._body(kind, session)
+        chance = random.random()
+        if chance < SHARE_OF_VALID:
+            return frame(kind, request_id, _packed(head), body)
+        if chance < 0.6:
+            for _ in range(random.choice([1, 1, 2, 3])):
+                self._change(head)
+            return frame(kind, request_id, _packed(head), body)
+        if chance < 0.7:
+            return frame(kind, request_id, random.choice(RAW_HEADS), body)
+        if chance < 0.8:
+            return frame(kind, request_id, _flipped(_packed(head), random), body)
+        if chance < 0.96 or not body:
+            return frame(kind, request_id, _packed(head), self._mutated(body) if body else b"")
+        if chance < 0.98:
+            kind = random.choice([0, 9, 99, 255, *RequestType])
+            return frame(kind, request_id, _packed(head), body)
+        # The framing itself: this ends the connection.
+        return _flipped(frame(kind, request_id, _packed(head), body), random)
+
+    def _head(self, kind: int, session: Session | None) -> dict[str, HeadValue]:
+        fields = SPECS[self._role].get(RequestType(kind), {})
+        head = {name: make(self._random) for name, make in fields.items()}
+        if session is not None and kind == RequestType.DISPATCH:
+            head |= {"session": 1, "epoch": session.epoch}
+        if session is not None and kind == RequestType.HELLO:
+            # Another origin than the connection's own, which a newer hello would end.
+            head["target"] = session.target
+        return head
+
+    def _change(self, head: dict[str, HeadValue]) -> None:
+        random = self._random
+        name = random.choice([*head, "unknown", ""])
+        chance = random.random()
+        if chance < 0.15:
+            head.pop(name, None)
+        elif chance < 0.85:
+            head[name] = random.choice(BOUNDARY)
+        else:
+            found = head.get(name)
+            if isinstance(found, list) and found:
+                found = list(found)
+                at = random.randrange(len(found))
+                inner = found[at]
+                if isinstance(inner, list) and inner:
+                    inner = list(inner)
+                    inner[random.randrange(len(inner))] = random.choice(BOUNDARY)
+                    found[at] = inner
+                else:
+                    found[at] = random.choice(BOUNDARY)
+                head[name] = found
+
+    def _body(self, kind: int, session: Session | None) -> bytes:
+        if kind == RequestType.SEND:
+            return b"".join(self._producer_batch() for _ in range(self._random.choice([1, 1, 1, 2, 8])))
+        if kind == RequestType.DISPATCH:
+            return b"".join(self._dispatch_batch(session) for _ in range(self._random.choice([1, 1, 4])))
+        return b""
+
+    def _producer_batch(self) -> bytes:
+        random = self._random
+        self._number += 1
+        rows = random.choice([1, 1, 2, 40])
+        names = [name.encode() for name in random.sample(values.SUBJECTS, random.randrange(1, min(rows, 5) + 1))]
+        return messages(
+            [random.randbytes(random.choice([0, 1, 8, 100])) for _ in range(rows)],
+            due=[self._now_ms + random.choice([0, 1_000, HOUR_MS * 30]) for _ in range(rows)],
+            headers=[b""] * rows if random.random() < 0.3 else None,
+            subjects=names,
+            subject_of=[row % len(names) for row in range(rows)] if len(names) > 1 else None,
+            part=ProducerPart(random.randrange(1, 30), self._number, 0),
+        )
+
+    def _dispatch_batch(self, session: Session | None) -> bytes:
+        random = self._random
+        self._number += 1
+        origin, epoch = (1, 1) if session is None else (session.log_id, session.epoch)
+        rows = random.choice([1, 3])
+        # W right below: the target need not remember what is settled here.
+        w = (epoch, self._number - 1) if self._number > 1 else (0, 0)
+        part = DispatchPart(origin, epoch, self._number, *w, self._now_ms, self._now_ms // HOUR_MS)
+        return messages(
+            [b"x" * 8] * rows,
+            due=[self._now_ms] * rows,
+            subjects=[random.choice(values.SUBJECTS).encode()],
+            sequences=[self._number * 8 + row for row in range(rows)],
+            kind=BatchKind.DISPATCH,
+            part=part,
+        )
+
+    def _mutated(self, body: bytes) -> bytes:
+        """A body with a few fields changed, mostly with checksums that hold all the same."""
+        random = self._random
+        changed = bytearray(body)
+        for _ in range(random.choice([1, 1, 2, 4])):
+            width = random.choice([1, 2, 4, 8])
+            at = random.randrange(0, max(1, min(len(changed), 400) - 8)) & -width
+            value = random.choice(NUMBERS) & ((1 << 8 * width) - 1)
+            changed[at : at + width] = value.to_bytes(width, "little")
+        if random.random() < 0.1:
+            del changed[random.randrange(len(changed)) & -8 :]
+        return bytes(with_true_checksums(changed)) if random.random() < 0.9 and len(changed) > 40 else bytes(changed)
+
+
+def frame(kind: int, request_id: int, packed: bytes, body: bytes = b"") -> bytes:
+    """One frame with a checksum that holds; the body is cut to whole words."""
+    body = body[: len(body) & -8]
+    begin = HEADER.pack(MAGIC, VERSION, kind & 255, 0, request_id, len(packed), len(body))
+    checksum = crc32c(packed, crc32c(begin)).to_bytes(4, "little")
+    assert len(begin) + 4 == HEADER_BYTES
+    return b"".join((begin, checksum, packed, bytes(-len(packed) & 7), body))
+
+
+def _packed(head: Mapping[str, HeadValue]) -> bytes:
+    packed: bytes = msgpack.packb(head)
+    return packed
+
+
+def _flipped(data: bytes, random: Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(random.choice([1, 1, 2, 5])):
+        if changed:
+            changed[random.randrange(len(changed))] = random.choice([0, 1, 127, 128, 255, random.randrange(256)])
+    return bytes(changed)

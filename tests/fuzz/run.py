@@ -1,0 +1,148 @@
+"""One run of the fuzzer: real servers, hostile connections of strangers and of trusted peers, and an honest neighbour.
+
+A run first sweeps each field of each request over all boundary values, then draws mutations until it has made its
+number of requests. The hostile side is one thread: three servers share the other processor, so it is fast enough.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from delayd.secret import SECRET_FILE, Secret, read_secret
+from tests.end_to_end.up_process import Up, up
+
+from .client import Hostile, loop_wait_ms
+from .requests import SPECS, Requests
+
+ROLES = ("meta", "delay", "realtime")
+BURST = 64
+WARM_BURSTS = 20  # Before memory is measured for the first time: tables, threads and caches exist then.
+REST_S = 3.0  # After the last request, before memory is measured again.
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run saw."""
+
+    seed: int
+    seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    ended: dict[str, int] = field(default_factory=dict)  # Processes, by role.
+    rss_mib: dict[str, tuple[int, int]] = field(default_factory=dict)  # At the start and at the end.
+    loop_wait_ms: dict[str, int] = field(default_factory=dict)
+    honest: dict[str, object] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> list[str]:
+        """What must not be, whatever the machine does meanwhile."""
+        found = [f"{count} {role} processes ended" for role, count in self.ended.items() if count]
+        found += [f"{name}: {self.honest.get(name)}" for name in ("lost", "doubled", "errors") if self.honest.get(name)]
+        return [*self.errors, *found, *([] if self.honest else ["the honest neighbour said nothing"])]
+
+    @property
+    def rss_over_start_mib(self) -> int:
+        """The most that one process has more than at the start."""
+        return max((end - start for start, end in self.rss_mib.values()), default=0)
+
+
+def run(folder: Path, requests: int, seed: int, *, sweep: bool = True) -> Report:
+    """Fuzz servers that are started for it, with so many requests at least."""
+    report = Report(seed)
+    with up(folder, "--port", "0") as servers:
+        servers.until_ready()
+        ports = {role: servers.ready(role)[-1].port for role in ROLES}
+        secret = read_secret(str(servers.data / SECRET_FILE))
+        words = [sys.executable, "-m", "tests.fuzz.honest", *(str(ports[role]) for role in ROLES)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbour:
+            assert neighbour.stdout is not None and neighbour.stdin is not None
+            try:
+                if neighbour.stdout.readline().strip() != "ready":
+                    report.errors.append("the honest neighbour was not served")
+                else:
+                    _fuzz(report, servers, ports, secret, requests, seed, sweep=sweep)
+            finally:
+                neighbour.stdin.close()
+            told = neighbour.stdout.readlines()
+        report.honest = json.loads(told[-1]) if told else {}
+        report.ended = {role: len(servers.ready(role)) - 1 for role in ROLES}
+        if any(report.ended.values()):
+            report.errors += [line for line in servers.errors.splitlines() if "Error" in line or "CRITICAL" in line][
+                :20
+            ]
+        else:
+            report.loop_wait_ms = {role: loop_wait_ms(port) for role, port in ports.items()}
+    return report
+
+
+def _fuzz(
+    report: Report, servers: Up, ports: dict[str, int], secret: Secret, requests: int, seed: int, *, sweep: bool
+) -> None:
+    random = Random(seed)
+    now_ms = int(time.time() * 1000)
+    pids = {role: servers.ready(role)[-1].pid for role in ROLES}
+    # Of each role: a trusted peer and two strangers, of whom the first sweeps as well.
+    lines = [
+        (Hostile(role, ports[role], proved, random), Requests(role, random, now_ms))
+        for proved in (secret, None, None)
+        for role in ROLES
+    ]
+    before: dict[str, int] = {}
+    begun = time.monotonic()
+    try:
+        swept = [(line, source, source.sweep()) for line, source in lines[: 2 * len(ROLES)] if sweep]
+        while swept:
+            swept = [each for each in swept if _sweep_on(*each)]
+            if not before and sum(line.counts["requests"] for line, _ in lines) > WARM_BURSTS * BURST * len(lines):
+                before = {role: rss_mib(pid) for role, pid in pids.items()}
+        while sum(line.counts["requests"] for line, _ in lines) < requests:
+            for line, source in lines:
+                line.open()
+                line.burst([source.drawn(line.next_id(), line.session) for _ in range(BURST)])
+            if not before:
+                before = {role: rss_mib(pid) for role, pid in pids.items()}
+            if any(len(servers.ready(role)) > 1 for role in ROLES):
+                break
+    except (AssertionError, OSError) as error:
+        report.errors.append(f"{type(error).__name__}: {error}")
+    report.seconds = time.monotonic() - begun
+    for line, _ in lines:
+        line.close()
+        report.counts.update({f"{line.role} {name}": count for name, count in line.counts.items()})
+        report.counts["requests"] += line.counts["requests"]
+    time.sleep(REST_S)
+    report.rss_mib = {role: (before.get(role, 0), rss_mib(pid)) for role, pid in pids.items()}
+
+
+def _sweep_on(line: Hostile, source: Requests, cases: Iterator[object]) -> bool:
+    """The next burst of a sweep; whether there was one."""
+    line.open()
+    frames: list[bytes] = []
+    for case in islice(cases, BURST):
+        frames.append(source.swept(line.next_id(), case))  # type: ignore[arg-type]
+    if frames:
+        line.burst(frames)
+    return bool(frames)
+
+
+def rss_mib(pid: int) -> int:
+    """Memory of a process; 0 when it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return 0
+    return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmRSS"))
+
+
+def sweep_cases() -> int:
+    """How many requests the sweep of one connection of each role makes."""
+    return sum(sum(1 for _ in Requests(role, Random(0), 1_700_000_000_000).sweep()) for role in SPECS)
