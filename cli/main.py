@@ -44,6 +44,7 @@ PLACES = {
     "consume": Place("consume", "consume", "Take due messages and acknowledge them."),
     "servers": Place("servers", "servers", "List the servers that meta knows."),
     "server": Place("server", "server", "Have meta forget a server."),
+    "target": Place("target", "target", "Decide on realtime servers that lost data or are gone."),
     "route": Place("route", "route", "Give a subject to another realtime server."),
     "clock": Place("clock", "clock", "Compare the servers' clocks, or tell servers that theirs is right."),
     "subjects": Place("subjects", "subjects", "List subjects and the servers that serve them."),

@@ -156,6 +156,7 @@ class FakeTarget:
     fenced: int = 0
     _heard: tuple[int, int] = (0, 0)  # Epoch and session of the newest hello in this life.
     _w: tuple[int, int] = (0, 0)
+    _forgotten: int = 0  # Batches of before an operator's word: nothing of them counts any more.
     _cable: Cable | None = None
     _answers: list[tuple[int, Callable[[], None]]] = field(default_factory=list)  # When the log is synced so far.
 
@@ -183,6 +184,9 @@ class FakeTarget:
         try:
             if asked.kind == RequestType.PING:
                 answer(Frame(RequestType.PING, ANSWER, 0, {"now_ms": self.now_ms()}, memoryview(b"")))
+            elif asked.kind == RequestType.ORIGIN_ACCEPT:
+                self.origin, self._heard, self._w, self._forgotten = (0, 0), (0, 0), (0, 0), len(self.log)
+                answer(Frame(RequestType.ORIGIN_ACCEPT, ANSWER, 0, {"log_id": self.log_id}, memoryview(b"")))
             elif asked.kind == RequestType.HELLO:
                 self._hello(cable, asked, answer)
             else:
@@ -224,7 +228,7 @@ class FakeTarget:
             raise StaleEpoch(f"epoch {self.origin[0]} was heard, {epoch} is older")
         if epoch == self.origin[0] and instance != self.origin[1]:
             raise FencedInstance("another instance holds this epoch")
-        decided = [kept.offset for kept in self.log if kept.key <= self._w]
+        decided = [kept.offset for kept in self.log[self._forgotten :] if kept.key <= self._w]
         if need_int(asked.head, "named_offset") < max(decided, default=0):
             raise RestoredOrigin("its dispatch logs lack what they had")
         if (epoch, session) <= self._heard:
@@ -232,7 +236,7 @@ class FakeTarget:
         self.origin, self._heard, self._cable = (epoch, instance), (epoch, session), cable
         self._advance((w_epoch, w_id))
         self.sync()
-        window = [kept for kept in self.log if kept.key > self._w]
+        window = [kept for kept in self.log[self._forgotten :] if kept.key > self._w]
         end = self.end_offset
         pieces = [window[at : at + self.frame_batches] for at in range(0, len(window), self.frame_batches)] or [[]]
         for index, piece in enumerate(pieces):
@@ -266,7 +270,7 @@ class FakeTarget:
         if self.refuse_with and any(not self.refused_bodies.isdisjoint(bodies_of(batch)) for batch in batches):
             self.refused += 1
             raise self.refuse_with
-        known = {kept.key for kept in self.log}
+        known = {kept.key for kept in self.log[self._forgotten :]}
         now_ms = self.now_ms()
         first = len(self.log)
         for batch in batches:

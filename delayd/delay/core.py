@@ -24,6 +24,7 @@ from delayd.delay.link import Dial, Link
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour
 from delayd.delay.loading import Loading
 from delayd.delay.mending import SEQUENCE_MAX, Mending, Unloaded
+from delayd.delay.moves import RouteMoves
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Allowance, Waiter
@@ -35,6 +36,8 @@ from delayd.delay.sender import Origin, Sender
 from delayd.delay.sources import Sources
 from delayd.delay.table import message_rows
 from delayd.delay.target_ends import KeepingEnds, TargetEnds
+from delayd.delay.target_words import TargetWords
+from delayd.delay.targets import Targets
 from delayd.disk import Disk
 from delayd.errors import BadArgument
 from delayd.executor import Executor
@@ -85,6 +88,9 @@ class DelayCore:
         found = recover(disk, state, clock, config, self.identity)
         for damage in found.damage:
             log.critical("found_damaged reason=%r", str(damage))
+        words = TargetWords(state)
+        found.targets = words.without_freed(found.targets)
+        found.targets_owed &= found.targets.keys()
         self._disk = disk
         self._clock = clock
         self._config = config
@@ -144,6 +150,12 @@ class DelayCore:
             ask_routes,
             found.targets,
             found.targets_owed,
+            words.lost,
+        )
+        self.moves = RouteMoves(state, self.dispatcher, threads.worker)
+        self.targets = Targets(
+            *(state, words, self.dispatcher, self._outcomes, self._ends, self.quarantine, self.intake, clock),
+            *(threads.worker, self.identity.epoch),
         )
         self._checkpointer = Checkpointer(
             disk,
@@ -314,6 +326,7 @@ class DelayCore:
             self._tick_due_ms = now + TICK_MS
             self._tick()
         self.dispatcher.step()
+        self.targets.wake()
         self._outcomes.wake()
         self._begin_checkpoint()
 
@@ -435,6 +448,7 @@ class DelayCore:
             *(target, self._origin, self._dial, self._clock, self._outcomes, sender, self._earlier, self._ends),
             silence_ms_max,
             self.fence,
+            lambda: self.intake.next_sequence,
         )
 
     def _put_back(self, rows: Rows) -> None:

@@ -1,12 +1,13 @@
 """Dispatcher: what is due leaves the wheel for the link of its subject's target (rules H5, P7).
 
 A subject's first row waits until its target is noted durably in the message log. Every target has its own queue, so one
-that is away delays nobody else.
+that is away delays nobody else. A subject that an operator moves leaves its old target when nothing of it is in doubt
+there, and not before its new target is noted.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 
 import msgpack
@@ -47,6 +48,7 @@ class Dispatcher:
         ask_routes: AskRoutes,
         noted: dict[bytes, int],
         changed: set[bytes],
+        lost: Container[int] = (),
     ) -> None:
         self.links: dict[int, Link] = {}
         self.targets = dict(noted)  # Subject to log_id, durable in the message log (rule H5).
@@ -65,6 +67,8 @@ class Dispatcher:
         self._asked: set[bytes] = set()
         self._places: dict[int, tuple[str, int]] = {}
         self._ask_again_ms: int | None = None
+        self._lost = lost  # Targets that get nothing any more (rule H5).
+        self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
         self._decided = NO_SEQUENCES
         self._trusted = False
         for target in sorted(set(noted.values())):
@@ -78,7 +82,7 @@ class Dispatcher:
     @property
     def wants_places(self) -> bool:
         """Whether a target is not connected, so that it may listen elsewhere now."""
-        return any(link.phase is not Phase.READY for link in self._order)
+        return any(link.phase is not Phase.READY and not link.is_lost for link in self._order)
 
     def step(self) -> None:
         """Hand due rows to their links, and let the links send."""
@@ -93,6 +97,40 @@ class Dispatcher:
                     break
         for link in self._order:
             link.pump()
+        if self._moving:
+            self._move_on()
+
+    @property
+    def takes_due_rows(self) -> bool:
+        """Whether what is due has left the wheel, so that each row is where it waits."""
+        return self._trusted
+
+    def move(self, subject: bytes, target: int) -> None:
+        """Send a subject's rows to another target from now on, by an operator's word."""
+        if self.targets.get(subject, target) != target:
+            self._moving[subject] = target
+
+    def is_moving(self, subject: bytes) -> bool:
+        """Whether a move is not noted durably yet, or meta's answer of before it may still come."""
+        return subject in self._moving or subject in self._asked
+
+    def free(self, target: int) -> None:
+        """A lost target holds nothing that is not decided: ask for other targets of its subjects."""
+        self._route_new_subjects()
+        rows = self.links[target].sender.take_rest()
+        for subject in [subject for subject, log_id in self.targets.items() if log_id == target]:
+            del self.targets[subject]
+            self.changed.discard(subject)
+            self.forgotten.add(subject)
+            self._moving.pop(subject, None)
+            if not self._subjects.has(subject):
+                continue
+            number = self._subjects.number(subject)
+            self._link_of[number] = NO_TARGET
+            own = rows.take(np.flatnonzero(rows["subject"] == number))
+            if len(own):
+                self._unrouted[number].append(own)
+        self._ask_again_ms = self._clock.monotonic_ms()
 
     def came(self) -> None:
         """Look at rows that have just entered the wheel: only what is due already is handed out before its wake-up."""
@@ -124,12 +162,18 @@ class Dispatcher:
         for subject, target in routes.items():
             if subject in self.targets or subject not in self._asked:
                 continue
+            if target in self._lost:
+                # Meta has not been told of another server yet.
+                self._asked.discard(subject)
+                self._ask_again_ms = self._clock.monotonic_ms() + ASK_AGAIN_MS
+                continue
             note = encode_note(subject, target)
             self._log_control(note, partial(self.noted, subject, target))
 
     def noted(self, subject: bytes, target: int) -> None:
         """A durable note: rows of the subject may be at the target from now on."""
         self._asked.discard(subject)
+        self._moving.pop(subject, None)
         self.targets[subject] = target
         self.changed.add(subject)
         self.forgotten.discard(subject)
@@ -176,6 +220,27 @@ class Dispatcher:
                 del self.targets[subject]
                 self.changed.discard(subject)
                 self.forgotten.add(subject)
+
+    def _move_on(self) -> None:
+        """Note the new targets of subjects of which the old target holds nothing in doubt; their rows wait here."""
+        for subject, target in list(self._moving.items()):
+            if subject not in self.targets:
+                # It was forgotten, so meta is asked when it is next used.
+                del self._moving[subject]
+                continue
+            link = self.links[self.targets[subject]]
+            if subject in self._asked or link.is_lost:
+                continue
+            number = self._subjects.number(subject)
+            self._route_new_subjects()
+            self._link_of[number] = NO_TARGET
+            rows = link.sender.take_subject(number)
+            if len(rows):
+                self._unrouted[number].append(rows)
+            if not link.sender.holds_subject(number):
+                self._asked.add(subject)
+                log.info("subject_moves target=%016x to=%016x", link.target, target)
+                self._log_control(encode_note(subject, target), partial(self.noted, subject, target))
 
     def _hand_out(self, rows: Rows) -> None:
         if not len(rows):

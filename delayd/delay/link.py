@@ -26,6 +26,7 @@ from delayd.errors import (
     FencedInstance,
     HandoffRefused,
     RequestTimedOut,
+    RestoredOrigin,
     StaleEpoch,
 )
 from delayd.fence import Fence
@@ -44,6 +45,10 @@ ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may br
 Sequences = NDArray[np.uint64]
 InDoubt = tuple[list[int], Sequences, NDArray[np.int64]]
 """A batch of a window's answer: the facts of its row in the head, its sequences and its instants."""
+
+
+ORIGIN_REFUSALS = (StaleEpoch, EpochOutOfRange, RestoredOrigin)
+"""What a target says of a delay server that was restored from a copy; an operator may have it taken all the same."""
 
 
 class Dial(Protocol):
@@ -92,12 +97,16 @@ class Link:
         ends: TargetEnds,
         silence_ms_max: int,
         fence: Fence,
+        next_sequence: Callable[[], int],
     ) -> None:
         self.target = target
         self.sender = sender
         self.phase = Phase.CLOSED
         self.address: tuple[str, int] | None = None
         self.alarm = ""
+        self.is_lost = False  # An operator has given it up: it is never spoken to again.
+        self.refusal: HandoffRefused | None = None  # Of the last hello, while it stands.
+        self._accepts_origin = False  # An operator wants the target to take us as we are.
         self._origin = origin
         self._dial = dial
         self._clock = clock
@@ -106,6 +115,7 @@ class Link:
         self._ends = ends
         self._silence_ms_max = silence_ms_max
         self._fence = fence
+        self._next_sequence = next_sequence
         self._wire: WatchedWire | None = None
         self._away = ""  # Why the target is away, as it was told; a state that lasts is told once.
         self._session = 0
@@ -117,7 +127,7 @@ class Link:
 
     def waits(self) -> Iterator[Wait]:
         """What waits for this target, while it is not connected."""
-        if self.phase is Phase.READY:
+        if self.phase is Phase.READY or self.is_lost:
             return
         rows = len(self.sender.waiting)
         what = f"{rows:,} due messages for realtime server {self.target:016x}"
@@ -142,7 +152,7 @@ class Link:
 
     def pump(self) -> None:
         """Connect if need be, or send what waits; give a connection up on which the target is silent."""
-        if self._closed:
+        if self._closed or self.is_lost:
             return
         if self._fence.by_meta:
             # Another server of this log_id may be the right one: its session at the target must not be ended.
@@ -162,13 +172,26 @@ class Link:
 
     def next_wake_ms(self) -> int | None:
         """When `pump` has something to do though nothing happens, in monotonic ms."""
-        if self._closed or self._fence.by_meta:
+        if self._closed or self.is_lost or self._fence.by_meta:
             return None
         if self.phase is Phase.CLOSED:
             return self._retry_at_ms if self.address else None
         look_ms = self._wire.next_look_ms() if self._wire is not None else None
         send_ms = self.sender.next_wake_ms() if self.phase is Phase.READY else None
         return min((time for time in (look_ms, send_ms) if time is not None), default=None)
+
+    def lose(self) -> None:
+        """Speak to the target no more, for good, by an operator's word."""
+        self.is_lost = True
+        self.alarm, self.refusal = "", None
+        self._fence.take_down(self._name)
+        self._end_session(RETRY_MS)
+
+    def accept(self) -> None:
+        """Try again at once, and have the target take us as we are, if that is what it refuses."""
+        self._accepts_origin = isinstance(self.refusal, ORIGIN_REFUSALS)
+        self._retry_at_ms = self._clock.monotonic_ms()
+        self.pump()
 
     def close(self) -> None:
         """Send nothing more; what is under way is asked for by the next start."""
@@ -180,11 +203,27 @@ class Link:
         return session == self._session and self.phase is Phase.READY
 
     def _connected(self, session: int, wire: Wire) -> None:
-        if session != self._session or self._closed:
+        if session != self._session or self._closed or self.is_lost:
             wire.close()
             return
         watched = self._wire = WatchedWire(wire, self._clock, self._silence_ms_max)
         self.phase, self._answer = Phase.ASKED, []
+        if self._accepts_origin:
+            head: dict[str, HeadValue] = {"log_id": self._origin.log_id, "target": self.target}
+            watched.call(RequestType.ORIGIN_ACCEPT, head, (), partial(self._origin_accepted, session))
+        else:
+            self._greet(session, watched)
+
+    def _origin_accepted(self, session: int, answer: Frame | DelaydError) -> None:
+        if session != self._session or self.phase is not Phase.ASKED or self._wire is None:
+            return
+        if isinstance(answer, DelaydError):
+            self._lost(session, answer)
+            return
+        self._accepts_origin = False
+        self._greet(session, self._wire)
+
+    def _greet(self, session: int, watched: WatchedWire) -> None:
         hello: dict[str, HeadValue] = {
             "log_id": self._origin.log_id,
             "target": self.target,  # Sessions and W count per target: another server at its address must refuse them.
@@ -216,9 +255,7 @@ class Link:
         if session != self._session or self.phase is not Phase.ASKED:
             return
         if isinstance(answer, HandoffRefused):
-            self._raise_alarm(str(answer))
-            if isinstance(answer, StaleEpoch | FencedInstance | EpochOutOfRange):
-                self._fence.put_up(self._name, answer, f"stop this server; or delayd target accept {self.target:016x}")
+            self._refused(answer)
             return
         if isinstance(answer, DelaydError):
             self._lost(session, answer)
@@ -228,19 +265,34 @@ class Link:
             return
         try:
             log_id, end_offset = need_u64(answer.head, "log_id"), need_int(answer.head, "end_offset")
+            highest = need_u64(answer.head, "highest_sequence") if "highest_sequence" in answer.head else 0
             window = [batch for frame in self._answer for batch in _read_window(frame)]
         except BadRequest as error:
             self._lost(session, error)
             return
-        named = self._ends.of(self.target)
-        if log_id != self.target:
+        named, next_sequence = self._ends.of(self.target), self._next_sequence()
+        if highest >= next_sequence:
+            self._refused(
+                RestoredOrigin(
+                    f"it holds message {highest} of this delay server, which has given numbers up to "
+                    f"{next_sequence - 1}: this directory was restored from a copy"
+                )
+            )
+        elif log_id != self.target:
             self._raise_alarm(f"its log_id is {log_id:016x} now")
         elif end_offset < named:
             self._raise_alarm(f"its log ends at {end_offset}, and it had acknowledged {named}")
         else:
-            self.alarm = ""
+            self.alarm, self.refusal = "", None
             self._fence.take_down(self._name)
             self._settle(session, window)
+
+    def _refused(self, why: HandoffRefused) -> None:
+        """Say nothing more, for the two sides do not fit, until an operator decides or what was wrong is mended."""
+        self.refusal = why
+        self._raise_alarm(str(why))
+        if isinstance(why, (*ORIGIN_REFUSALS, FencedInstance)):
+            self._fence.put_up(self._name, why, f"stop this server; or delayd target accept {self.target:016x}")
 
     def _raise_alarm(self, what: str) -> None:
         if self.alarm != what:

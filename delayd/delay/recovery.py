@@ -4,7 +4,7 @@ The order is the rule: epoch, dispatch logs, message log, then the hours; nothin
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgpack
@@ -26,6 +26,8 @@ from delayd.delay.quarantine import forget_quarantine, missing_parts, quarantine
 from delayd.delay.seal_log import SealLog, open_seal_log
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, message_rows
+from delayd.delay.target_words import Accepted as AcceptedTarget
+from delayd.delay.target_words import accepted_targets, counts
 from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
 from delayd.errors import DamagedData
@@ -97,7 +99,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     targets = {key[len(TARGET_PREFIX) :]: msgpack.unpackb(value) for key, value in state.scan(TARGET_PREFIX)}
     known, quarantined = load_outcome_ends(state.scan(OUTCOME_PREFIX)), dict[int, DamagedData]()
     dispatch_logs, decided, target_ends = _recover_outcomes(
-        disk, folder, identity, hours, known, quarantined, clock.now_ms()
+        disk, folder, identity, hours, known, quarantined, clock.now_ms(), accepted_targets(state)
     )
     next_sequence, appended_at_ms = checkpoint.get("next_sequence", 1), checkpoint.get("appended_at_ms", 0)
     read = _Replay(producers, targets, next_sequence, appended_at_ms)
@@ -211,6 +213,7 @@ def _recover_outcomes(
     known: dict[int, OutcomeEnd],
     quarantined: dict[int, DamagedData],
     now_ms: int,
+    accepted: Mapping[int, AcceptedTarget],
 ) -> tuple[dict[int, Segment], dict[int, NDArray[np.uint64]], dict[int, int]]:
     """Open the dispatch logs of hours that are not sealed; what is damaged is told in ``quarantined`` (rule L5)."""
     segments: dict[int, Segment] = {}
@@ -233,8 +236,9 @@ def _recover_outcomes(
         # Numpy's unique hashes, which for a million rows takes a second; a repetition among them does no harm.
         decided[hour] = np.sort(outcomes.sequences, kind="stable")
         for target in np.unique(outcomes.parts["target_log_id"]).tolist():
-            offsets = outcomes.parts["target_offset"][outcomes.parts["target_log_id"] == target]
-            target_ends[target] = max(target_ends.get(target, 0), int(offsets.max()))
+            parts = outcomes.parts[outcomes.parts["target_log_id"] == target]
+            offsets = parts["target_offset"][counts(parts, accepted.get(target))]
+            target_ends[target] = max(target_ends.get(target, 0), int(offsets.max(initial=0)))
     return segments, decided, target_ends
 
 

@@ -18,6 +18,7 @@ from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.quarantine import decided_head, list_head
 from delayd.wire.requests import RequestType, need_int, need_str, need_u64, request_type
 from delayd.wire.results import BATCHES_MAX, Accepted, Refused, results_head
+from delayd.wire.targets import targets_head
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ class Peer(Protocol):
 
     def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
         """Answer a request."""
+
+    def answer_error(self, request_id: int, error: DelaydError) -> None:
+        """Answer a request with an error."""
 
 
 class Requests:
@@ -75,12 +79,30 @@ class Requests:
             decide = self._core.release if kind is RequestType.QUARANTINE_RELEASE else self._core.drop
             id_ = need_str(frame.head, "id")
             decide(id_, lambda done, text: peer.answer(frame.request_id, decided_head(id_, done, text)))
+        elif kind is RequestType.TARGETS:
+            behind = need_u64(frame.head, "after")
+            peer.answer(frame.request_id, self._head(**targets_head(self._core.targets.listing(), behind)))
+        elif kind in (RequestType.TARGET_LOST, RequestType.TARGET_ACCEPT):
+            self._decide(peer, frame, kind)
         elif kind is RequestType.TRUST_CLOCK:
             self._clock.trust()
             log.warning("clock_trusted now_ms=%d", self._clock.now_ms())
             peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()})
         else:
             raise UnknownRequest(f"{kind.name} is not served by a delay server; ask meta who serves it")
+
+    def _decide(self, peer: Peer, frame: Frame, kind: RequestType) -> None:
+        """An operator's word on a target; answered when it is durable."""
+
+        def done(told: DelaydError | str) -> None:
+            if isinstance(told, DelaydError):
+                peer.answer_error(frame.request_id, told)
+            else:
+                peer.answer(frame.request_id, self._head(message=told))
+
+        targets = self._core.targets
+        decide = targets.lose if kind is RequestType.TARGET_LOST else targets.accept
+        decide(need_u64(frame.head, "log_id"), done)
 
     def _send(self, peer: Peer, frame: Frame) -> None:
         places = places_of(frame.body)

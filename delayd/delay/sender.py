@@ -11,12 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
-from delayd.batch import Buffer, DispatchPart
+from delayd.batch import ROWS_MAX, Buffer, DispatchPart
 from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.frames import collect, encode_dispatch, split_by_source, split_by_subject_and_hour
 from delayd.delay.outcomes import OutcomeLog
-from delayd.delay.rows import Rows, due_at_ms
+from delayd.delay.rows import Rows, due_at_ms, join_rows
 from delayd.delay.sources import Sources
 from delayd.delay.target_ends import TargetEnds
 from delayd.delay.waiting import WaitingRows, lowest_offset
@@ -151,6 +151,51 @@ class Sender:
             offset,
         )
         self._outcomes.record(sent.hour, part, partial(self.window.decide, sent.batch_id))
+
+    def give_up(self, doubt_until_ms: int | None) -> int:
+        """Record IN_DOUBT for every row that the target may hold; how many those are (rules S2, H5).
+
+        With ``doubt_until_ms`` an earlier life may have sent whatever was due by then; else only batches of this life
+        are in doubt.
+        """
+        found = [sent.rows for sent in self.window.unacknowledged()]
+        for sent in self.window.unacknowledged():
+            self.window.decide(sent.batch_id)
+        self.frames_in_flight = 0
+        if doubt_until_ms is not None:
+            waiting = self.waiting.take_all()
+            doubtful = due_at_ms(waiting) <= doubt_until_ms
+            found.append(waiting.take(np.flatnonzero(doubtful)))
+            self.waiting.add(waiting.take(np.flatnonzero(~doubtful)))
+        count = 0
+        for rows in found:
+            for hour in np.unique(rows["hour"]).tolist():
+                of_hour = rows.take(np.flatnonzero(rows["hour"] == hour))
+                for begin in range(0, len(of_hour), ROWS_MAX):
+                    part = of_hour[begin : begin + ROWS_MAX]
+                    told = NewPart(part["sequence"], due_at_ms(part), Outcome.IN_DOUBT, target_log_id=self._target)
+                    self._outcomes.record(hour, told, _nothing)
+                    count += len(part)
+        return count
+
+    def take_rest(self) -> Rows:
+        """Take what never left for the target: rows that wait, and those that it refused by name."""
+        rows = join_rows([self.waiting.take_all(), *(refused.rows for refused in self._refused)])
+        self._refused.clear()
+        return rows
+
+    def take_subject(self, number: int) -> Rows:
+        """Take what of one subject never left for the target, or was refused by it."""
+        rows = self.take_rest()
+        own = rows["subject"] == number
+        self.waiting.add(rows.take(np.flatnonzero(~own)))
+        return rows.take(np.flatnonzero(own))
+
+    def holds_subject(self, number: int) -> bool:
+        """Whether a batch of a subject is undecided at the target, or may be from an earlier life."""
+        if not self.window.earlier_settled:
+            return True
+        return any(bool((rows["subject"] == number).any()) for rows in self.window.rows())
 
     def take_back(self) -> None:
         """Let rows wait again that were sent and, as the target's answer shows, never arrived."""

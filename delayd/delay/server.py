@@ -85,7 +85,9 @@ class DelayServer:
         secret, place = open_secret(config.data, config.secret_file), place_of(config.folder)
         membership = self._membership = Membership(secret, home.state, home.state_path, place, core.fence)
         membership.begin(fresh=core.identity.epoch == 1)
-        self._registration = Registration(config.meta, self._registered, membership, on_now_ms=home.clock.reference)
+        self._registration = Registration(
+            config.meta, self._registered, membership, on_now_ms=home.clock.reference, moves=core.moves
+        )
         self._guard = membership.guard(config.role, core.identity.log_id)
         self._requests = Requests(core, home.clock, self._status, self._soon)
         self._reserve()

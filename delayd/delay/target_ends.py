@@ -33,6 +33,10 @@ class TargetEnds:
         """Take an offset that is about to be recorded in a dispatch log."""
         self._ends[target] = max(self.of(target), offset)
 
+    def reset(self, target: int) -> None:
+        """Count a target anew: an operator has accepted it as it is (rule H7)."""
+        self._ends.pop(target, None)
+
     def rows(self) -> dict[bytes, bytes]:
         """As they stand in the state; may be called on another thread than the loop's."""
         # An offset is named before it is recorded, so nothing that a file shows can be missing in this copy.

@@ -38,7 +38,7 @@ class WaitingRows:
     def take(self, rows_max: int, bytes_max: int) -> Rows:
         """Take up to so many rows with up to so many bytes, at least one."""
         if self._count <= rows_max and self.size_bytes <= bytes_max:
-            return self._take_all()
+            return self.take_all()
         taken: list[Rows] = []
         while self._parts and rows_max > 0 and bytes_max > 0:
             part = self._parts.popleft()
@@ -57,6 +57,13 @@ class WaitingRows:
         self._count -= len(rows)
         return rows
 
+    def take_all(self) -> Rows:
+        """Take every row."""
+        parts, self._parts, self._count, self.size_bytes = self._parts, deque(), 0, 0
+        if not parts:
+            return NO_ROWS
+        return parts[0] if len(parts) == 1 else join_rows(parts)
+
     def remove(self, decided: NDArray[np.uint64]) -> None:
         """Drop rows whose sequences are among ``decided``, sorted."""
         parts, self._parts, self._count, self.size_bytes = self._parts, deque(), 0, 0
@@ -70,12 +77,6 @@ class WaitingRows:
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that a row refers to (rule P6), None without such a row."""
         return lowest_offset(self._parts)
-
-    def _take_all(self) -> Rows:
-        parts, self._parts, self._count, self.size_bytes = self._parts, deque(), 0, 0
-        if not parts:
-            return NO_ROWS
-        return parts[0] if len(parts) == 1 else join_rows(parts)
 
 
 def size_of(rows: Rows) -> int:

@@ -49,6 +49,11 @@ class Window:
         self._undecided[sent.batch_id] = sent
         self.size_bytes += sent.size_bytes
 
+    @property
+    def last_id(self) -> int:
+        """The number of the newest batch."""
+        return self._last_id
+
     def get(self, batch_id: int) -> SentBatch | None:
         """An undecided batch."""
         return self._undecided.get(batch_id)

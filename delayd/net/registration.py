@@ -13,15 +13,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from typing import Protocol
 
 from delayd.config import parse_address
 from delayd.errors import DelaydError, FencedInstance, RequestFailed, ServerStopped, ServerUnavailable
 from delayd.net.connection import Connection, connect
 from delayd.net.membership import Membership
 from delayd.wire.frame import Frame, HeadValue
-from delayd.wire.meta import SUBJECTS_MAX, Registered, Routes, ServerInfo, read_routes, read_servers
+from delayd.wire.meta import (
+    SUBJECTS_MAX,
+    Move,
+    Registered,
+    Routes,
+    ServerInfo,
+    read_moves,
+    read_routes,
+    read_servers,
+)
 from delayd.wire.requests import RequestType, need_instant, need_int, need_str, need_u64
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
@@ -43,6 +53,17 @@ class RegistrationState(Enum):
     FENCED = "fenced"  # Meta says that this is a copy; it is not asked again in this life.
 
 
+class Moves(Protocol):
+    """What a delay server does with subjects that operators move."""
+
+    @property
+    def seen(self) -> int:
+        """The number of the last move that is done, durably; 0 for none."""
+
+    def take(self, moves: Sequence[Move]) -> None:
+        """Hear of the moves behind that one, with every registration until they are done."""
+
+
 class Registration:
     """One connection to meta, kept for the life of a server; all methods belong to the loop's thread.
 
@@ -58,6 +79,7 @@ class Registration:
         *,
         on_now_ms: Callable[[int, str], None] | None = None,
         on_refused: Callable[[DelaydError], None] | None = None,
+        moves: Moves | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.state = RegistrationState.AWAY
@@ -67,6 +89,7 @@ class Registration:
         self._membership = membership
         self._on_now_ms = on_now_ms
         self._on_refused = on_refused
+        self._moves = moves
         self._jitter = jitter
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -171,12 +194,17 @@ class Registration:
         return self._connection
 
     async def _register(self, connection: Connection) -> int:
-        answer = await connection.request(RequestType.REGISTER, self._describe().to_head(), (), REQUEST_MS_MAX)
+        head = self._describe().to_head()
+        if self._moves is not None:
+            head["moves_seen"] = self._moves.seen
+        answer = await connection.request(RequestType.REGISTER, head, (), REQUEST_MS_MAX)
         heartbeat_ms = need_int(answer.head, "heartbeat_ms", HEARTBEAT_MS_MIN, HEARTBEAT_MS_MAX)
         now_ms = need_instant(answer.head, "now_ms")
         self._membership.joined(need_u64(answer.head, "cluster_id"))
         if self._on_now_ms is not None:
             self._on_now_ms(now_ms, need_str(answer.head, "boot") if "boot" in answer.head else "")
+        if self._moves is not None:
+            self._moves.take(read_moves(answer.head))
         if self.state is not RegistrationState.REGISTERED:
             log.info("registered meta=%s", self._meta)
         self.state = RegistrationState.REGISTERED

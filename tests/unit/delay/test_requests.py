@@ -7,7 +7,7 @@ import pytest
 from delayd.batch import Batch, BatchKind, DispatchPart, ProducerPart
 from delayd.delay.producers import Allowance, Waiter
 from delayd.delay.requests import PIECE_BATCHES, Requests, split
-from delayd.errors import BatchMalformed, UnknownRequest, UnknownServer
+from delayd.errors import BatchMalformed, DelaydError, UnknownRequest, UnknownServer
 from delayd.testing.clock import START_MS
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_maps
@@ -27,6 +27,9 @@ class Answers:
 
     def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
         self.heads.append(dict(head))
+
+    def answer_error(self, request_id: int, error: DelaydError) -> None:
+        raise error
 
 
 def frame(kind: int, head: Head | None = None, body: bytes = b"") -> Frame:
