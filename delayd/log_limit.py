@@ -45,6 +45,10 @@ class LogLimit:
         """As `warning`, for what is no fault."""
         self._log(logging.INFO, cause, message, values)
 
+    def error(self, cause: str, message: str, *values: object) -> None:
+        """As `warning`, for what someone has to look at."""
+        self._log(logging.ERROR, cause, message, values)
+
     def tell(self) -> None:
         """Count what was left out in minutes that are over."""
         now, log = self._clock(), self._logger
@@ -53,6 +57,10 @@ class LogLimit:
                 del self._causes[cause]
                 if found.left_out:
                     log.warning("lines_left_out cause=%s count=%d", cause, found.left_out)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._causes.clear()
 
     def _log(self, level: int, cause: str, message: str, values: tuple[object, ...]) -> None:
         found = self._causes.get(cause)
@@ -66,6 +74,12 @@ class LogLimit:
             self._logger.log(level, message, *values)
         else:
             found.left_out += 1
+
+
+def forget_all() -> None:
+    """Begin anew, as tests do that look for a line."""
+    for limit in _limits:
+        limit.forget()
 
 
 def tell_left_out() -> None:

@@ -51,6 +51,7 @@ from .retention import keep_from, remove_old
 from .unseen import Unseen
 
 log = logging.getLogger(__name__)
+limited = LogLimit(log)
 limited = LogLimit(log)  # Lines that delay servers can provoke.
 
 
@@ -265,7 +266,7 @@ class Core:
         self._drop(origin, StaleSession(f"session {hello.session} of epoch {hello.epoch} was heard meanwhile"))
         if older is not None:
             older.close()
-        log.info("hello origin=%016x epoch=%d session=%d", hello.log_id, hello.epoch, hello.session)
+        limited.info("hello", "hello origin=%016x epoch=%d session=%d", hello.log_id, hello.epoch, hello.session)
         self._commit.put(Greeting(peer, frame.request_id, origin, hello))
 
     def _accept_origin(self, peer: Peer, frame: Frame) -> None:
@@ -352,7 +353,7 @@ class Core:
             greeting.peer.answer_error(greeting.request_id, StaleSession("a newer hello was heard meanwhile"))
             return
         held = [origin.window[key] for key in origin.keys]
-        log.info("window origin=%016x session=%d batches=%d", origin.log_id, origin.session, len(held))
+        limited.info("window", "window origin=%016x session=%d batches=%d", origin.log_id, origin.session, len(held))
         for head, body, more in window_frames(self.log_id, end, origin.highest_sequence, held):
             greeting.peer.answer(greeting.request_id, head, body, more=more)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from delayd.log_limit import forget_all
+
 # A shared machine makes any single example slow now and then, which says nothing about the code.
 settings.register_profile(
     "delayd", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], max_examples=100
@@ -23,6 +25,12 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         folder = item.path.relative_to(_TESTS).parts[0]
         if folder in _FOLDERS_WITH_A_MARKER:
             item.add_marker(folder)
+
+
+@pytest.fixture(autouse=True)
+def _lines_of_its_own() -> None:
+    """A test finds each line of the log that it waits for, however many of its kind other tests have caused."""
+    forget_all()
 
 
 @pytest.fixture

@@ -32,11 +32,13 @@ from delayd.errors import (
 from delayd.fence import Fence
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import NewPart, Outcome
+from delayd.log_limit import LogLimit
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.requests import WINDOW_MOST, RequestType, need_int, need_rows, need_u64
 from delayd.wire.waits import Wait
 
 log = logging.getLogger(__name__)
+limited = LogLimit(log)
 
 RETRY_MS = 50  # First wait before a target that was away is tried again; it doubles.
 RETRY_MS_MAX = 2_000
@@ -240,7 +242,7 @@ class Link:
             return
         if self._away != str(error):
             self._away = str(error)
-            log.warning("target_away target=%016x reason=%r", self.target, self._away)
+            limited.warning("target_away", "target_away target=%016x reason=%r", self.target, self._away)
         self._end_session(self._retry_ms)
         self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
 
@@ -344,7 +346,7 @@ class Link:
     def _ready(self, session: int) -> None:
         if session != self._session or self.phase is not Phase.RECORDING:
             return
-        log.info("target_ready target=%016x session=%d", self.target, session)
+        limited.info("target_ready", "target_ready target=%016x session=%d", self.target, session)
         self.sender.window.earlier_settled = True
         self._settled.clear()
         self._retry_ms, self._away = RETRY_MS, ""

@@ -24,10 +24,12 @@ from delayd.delay.window import SentBatch, Window
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.fence import Fence
 from delayd.log.dispatch import NewPart, Outcome
+from delayd.log_limit import LogLimit
 from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import LANDED_MOST, RequestType, need_instant, need_rows
 
 log = logging.getLogger(__name__)
+limited = LogLimit(log)
 
 REFUSED_RETRY_MS = 1_000
 SHORTAGE_RETRY_MS = 1_000
@@ -292,7 +294,7 @@ class Sender:
             else:
                 self.frames_in_flight -= 1
                 if self._later:
-                    log.info("target_takes target=%016x", self._target)
+                    limited.info("target_takes", "target_takes target=%016x", self._target)
                     self._later = ""
                 for batch, offset in zip(sent, offsets, strict=True):
                     self.acknowledge(batch, offset, appended_at_ms)
@@ -302,7 +304,7 @@ class Sender:
             self.frames_in_flight -= 1
             if self._later != str(answer):
                 self._later = str(answer)
-                log.warning("target_later target=%016x reason=%r", self._target, self._later)
+                limited.warning("target_later", "target_later target=%016x reason=%r", self._target, self._later)
             self._paused_until_ms = self._clock.monotonic_ms() + (answer.retry_after_ms or REFUSED_RETRY_MS)
             for batch in reversed(sent):
                 self.waiting.give_back(self.window.decide(batch.batch_id).rows)
@@ -313,14 +315,16 @@ class Sender:
             self.pump(wire, session, current)
         else:
             # Whether it was appended is not known, and the next session's window says it.
-            log.warning("session_ended target=%016x reason=%r", self._target, str(answer))
+            limited.warning("session_ended", "session_ended target=%016x reason=%r", self._target, str(answer))
             wire.close()
 
     def _put_off(self, sent: SentBatch, session: int, refused: Refused | None, error: DelaydError) -> None:
         now = self._clock.monotonic_ms()
         tried_ms = 0
         if refused is None:
-            log.error("rows_refused target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))
+            limited.error(
+                "rows_refused", "rows_refused target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error)
+            )
         else:
             tried_ms = refused.tried_ms + (now - refused.refused_at_ms if refused.session == session else 0)
         if tried_ms < self._config.dispatch_give_up_after_ms:
