@@ -4,15 +4,17 @@ from collections.abc import AsyncIterator
 
 import click
 
-from delayd.errors import DelaydError
+from delayd.errors import BadArgument, DelaydError
 from delayd.net.connection import Connection
+from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_bool, need_int, need_maps, need_str
 
 from . import ask
 from .listing import Cell, Column, Kind, show
-from .options import examples, format_option, meta_option
+from .options import examples, format_option, meta_option, secret_data_option, secret_of, secret_option
 
+COSTS = "what it has not acknowledged is never delivered to it, and retention may remove it"
 PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
 COLUMNS = (
     Column("subject"),
@@ -26,23 +28,66 @@ COLUMNS = (
 )
 
 
-@click.command(
+@click.group(
+    invoke_without_command=True,
     epilog=examples(
         "delayd groups",
         "delayd groups --subject orders.cancel",
-    )
+        "delayd groups delete orders.cancel billing",
+    ),
 )
 @meta_option
 @click.option("--subject", metavar="NAME", help="Groups of this subject only.")
 @format_option
-def groups(meta: str, subject: str | None, form: str) -> None:
+@click.pass_context
+def groups(context: click.Context, meta: str, subject: str | None, form: str) -> None:
     """List consumer groups and their progress.
 
     Waiting messages are due and were not pulled yet; outstanding ones were pulled and not acknowledged; redelivering
     ones came back and are offered again. Quarantined ones can't be read, for their file is damaged: the server's log
     names them. Groups of a server that can't be asked are missing, and stderr says so.
     """
-    show(COLUMNS, ask.run(lambda: _rows(meta, subject)), form)
+    if context.invoked_subcommand is None:
+        show(COLUMNS, ask.run(lambda: _rows(meta, subject)), form)
+
+
+@groups.command(
+    epilog=examples(
+        "delayd groups delete orders.cancel billing",
+    )
+)
+@click.argument("subject")
+@click.argument("group")
+@meta_option
+@secret_option
+@secret_data_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(subject: str, group: str, meta: str, secret_file: str | None, data: str, yes: bool) -> None:
+    """Delete a consumer group: what it had not acknowledged is never delivered to it.
+
+    A group that nobody uses any more holds up retention: its messages are kept for it. A consumer that names the group
+    later makes a new one, which begins at the earliest message that is kept. It needs the cluster's secret.
+    """
+    secret = secret_of(secret_file, data)
+    click.echo(f"{group} of {subject}: {COSTS}", err=True)
+    if not yes:
+        click.confirm("Do it?", abort=True, err=True)
+    ask.run(lambda: _delete(meta, secret, subject, group))
+    click.echo(f"group {group} of {subject} is deleted")
+
+
+async def _delete(address: str, secret: Secret, subject: str, group: str) -> None:
+    async with ask.meta(address) as connection:
+        servers = [server for server in await ask.known_servers(connection, "realtime") if server.alive]
+    for server in servers:
+        async with ask.connected(server.host, server.port, "realtime server") as connection:
+            await ask.prove(connection, secret)
+            try:
+                await ask.ask(connection, RequestType.DELETE_GROUP, {"subject": subject, "group": group})
+            except BadArgument:
+                continue
+            return
+    raise BadArgument(f"no realtime server that lives has a group {group} of {subject}; see `delayd groups`")
 
 
 async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:

@@ -18,8 +18,9 @@ from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, Entries, append_entries, entries_of
 from delayd.state import State
 
+from .groups import GroupCopy
 from .index import Index, Subject
-from .kept import Marks, Pair, encode_marks, encode_subject
+from .kept import Marks, Pair, copied, encode_group_copy, encode_marks, encode_subject
 
 SYNC_FILES_MIN = 64  # From this many consume logs on one syncfs is cheaper than a sync of each.
 OPEN_FILES_MAX = 512  # Held open until they are synced (rule L4).
@@ -46,6 +47,8 @@ class Snapshot:
     marks: Marks
     epoch: int
     pairs: list[Pair]
+    groups: list[GroupCopy]
+    removes: list[bytes]
     parts: list[ConsumePart]
     now_ms: int
     evidence: tuple[str, int, int]
@@ -163,7 +166,9 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
     if unsynced:
         _sync(disk, snapshot.parts[-1].place.folder, unsynced)
     pairs = [encode_subject(part.subject, tail) for part, tail in zip(snapshot.parts, snapshot.tails, strict=True)]
-    state.commit([*pairs, *snapshot.pairs, encode_marks(snapshot.marks, snapshot.epoch)])
+    pairs += map(encode_group_copy, snapshot.groups)
+    marks_pair = encode_marks(snapshot.marks, snapshot.epoch)
+    state.commit(copied([*pairs, *snapshot.pairs, marks_pair]), snapshot.removes)
     snapshot.counted = True
     marks = snapshot.marks
     published: Payload = {

@@ -40,7 +40,8 @@ from .consumers import Consumers
 from .handoff import Hello, Origin
 from .index import Subject
 from .intake import read_frame
-from .kept import Marks, encode_group, encode_origin
+from .kept import Marks, encode_name, encode_origin
+from .operators import Operators
 from .peer import Peer
 from .pull_commit import PullCommit
 from .pulls import Pulls
@@ -115,6 +116,8 @@ class Core:
             clock,
         )
         self._pulls.lease_all(config.lease_ms)
+        self._pulls.keep_lost(recovered.lost.values())
+        self._pulls.removes += recovered.removes
         self._unseen = Unseen(self._index, self._pulls.has_group, config.retention_ms)
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
         self._next_sequence = recovered.next_sequence
@@ -142,6 +145,7 @@ class Core:
         self._restored: dict[int, str] = {}  # Delay servers that were refused for it, and why.
         self._failed = False
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
+        self._operators = Operators(self._pulls, self._rebuilder)
         consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
         self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
@@ -154,6 +158,10 @@ class Core:
             RequestType.ACK: consumers.ack,
             RequestType.NACK: consumers.nack,
             RequestType.GROUPS: consumers.groups,
+            RequestType.DELETE_GROUP: self._operators.delete_group,
+            RequestType.QUARANTINE_LIST: self._operators.list,
+            RequestType.QUARANTINE_RELEASE: self._operators.release,
+            RequestType.QUARANTINE_DROP: self._operators.drop,
             RequestType.SUBJECTS: consumers.subjects,
         }
 
@@ -181,7 +189,8 @@ class Core:
         # Asked for after every frame, so each of the others is looked at alone. A server that stops ends no leases.
         pulls_ms = None if self._stopping is not None else self._pulls.next_wake_ms()
         rebuild_ms = None if self._stopping is not None else self._rebuilder.retry_at_ms
-        for time_ms in (pulls_ms, self._commit.retry_at_ms, rebuild_ms):
+        try_ms = None if self._stopping is not None else self._pulls.quarantine.retry_at_ms
+        for time_ms in (pulls_ms, self._commit.retry_at_ms, rebuild_ms, try_ms):
             if time_ms is not None and time_ms < wake_ms:
                 wake_ms = time_ms
         return wake_ms
@@ -195,6 +204,7 @@ class Core:
             self._commit.retry()
         if self._stopping is None:
             self._pulls.wake()
+            self._pulls.quarantine.wake()
             self._rebuilder.wake()
         if self._checkpoints.is_due(self._indexed_offset):
             self.checkpoint()
@@ -372,6 +382,7 @@ class Core:
         yield from map(Wait._make, self.fence.waits())
         for log_id, reason in self._restored.items():
             yield Wait(f"what the delay server {log_id:016x} has to hand over", reason, "delayd target accept")
+        yield from self._operators.waits()
         if self._reserve.reached:
             what = "messages that delay servers hand over"
             yield Wait(what, "free disk space is at its reserve", FREE_SPACE)
@@ -410,7 +421,9 @@ class Core:
         )
         groups = [group for group in self._pulls.groups.values() if group.dirty]
         origins = [origin for origin in self._origins if origin.dirty]
-        pairs = [*map(encode_group, groups), *map(encode_origin, origins)]
+        copies = [group.copy() for group in groups]
+        pairs = [*map(encode_name, groups), *map(encode_origin, origins)]
+        removes, self._pulls.removes = self._pulls.removes, []
         for group in groups:
             group.dirty = False
         for origin in origins:
@@ -420,6 +433,8 @@ class Core:
             marks,
             self.epoch,
             pairs,
+            copies,
+            removes,
             consume_parts(self._index),
             self._clock.now_ms(),
             (evidence.boot_id, evidence.boottime_ms, evidence.wall_ms),
@@ -430,6 +445,9 @@ class Core:
             snapshot.keep_from = keep_from(
                 self._state.message_log, oldest_ms, marks, self._pulls.groups.values(), self._index
             )
+            if self._pulls.lost_groups:
+                # Nobody knows which messages they have not acknowledged (rule Q3).
+                snapshot.keep_from = self._state.message_log.start
             self._index.leaving_below = snapshot.keep_from
         return snapshot
 
@@ -446,6 +464,7 @@ class Core:
                 origin.dirty = True
             for part in snapshot.parts:
                 self._index.changed(part.subject)
+            self._pulls.removes += snapshot.removes
             self._index.leaving_below = 0
         else:
             for subject in self._index:

@@ -121,6 +121,11 @@ class Group:
         self.quarantined.take(offer.consume_first, offer.consume_first + offer.count)
         self.redeliver.append(offer)
 
+    def give_up(self, offer: Offer) -> None:
+        """Messages that can't be read count as acknowledged."""
+        self._changes()
+        self.quarantined.take(offer.consume_first, offer.consume_first + offer.count)
+
     def begin_at(self, first: int) -> None:
         """Messages below are not kept any more, so new ones begin here."""
         if self.next < first:

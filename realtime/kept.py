@@ -3,13 +3,15 @@
 A checkpoint writes them in one transaction; what is newer is in the two logs behind the offsets that it names.
 """
 
+import logging
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
 import msgpack
 
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.consume import ConsumeTail
 from delayd.state import State
 
@@ -23,11 +25,16 @@ CHECKPOINT_KEY = b"checkpoint"
 ORIGIN_PREFIX = b"origin/"
 SUBJECT_PREFIX = b"subject/"
 GROUP_PREFIX = b"group/"
+NAME_PREFIX = b"name/"  # A group's names alone, for when the value that holds its progress does not check.
+COPY_PREFIX = b"copy/"  # A second copy of small values that nothing else has.
+COPIED = (CHECKPOINT_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX)
 
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
 
 Pair = tuple[bytes, bytes]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,24 @@ def encode_group(group: Group) -> Pair:
     return encode_group_copy(group.copy())
 
 
+def encode_name(group: Group) -> Pair:
+    """What a group is called."""
+    return NAME_PREFIX + _U32.pack(group.group_id), _pack({"subject": group.subject.name, "group": group.name})
+
+
+def group_keys(group_id: int) -> list[bytes]:
+    """All keys of a group."""
+    return [GROUP_PREFIX + _U32.pack(group_id), NAME_PREFIX + _U32.pack(group_id)]
+
+
+def copied(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """Pairs as they are stored: small values that nothing else has are there twice (rule L9)."""
+    for key, value in pairs:
+        yield key, value
+        if key.startswith(COPIED):
+            yield COPY_PREFIX + key, value
+
+
 def encode_group_copy(copy: GroupCopy) -> Pair:
     """A group as a checkpoint took it; some microseconds and a part of one for each run, so not on the loop."""
     group = copy.group
@@ -94,6 +119,20 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
 
 
+@dataclass(frozen=True, slots=True)
+class LostGroup:
+    """A group whose progress does not check; ``names`` are its subject and name, if those do."""
+
+    group_id: int
+    names: tuple[str, str] | None
+    damage: DamagedValue
+
+    @property
+    def id(self) -> str:
+        """How an operator names it."""
+        return f"group/{self.group_id:08x}"
+
+
 class Kept:
     """Reads the rows of the last checkpoint, at start."""
 
@@ -103,15 +142,16 @@ class Kept:
 
     def marks(self) -> Marks:
         """Where to begin; zeros in a new directory."""
-        value = self._state.get(CHECKPOINT_KEY)
-        if value is None:
+        found = [value for key, value in self._scan(CHECKPOINT_KEY) if key == CHECKPOINT_KEY]
+        if not found:
             return Marks()
+        (value,) = found
         row = self._row(CHECKPOINT_KEY, value)
         return Marks(**{name: _int(row, name) for name in Marks.__slots__})
 
     def origins(self, origins: Origins) -> None:
         """Bring the delay servers that were heard."""
-        for key, value in self._state.scan(ORIGIN_PREFIX):
+        for key, value in self._scan(ORIGIN_PREFIX):
             row = self._row(key, value)
             origin = origins.origin(_U64.unpack(key[len(ORIGIN_PREFIX) :])[0])
             origin.epoch, origin.instance = _int(row, "epoch"), _int(row, "instance")
@@ -123,7 +163,7 @@ class Kept:
 
     def subjects(self, index: Index) -> None:
         """Bring the subjects that have had messages."""
-        for key, value in self._state.scan(SUBJECT_PREFIX):
+        for key, value in self._scan(SUBJECT_PREFIX):
             row = self._row(key, value)
             subject = index.subject(key[len(SUBJECT_PREFIX) :].decode())
             tail = (_int(row, "segment_base"), _int(row, "segment_count"), _int(row, "segment_crc32c"))
@@ -131,10 +171,12 @@ class Kept:
             subject.end = _int(row, "end")
             index.number(subject, _int(row, "id"))
 
-    def groups(self, index: Index) -> dict[int, Group]:
-        """Bring the groups, by id."""
+    def groups(self, index: Index) -> tuple[dict[int, Group], list[LostGroup]]:
+        """Bring the groups, by id, and those whose progress does not check."""
         groups: dict[int, Group] = {}
-        for key, value in self._state.scan(GROUP_PREFIX):
+        damaged: list[DamagedValue] = []
+        found = self._state.scan(GROUP_PREFIX, damaged)
+        for key, value in found:
             row = self._row(key, value)
             subject, name = cast(str, row["subject"]), cast(str, row["group"])
             group_id = _U32.unpack(key[len(GROUP_PREFIX) :])[0]
@@ -144,7 +186,25 @@ class Kept:
             for offered in cast(list[list[int]], row["redeliver"]):
                 group.redeliver.append(Offer(*offered))
             group.dirty = False
-        return groups
+        names: dict[bytes, tuple[str, str]] = {}
+        if damaged:
+            for key, value in self._state.scan(NAME_PREFIX, []):
+                row = self._row(key, value)
+                names[key[len(NAME_PREFIX) :]] = (cast(str, row["subject"]), cast(str, row["group"]))
+        lost = [LostGroup(_U32.unpack(key)[0], names.get(key), each) for key, each in _ids(damaged)]
+        return groups, lost
+
+    def _scan(self, prefix: bytes) -> list[Pair]:
+        """The pairs below a prefix; a value that does not check is taken from its copy."""
+        damaged: list[DamagedValue] = []
+        found = self._state.scan(prefix, damaged)
+        for damage in damaged:
+            value = self._state.get(COPY_PREFIX + damage.key)
+            if value is None:
+                raise damage
+            log.error("value_damaged key=%s path=%s then=its_copy_is_used", key_text(damage.key), damage.path)
+            found.append((damage.key, value))
+        return found
 
     def _row(self, key: bytes, value: bytes) -> dict[str, object]:
         row: object = msgpack.unpackb(value)
@@ -153,11 +213,16 @@ class Kept:
         return row
 
 
+def _ids(damaged: Iterable[DamagedValue]) -> Iterator[tuple[bytes, DamagedValue]]:
+    return ((damage.key[len(GROUP_PREFIX) :], damage) for damage in damaged)
+
+
 def _pack(kept: object) -> bytes:
     return cast(bytes, msgpack.packb(kept))
 
 
 def _int(row: dict[str, object], name: str) -> int:
-    value = row[name]
-    assert isinstance(value, int), f"{name} is {value!r}"
+    value = row.get(name)
+    if not isinstance(value, int):
+        raise DamagedData("state", 0, f"{name} is {value!r}")
     return value

@@ -6,7 +6,7 @@ what is not acknowledged when its lease ends is offered again.
 
 import logging
 import secrets
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from delayd.clock import Clock
-from delayd.errors import DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
+from delayd.errors import BadArgument, DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
 from delayd.log.control import Record
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
 from delayd.log_limit import LogLimit
@@ -22,14 +22,16 @@ from delayd.wire.frame import Head
 
 from .alarms import Alarms
 from .groups import Group, Waiting
-from .held import Run
+from .held import Held, Run
 from .index import Index, Subject
+from .kept import LostGroup, group_keys
 from .parts import Part, Parts
 from .peer import Peer
 from .pull_commit import PullCommit
-from .quarantine import Quarantine
+from .quarantine import Bad, Quarantine
 from .stored import StoredBatches
 
+GROUP_RECORD, DELETED_RECORD = "group", "group_deleted"  # Types of control records.
 SECRET_BITS = 48  # Of an incarnation; a guesser that sends full requests without a pause needs years for one.
 LIFE_MASK = 0xFFFF  # Above them the epoch, as far as it fits: what this life gave out is told from what older ones did.
 HANDLES_MAX = 32_768  # Of one request, and of its answer: 28 bytes each at most, so either fits a head.
@@ -85,7 +87,11 @@ class Pulls:
         self._index = index
         self._log = pull_log
         self._clock = clock
-        self.quarantine = Quarantine(stored)
+        self.quarantine = Quarantine(stored, clock)
+        self.quarantine.on_released = self._released
+        self.lost: dict[tuple[str, str], LostGroup] = {}
+        self._unnamed: list[LostGroup] = []
+        self.removes: list[bytes] = []  # Keys of groups that are gone, for the next checkpoint.
         self._parts = Parts(index, stored, self.quarantine)
         self._next_group_id = max((group.group_id for group in self.groups.values()), default=0) + 1
         self._of_subject: dict[str, list[Group]] = {}
@@ -249,18 +255,102 @@ class Pulls:
         if self.groups_of(subject_name) >= GROUPS_OF_SUBJECT_MAX:
             what = f"subject {subject_name} has {GROUPS_OF_SUBJECT_MAX} groups, no more can be made"
             raise SlowDown(what, retry_after_ms=RETRY_MS)
+        lost = self.lost.get((subject_name, name))
+        if lost is not None:
+            raise lost.damage
+        return self._make(subject_name, name, self._next_group_id)
+
+    def _make(self, subject_name: str, name: str, group_id: int) -> Group:
         subject = self._index.subject(subject_name)
-        group = Group(self._next_group_id, subject, name, self._index.first(subject))
+        group = Group(group_id, subject, name, self._index.first(subject))
         group.ready = False
-        record: Record = {"type": "group", "group_id": group.group_id, "subject": subject_name, "group": name}
+        record: Record = {"type": GROUP_RECORD, "group_id": group.group_id, "subject": subject_name, "group": name}
         self._log.append_record(record)
-        self._next_group_id += 1
+        self._next_group_id = max(self._next_group_id, group_id + 1)
         self.groups[subject_name, name] = group
         insort(self._names, (subject_name, name))
         self._of_subject.setdefault(subject_name, []).append(group)
         self._log.when_durable(partial(self._created, group))
         limited.info("group_created", "group_created subject=%s group=%s start=%d", subject_name, name, group.next)
         return group
+
+    def keep_lost(self, lost: Iterable[LostGroup]) -> None:
+        """Serve nothing of groups whose progress does not check, until an operator decides (rule L9)."""
+        for each in lost:
+            self._next_group_id = max(self._next_group_id, each.group_id + 1)
+            log.critical(
+                "group_progress_damaged id=%s names=%s reason=%r fix=delayd_quarantine_release_or_drop",
+                *(each.id, each.names, each.damage.message),
+            )
+            if each.names is None:
+                self._unnamed.append(each)
+            else:
+                self.lost[each.names] = each
+
+    @property
+    def lost_groups(self) -> list[LostGroup]:
+        """Groups whose progress does not check."""
+        return [*self.lost.values(), *self._unnamed]
+
+    def when_durable(self, callback: Callable[[], None]) -> None:
+        """Call back when all that was decided up to now is fsynced."""
+        self._log.when_durable(callback)
+
+    def begin_anew(self, lost: LostGroup) -> None:
+        """Have a group whose progress is lost begin at the earliest message that is kept."""
+        assert lost.names is not None, "who has no names begins nothing"
+        del self.lost[lost.names]
+        self._make(*lost.names, lost.group_id)
+
+    def delete(self, group: Group | LostGroup, deleted: Callable[[], None]) -> None:
+        """Make an end of a group; ``deleted`` is called when that is durable. What it held is nobody's any more."""
+        record: Record = {"type": DELETED_RECORD, "group_id": group.group_id}
+        self._log.append_record(record)
+        self.removes += group_keys(group.group_id)
+        if isinstance(group, Group):
+            self._forget(group)
+        elif group.names is None:
+            self._unnamed.remove(group)
+        else:
+            del self.lost[group.names]
+        self._log.when_durable(deleted)
+
+    def give_up(self, bad: Bad, done: Callable[[], None]) -> None:
+        """Count the messages of a batch that can't be read as acknowledged by the groups that passed over them."""
+        now_ms = self._clock.now_ms()
+        for group, offer in bad.passed:
+            at = (self.life << SECRET_BITS, self.next_pull)
+            pulled = PullEntry(
+                PullOp.PULL, offer.attempt, group.group_id, *at, offer.consume_first, offer.count, now_ms
+            )
+            acked = PullEntry(PullOp.ACK, 0, group.group_id, *at, 0, offer.count, now_ms)
+            self._log.append([pulled, acked])
+            self.next_pull += offer.count
+            group.give_up(offer)
+        self.quarantine.drop(bad)
+        self._log.when_durable(done)
+
+    def _forget(self, group: Group) -> None:
+        key = (group.subject.name, group.name)
+        gone = BadArgument(f"group {group.name} of {group.subject.name} was deleted")
+        while group.waiting:
+            waiting = next(iter(group.waiting))
+            self._end(waiting).answer_error(waiting.request_id, gone)
+        del self.groups[key]
+        del self._names[bisect_left(self._names, key)]
+        of_subject = self._of_subject[group.subject.name]
+        of_subject.remove(group)
+        if not of_subject:
+            del self._of_subject[group.subject.name]
+        self._to_serve.pop(group, None)
+        self._held -= len(group.held)
+        group.held = Held()
+        self.quarantine.forget(group)
+
+    def _released(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            if group.waiting:
+                self._to_serve[group] = None
 
     def _created(self, group: Group) -> None:
         group.ready = True

@@ -1,13 +1,16 @@
-"""Quarantine: messages whose stored batch does not check any more are passed over, and all else goes on (rule L5).
+"""Quarantine: messages whose stored batch can't be read any more are passed over, and all else goes on (rules L5, L10).
 
-Invariant: nothing is acknowledged for them, so retention keeps their bytes (rule Q3), and the next start offers them
-again: once the file was restored from a copy they are delivered, else they are found and told again.
+Invariant: nothing is acknowledged for them, so retention keeps their bytes (rule Q3). They are tried again after a
+while: once the file was restored from a copy, or may be read again, they are delivered without a restart.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from delayd.errors import DamagedData
+from delayd.clock import Clock
+from delayd.errors import DamagedData, DataError
+from delayd.wire.quarantine import Quarantined
 
 from .groups import Group
 from .index import Run, Subject
@@ -15,13 +18,15 @@ from .offers import Offer
 from .stored import StoredBatches
 
 BATCHES_A_PULL = 64  # Each costs a read and a checksum, and nobody else is served meanwhile.
+BATCHES_A_TRY = 64
+RETRY_MS = 30_000
 SEQUENCES_TOLD = 10
 
 log = logging.getLogger(__name__)
 
 
 class Rotten(Exception):
-    """The batch of messages that were about to be delivered does not check."""
+    """The batch of messages that were about to be delivered can't be read."""
 
     def __init__(self, offer: Offer, run: Run, damage: DamagedData) -> None:
         super().__init__(damage.message)
@@ -30,23 +35,50 @@ class Rotten(Exception):
         self.damage = damage
 
 
+@dataclass(slots=True)
+class Bad:
+    """One stored batch: what is wrong with it, and which groups passed over what of it."""
+
+    subject: Subject
+    offset: int
+    damage: DamagedData
+    since_ms: int
+    rows: int = 0
+    passed: list[tuple[Group, Offer]] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """How an operator names it."""
+        return f"rows/{self.subject.name}/{self.offset}"
+
+
 class Quarantine:
     """What was found in this life; belongs to the loop."""
 
-    def __init__(self, stored: StoredBatches) -> None:
+    def __init__(self, stored: StoredBatches, clock: Clock) -> None:
+        self.on_released: Callable[[Sequence[Group]], None] = lambda groups: None
+        self.retry_at_ms: int | None = None
         self._stored = stored
-        self._rows: dict[Subject, dict[int, int]] = {}  # By the offset of a batch: its rows.
+        self._clock = clock
+        self._bad: dict[int, Bad] = {}  # By the offset of the batch.
+        self._untried: list[int] = []  # Of a round of tries that is under way.
 
     def rows_of(self, subject: Subject) -> int:
         """Messages of a subject that can't be read, as far as they were pulled."""
-        return sum(self._rows.get(subject, {}).values())
+        return sum(bad.rows for bad in self._bad.values() if bad.subject is subject)
 
     def take(self, group: Group, found: Rotten) -> None:
         """Pass over what one group would have got of a batch."""
         group.quarantine(found.offer)
-        run, batches = found.run, self._rows.setdefault(group.subject, {})
+        run = found.run
+        bad = self._bad.get(run.offset)
+        if bad is None:
+            bad = self._bad[run.offset] = Bad(group.subject, run.offset, found.damage, self._clock.now_ms())
         # A run may end before its batch does, and a later one then knows of more rows.
-        batches[run.offset] = max(batches.get(run.offset, 0), run.row + run.rows)
+        bad.rows = max(bad.rows, run.row + run.rows)
+        bad.passed.append((group, found.offer))
+        if self.retry_at_ms is None:
+            self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
 
     def tell(self, group: Group, found: Sequence[Rotten]) -> None:
         """One line for all that one pull came upon: whose they are, by their numbers here and at the delay server."""
@@ -54,10 +86,71 @@ class Quarantine:
         ranges = [(one.offer.consume_first, one.offer.consume_first + one.offer.count) for one in found]
         log.critical(
             "rows_quarantined subject=%s group=%s rows=%d consume_ranges=%s origin_sequences=%s path=%s position=%d "
-            "reason=%r fix=restore_the_file_from_a_copy_and_restart",
+            "reason=%r fix=restore_the_file_from_a_copy",
             *(group.subject.name, group.name, sum(one.offer.count for one in found), ranges[:SEQUENCES_TOLD]),
             *(_told(sequences), found[0].damage.details["path"], found[0].damage.position, found[0].damage.what),
         )
+
+    def wake(self) -> None:
+        """Try again what is due, as much as one turn may."""
+        now_ms = self._clock.monotonic_ms()
+        if self.retry_at_ms is None or self.retry_at_ms > now_ms:
+            return
+        if not self._untried:
+            self._untried = list(self._bad)
+        part, self._untried = self._untried[:BATCHES_A_TRY], self._untried[BATCHES_A_TRY:]
+        self._try([self._bad[offset] for offset in part if offset in self._bad])
+        if not self._bad:
+            self.retry_at_ms = None
+        elif not self._untried:
+            self.retry_at_ms = now_ms + RETRY_MS
+
+    def release(self, bad: Bad) -> bool:
+        """Try one again now; whether it could be read."""
+        self._try([bad])
+        return bad.offset not in self._bad
+
+    def drop(self, bad: Bad) -> None:
+        """Forget it: its messages were given up."""
+        del self._bad[bad.offset]
+
+    def find(self, id_: str) -> Bad | None:
+        """What an operator named."""
+        return next((bad for bad in self._bad.values() if bad.id == id_), None)
+
+    def forget(self, group: Group) -> None:
+        """A group is gone, and what it passed over with it."""
+        for bad in list(self._bad.values()):
+            bad.passed = [(each, offer) for each, offer in bad.passed if each is not group]
+            if not bad.passed:
+                del self._bad[bad.offset]
+
+    def listing(self) -> Iterator[Quarantined]:
+        """All, as requests list them."""
+        for bad in self._bad.values():
+            groups = ", ".join(sorted({group.name for group, _ in bad.passed}))
+            yield Quarantined(
+                *(bad.id, bad.damage.path, bad.damage.position, bad.damage.what, bad.rows, bad.since_ms),
+                subject=bad.subject.name,
+                release="it is read again now, and delivered if it checks; that is also done every 30 s",
+                drop=f"its {bad.rows} messages are never delivered to {groups}; retention may remove them",
+            )
+
+    def _try(self, some: Sequence[Bad]) -> None:
+        self._stored.forget_read()
+        groups: dict[Group, None] = {}
+        for bad in some:
+            try:
+                self._stored.fetch(bad.offset)
+            except DataError:
+                continue
+            del self._bad[bad.offset]
+            for group, offer in bad.passed:
+                group.release(offer)
+                groups[group] = None
+            log.info("rows_released subject=%s rows=%d offset=%d", bad.subject.name, bad.rows, bad.offset)
+        if groups:
+            self.on_released(list(groups))
 
     def _sequences(self, found: Rotten) -> list[int]:
         """The delay server's numbers, if the part of the batch that holds them is whole."""

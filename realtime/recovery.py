@@ -6,13 +6,13 @@ Nothing is indexed or answered before it is known to be durable: `open_log` writ
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from delayd.batch import ColumnId
 from delayd.clock import Clock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
-from delayd.errors import DamagedData, RetryLater, Shortage
+from delayd.errors import BatchMalformed, DamagedData, RetryLater, Shortage
 from delayd.identity import Identity, open_identity
 from delayd.log.consume import SEGMENT_ENTRIES, check_tail, consume_place, remove_segments, segment_bases
 from delayd.log.control import decode_records
@@ -27,7 +27,8 @@ from .commit import accepted_of_record, hello_of_record
 from .groups import Group
 from .handoff import Origins
 from .index import Index
-from .kept import Kept, Marks, encode_marks
+from .kept import Kept, LostGroup, Marks, copied, encode_marks, group_keys
+from .pulls import DELETED_RECORD, GROUP_RECORD
 from .stored import StoredBatches
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,10 @@ class Recovered:
     next_pull: int
     appended_at_ms: int = 0
     pull_appended_at_ms: int = 0
+    lost: dict[int, LostGroup] = field(default_factory=dict)  # Groups whose progress does not check.
+    removes: list[bytes] = field(
+        default_factory=list
+    )  # Keys of groups that are gone; the next checkpoint removes them.
 
 
 def recover(
@@ -63,7 +68,7 @@ def recover(
     kept = Kept(state, state_path)
     marks = kept.marks()
     # The incarnation is the epoch under another name: both rise by one, durably, at each start.
-    state.commit([encode_marks(marks, identity.epoch)])
+    state.commit(copied([encode_marks(marks, identity.epoch)]))
     now_ms = clock.now_ms()
     message_place = LogPlace(f"{config.folder}/message", FileKind.REALTIME, identity.log_id, config.segment_bytes)
     message_log = open_log(disk, message_place, now_ms, marks.indexed_offset, marks.indexed_crc32c)
@@ -81,6 +86,7 @@ def recover(
     _check_consume_logs(disk, config.folder, identity.log_id, index)
     origins = Origins()
     kept.origins(origins)
+    groups, lost = kept.groups(index)
     recovered = Recovered(
         identity,
         marks,
@@ -89,9 +95,10 @@ def recover(
         index,
         StoredBatches(message_log, config.tail_bytes),
         origins,
-        kept.groups(index),
+        groups,
         marks.next_sequence,
         marks.next_pull,
+        lost={each.group_id: each for each in lost},
     )
     _read_message_log(recovered)
     _replay_pull_log(recovered)
@@ -174,6 +181,9 @@ def _replay_pull_log(recovered: Recovered) -> None:
                 continue
             for entry in decode_entries(batch):
                 consumers = by_id.get(entry.group_id)
+                if consumers is None and entry.group_id in recovered.lost:
+                    recovered.next_pull = max(recovered.next_pull, entry.pull_first + entry.covered)
+                    continue
                 if consumers is None:
                     what = f"an entry names the group {entry.group_id}, which no record before it made"
                     raise DamagedData(pull_log.place.folder, group.header.offset, what)
@@ -183,10 +193,19 @@ def _replay_pull_log(recovered: Recovered) -> None:
 
 
 def _create_again(recovered: Recovered, record: dict[str, int | str | list[int]]) -> None:
-    if record.get("type") != "group":
+    kind, group_id = record.get("type"), record.get("group_id")
+    if kind not in (GROUP_RECORD, DELETED_RECORD):
         return
-    group_id, subject_name, name = record["group_id"], record["subject"], record["group"]
-    assert isinstance(group_id, int) and isinstance(subject_name, str) and isinstance(name, str)
+    if not isinstance(group_id, int):
+        raise BatchMalformed("a record of a group has no id")
+    recovered.lost.pop(group_id, None)
+    if kind == DELETED_RECORD:
+        recovered.groups.pop(group_id, None)
+        recovered.removes += group_keys(group_id)
+        return
+    subject_name, name = record.get("subject"), record.get("group")
+    if not isinstance(subject_name, str) or not isinstance(name, str):
+        raise BatchMalformed("a record of a group has no names")
     subject = recovered.index.subject(subject_name)
     try:
         start = recovered.index.first(subject)

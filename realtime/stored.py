@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from crc32c import crc32c
 
 from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, MAGIC, PARTS, Batch, BatchKind, ColumnId, DispatchPart, parse
-from delayd.errors import BatchMalformed, DamagedData, read_error
+from delayd.errors import BatchMalformed, DamagedData, DataError, read_error
 from delayd.log.log import Log
 
 AHEAD_BYTES = 64 << 10  # Of one read of a backlog.
@@ -58,6 +58,11 @@ class StoredBatches:
                 self._read.popitem(last=False)
         return found
 
+    def forget_read(self) -> None:
+        """Read from the disk again, for its files may have been restored."""
+        self._read.clear()
+        self._ahead = (0, memoryview(b""))
+
     def claimed_at_ms(self, offset: int) -> int:
         """When the delay server handed a batch over, by its head alone; raises as `fetch` does."""
         found = self._newest.get(offset)
@@ -89,7 +94,7 @@ class StoredBatches:
         """The sequences of a batch that `fetch` could not give; none when they can't be trusted either."""
         try:
             batch = parse(self._bytes_of(offset))
-        except (BatchMalformed, DamagedData):
+        except (BatchMalformed, DataError):
             return []
         # Its heap is what differs, most of the time: the columns have a checksum of their own.
         columns = batch.buffer[HEADER_BYTES + batch.kind_bytes : batch.heap_offset]

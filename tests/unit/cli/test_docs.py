@@ -21,6 +21,8 @@ def _commands() -> dict[str, click.Command]:
         command = getattr(import_module(f"cli.{place.module}"), place.name)
         if isinstance(command, click.Group):
             found |= {f"{name} {sub}": each for sub, each in command.commands.items()}
+            if command.invoke_without_command:
+                found[name] = command
         else:
             found[name] = command
     return found

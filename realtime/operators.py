@@ -1,0 +1,109 @@
+"""Operators: their requests about what can't be read, and about groups (docs/protocol.md, 6 to 8 and 45).
+
+Invariant: what an operator decides is durable in the pull log before it is answered, and told in the log.
+"""
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+
+from delayd.errors import BadArgument
+from delayd.wire.frame import Frame
+from delayd.wire.quarantine import PAGE_MAX, Quarantined, decided_head, list_head
+from delayd.wire.requests import need_int, need_str
+from delayd.wire.waits import Wait
+
+from .kept import LostGroup
+from .peer import Peer
+from .pulls import Pulls
+from .rebuild import Rebuilder
+
+log = logging.getLogger(__name__)
+
+
+class Operators:
+    """Reads the requests of operators."""
+
+    def __init__(self, pulls: Pulls, rebuilder: Rebuilder) -> None:
+        self._pulls = pulls
+        self._rebuilder = rebuilder
+
+    def list(self, peer: Peer, frame: Frame) -> None:
+        """List what is quarantined."""
+        after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit", 1)
+        peer.answer(frame.request_id, list_head(self._entries(), after, min(limit, PAGE_MAX)))
+
+    def release(self, peer: Peer, frame: Frame) -> None:
+        """Try one again, or have a group begin anew."""
+        id_ = need_str(frame.head, "id")
+        lost = self._lost(id_)
+        if lost is not None and lost.names is not None:
+            log.warning("operator releases=%s", id_)
+            self._pulls.begin_anew(lost)
+            answer = decided_head(id_, True, "it begins at the earliest message that is kept")
+            self._pulls.when_durable(partial(peer.answer, frame.request_id, answer))
+            return
+        if id_.startswith("consume/"):
+            peer.answer(frame.request_id, decided_head(id_, False, "it is being rebuilt from the message log"))
+            return
+        bad = self._pulls.quarantine.find(id_)
+        if bad is None:
+            raise _not_found(id_)
+        log.warning("operator releases=%s", id_)
+        done = self._pulls.quarantine.release(bad)
+        message = "it is delivered again" if done else bad.damage.message
+        peer.answer(frame.request_id, decided_head(id_, done, message))
+
+    def drop(self, peer: Peer, frame: Frame) -> None:
+        """Give one up for good."""
+        id_ = need_str(frame.head, "id")
+        answer = partial(peer.answer, frame.request_id, decided_head(id_, True, "it was given up"))
+        lost = self._lost(id_)
+        bad = self._pulls.quarantine.find(id_)
+        if lost is None and bad is None:
+            raise _not_found(id_)
+        log.warning("operator drops=%s", id_)
+        if lost is not None:
+            self._pulls.delete(lost, answer)
+        elif bad is not None:
+            self._pulls.give_up(bad, answer)
+
+    def delete_group(self, peer: Peer, frame: Frame) -> None:
+        """Make an end of a group; what it had not acknowledged is nobody's any more."""
+        subject, name = need_str(frame.head, "subject"), need_str(frame.head, "group")
+        group = self._pulls.groups.get((subject, name)) or self._pulls.lost.get((subject, name))
+        if group is None:
+            raise BadArgument(f"there is no group {name} of {subject}")
+        log.warning("operator deletes=group subject=%s group=%s id=%d", subject, name, group.group_id)
+        self._pulls.delete(group, partial(peer.answer, frame.request_id, {"subject": subject, "group": name}))
+
+    def waits(self) -> Iterator[Wait]:
+        """What waits for a file or an operator."""
+        for entry in self._entries():
+            if not entry.id.startswith("consume/"):
+                yield Wait(entry.id, entry.reason, f"delayd quarantine release {entry.id}")
+
+    def _entries(self) -> Iterator[Quarantined]:
+        yield from self._pulls.quarantine.listing()
+        for subject in self._rebuilder.subjects:
+            damage = subject.damage
+            if damage is not None:
+                what = (damage.path, damage.position, damage.what, 0, 0)
+                yield Quarantined(f"consume/{subject.name}", *what, subject=subject.name, release=REBUILT)
+        for lost in self._pulls.lost_groups:
+            subject_name = None if lost.names is None else lost.names[0]
+            what = (lost.damage.path, lost.damage.position, f"{lost.damage.what}; {lost.names}", 0, 0)
+            release = BEGINS_ANEW if lost.names is not None else ""
+            yield Quarantined(lost.id, *what, subject=subject_name, release=release, drop=IS_GONE)
+
+    def _lost(self, id_: str) -> LostGroup | None:
+        return next((lost for lost in self._pulls.lost_groups if lost.id == id_), None)
+
+
+REBUILT = "it is being rebuilt from the message log, by itself"
+BEGINS_ANEW = "the group begins at the earliest message that is kept: what it had acknowledged comes again"
+IS_GONE = "the group is deleted: what it had not acknowledged is never delivered to it"
+
+
+def _not_found(id_: str) -> BadArgument:
+    return BadArgument(f"nothing is quarantined as {id_}; see `delayd quarantine list`")

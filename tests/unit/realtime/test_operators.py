@@ -1,0 +1,185 @@
+"""What can't be read is tried again, released or dropped; groups are deleted (rules L9, L10)."""
+
+import errno
+import logging
+
+import pytest
+
+from delayd.errors import BadArgument, DamagedValue, read_error
+from delayd.log.log import Log
+from delayd.testing.state import MemoryState
+from delayd.wire.frame import Head
+from delayd.wire.quarantine import Quarantined, read_list
+from delayd.wire.requests import RequestType, need_bool, need_list, need_maps
+from realtime.kept import COPY_PREFIX, GROUP_PREFIX
+from realtime.quarantine import RETRY_MS
+
+from .batches import dispatch_batch
+from .test_quarantine import BAD, FOLDER, flip, pull_all, served
+from .world import GROUP, SUBJECT, SimPeer, World, pull_head
+
+
+def listed(world: World) -> list[Quarantined]:
+    head, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 10})
+    return read_list(head)[0]
+
+
+def decide(world: World, request: RequestType, id_: str) -> bool:
+    head, _ = world.ask(SimPeer(), request, {"id": id_})
+    return need_bool(head, "done")
+
+
+def flip_value(state: MemoryState, key: bytes) -> None:
+    stored = bytearray(state._pairs[key])
+    stored[len(stored) // 2] ^= 0x40
+    state._pairs[key] = bytes(stored)
+
+
+def group_names(world: World) -> list[object]:
+    head, _ = world.ask(SimPeer(), RequestType.GROUPS, {"subject": None})
+    return [row["group"] for row in need_maps(head, "groups")]
+
+
+def test_rule_L10_a_file_that_was_restored_is_delivered_without_a_restart(caplog: pytest.LogCaptureFixture) -> None:
+    world, _ = served([b"good"], [BAD, b"beside"], [b"other"])
+    flip(world.disk, BAD)
+    assert pull_all(world) == [b"good", b"other"]
+    world.pass_time(RETRY_MS)
+    waiting = SimPeer()
+    world.send(waiting, RequestType.PULL, pull_head(wait_ms=60_000, lease_ms=100_000))
+    assert not waiting.answers and len(listed(world)) == 1
+    flip(world.disk, BAD)
+    with caplog.at_level(logging.INFO):
+        world.pass_time(RETRY_MS)
+        world.core.wake()
+    assert len(waiting.answers) == 1 and "rows_released subject=orders rows=2" in caplog.text
+    assert listed(world) == [] and pull_all(world) == []
+    assert world.core._pulls.quarantine.retry_at_ms is None
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_rule_L10_a_read_that_fails_once_quarantines_its_rows_and_they_come_after_a_while(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, _ = served([b"good"], [BAD], [b"other"])
+    (run,) = [world.recovered.index.locate(world.recovered.index.by_name[SUBJECT], 1)]
+    with monkeypatch.context() as patched:
+        read = Log.read_some
+
+        def fails(self: Log, offset: int, size: int) -> bytes:
+            if self.place.folder == FOLDER and offset <= run.offset < offset + size:
+                raise OSError(number, "no")
+            return read(self, offset, size)
+
+        def fails_too(self: Log, offset: int, size: int) -> bytes:
+            if self.place.folder == FOLDER and offset == run.offset:
+                raise OSError(number, "no")
+            return read(self, offset, size)
+
+        patched.setattr(Log, "read_some", fails)
+        patched.setattr(Log, "read", fails_too)
+        assert pull_all(world) == [b"good", b"other"]
+        (entry,) = listed(world)
+        assert errno.errorcode[number] in entry.reason and entry.path.startswith(FOLDER) and entry.rows == 1
+    world.pass_time(RETRY_MS)
+    assert pull_all(world) == [BAD]
+
+
+def test_an_operator_has_it_tried_again_or_gives_it_up_for_good() -> None:
+    world, _ = served([BAD], [b"other"], [b"bad too" * 50])
+    flip(world.disk, BAD)
+    flip(world.disk, b"bad too" * 50)
+    assert pull_all(world) == [b"other"]
+    first, second = sorted(listed(world), key=lambda entry: entry.position)
+    assert not decide(world, RequestType.QUARANTINE_RELEASE, first.id)
+    flip(world.disk, BAD)
+    assert decide(world, RequestType.QUARANTINE_RELEASE, first.id)
+    assert pull_all(world) == [BAD]
+    assert decide(world, RequestType.QUARANTINE_DROP, second.id)
+    assert listed(world) == []
+    flip(world.disk, b"bad too" * 50)
+    for later in (World(world.disk.after_crash(), world.state.after_crash()), world.restarted()):
+        assert pull_all(later) == [] and listed(later) == []
+    with pytest.raises(BadArgument):
+        decide(world, RequestType.QUARANTINE_DROP, "rows/orders/5")
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("word", ["release", "drop"])
+def test_rule_L9_a_group_whose_progress_does_not_check_is_named_and_the_rest_is_served(
+    word: str, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, peer = served([b"a"], [b"b"])
+    pull_all(world)
+    pull_all(world, "other")
+    world.core.checkpoint()
+    pull_all(world)
+    disk, state = world.disk.after_crash(), world.state.after_crash()
+    (key, *_) = [key for key in state._pairs if key.startswith(GROUP_PREFIX)]
+    flip_value(state, key)
+    if not named:
+        flip_value(state, b"name/" + key[len(GROUP_PREFIX) :])
+    with caplog.at_level(logging.CRITICAL):
+        world = World(disk, state)
+    assert "group_progress_damaged id=group/00000001" in caplog.text
+    world.hello(peer, 9)
+    world.dispatch(peer, 9, dispatch_batch(3, [b"c"], w=(1, 2)))
+    assert pull_all(world, "other") == [b"c"]
+    (entry,) = listed(world)
+    status, _ = world.ask(SimPeer(), RequestType.STATUS, {})
+    assert any(entry.id in str(wait) for wait in need_list(status, "waits"))
+    if named:
+        with pytest.raises(DamagedValue):
+            world.pull(SimPeer())
+    elif word == "release":
+        return
+    later = world
+    assert decide(world, RequestType.QUARANTINE_RELEASE if word == "release" else RequestType.QUARANTINE_DROP, entry.id)
+    for later in (World(world.disk.after_crash(), world.state.after_crash()), world.restarted()):
+        assert listed(later) == [] and not later.failures
+        assert (GROUP in group_names(later)) == (word == "release")
+    if word == "release":
+        assert pull_all(later) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("prefix", [b"checkpoint", b"origin/", b"subject/", b"copy/checkpoint", b"copy/subject/"])
+def test_rule_L9_a_small_value_that_does_not_check_is_taken_from_its_copy(
+    prefix: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, _ = served([b"a"], [b"b"])
+    assert pull_all(world) == [b"a", b"b"]
+    world.core.checkpoint()
+    disk, state = world.disk.after_crash(), world.state.after_crash()
+    (key, *_) = [key for key in state._pairs if key.startswith(prefix)]
+    flip_value(state, key)
+    later = World(disk, state)
+    assert pull_all(later) == [] and pull_all(later, "other") == [b"a", b"b"]
+    assert ("value_damaged key=" in caplog.text) == (not prefix.startswith(COPY_PREFIX))
+
+
+def test_a_deleted_group_is_gone_and_a_new_one_begins_at_the_earliest_message() -> None:
+    world, _ = served([b"a"], [b"b"])
+    pull_all(world)
+    held = world.pull(SimPeer(), "other", most=1)
+    world.core.checkpoint()
+    waiting = SimPeer()
+    world.send(waiting, RequestType.PULL, pull_head(wait_ms=50_000))
+    names: Head = {"subject": SUBJECT, "group": GROUP}
+    world.ask(SimPeer(), RequestType.DELETE_GROUP, names)
+    assert isinstance(waiting.errors[1], BadArgument)
+    with pytest.raises(BadArgument):
+        world.ask(SimPeer(), RequestType.DELETE_GROUP, names)
+    world.ask(SimPeer(), RequestType.DELETE_GROUP, {**names, "group": "other"})
+    assert world.ack(SimPeer(), held.handles, "other") == held.handles
+    world.pass_time(60_000)
+    for later in (World(world.disk.after_crash(), world.state.after_crash()), world.restarted()):
+        assert group_names(later) == []
+        later.core.checkpoint()
+        assert not any(key.startswith((GROUP_PREFIX, b"name/")) for key in later.state._pairs)
+        assert pull_all(later) == [b"a", b"b"]
+        again = World(later.disk.after_crash(), later.state.after_crash())
+        assert group_names(again) == [GROUP] and pull_all(again) == []
+
+
+def test_an_error_of_the_system_is_named_by_what_it_is() -> None:
+    assert "EIO" in read_error("p", 1, OSError(errno.EIO, "x")).message
