@@ -12,7 +12,16 @@ from delayd.wire.requests import RequestType, need_bool, need_int, need_maps, ne
 
 from . import ask
 from .listing import Cell, Column, Kind, show
-from .options import examples, format_option, meta_option, secret_data_option, secret_of, secret_option
+from .options import (
+    confirm,
+    examples,
+    format_option,
+    meta_option,
+    secret_data_option,
+    secret_of,
+    secret_option,
+    yes_option,
+)
 
 COSTS = "what it has not acknowledged is never delivered to it, and retention may remove it"
 PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
@@ -61,7 +70,7 @@ def groups(context: click.Context, meta: str, subject: str | None, form: str) ->
 @meta_option
 @secret_option
 @secret_data_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 def delete(subject: str, group: str, meta: str, secret_file: str | None, data: str, yes: bool) -> None:
     """Delete a consumer group: what it had not acknowledged is never delivered to it.
 
@@ -69,9 +78,7 @@ def delete(subject: str, group: str, meta: str, secret_file: str | None, data: s
     later makes a new one, which begins at the earliest message that is kept. It needs the cluster's secret.
     """
     secret = secret_of(secret_file, data)
-    click.echo(f"{group} of {subject}: {COSTS}", err=True)
-    if not yes:
-        click.confirm("Do it?", abort=True, err=True)
+    confirm(f"{group} of {subject}: {COSTS}", yes)
     ask.run(lambda: _delete(meta, secret, subject, group))
     click.echo(f"group {group} of {subject} is deleted")
 
