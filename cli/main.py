@@ -42,6 +42,7 @@ PLACES = {
     "realtime": Place("serve", "realtime", "Run a realtime server: it serves due messages to consumers."),
     "send": Place("send", "send", "Send messages that become due later."),
     "consume": Place("consume", "consume", "Take due messages and acknowledge them."),
+    "status": Place("status", "status", "Show what serves, what waits for whom, and what is refused."),
     "servers": Place("servers", "servers", "List the servers that meta knows."),
     "server": Place("server", "server", "Have meta forget a server."),
     "target": Place("target", "target", "Decide on realtime servers that lost data or are gone."),

@@ -20,7 +20,7 @@ from delayd.delay.dispatcher import AskRoutes, Dispatcher
 from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.held import HeldRows
 from delayd.delay.intake import Committed, Intake, Mark
-from delayd.delay.link import Dial, Link
+from delayd.delay.link import Dial, Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour
 from delayd.delay.loading import Loading
 from delayd.delay.mending import SEQUENCE_MAX, Mending, Unloaded
@@ -272,6 +272,8 @@ class DelayCore:
             "scheduled_rows": int(self._hours.rows["rows"].sum()),
             "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
+            "targets": len(links),
+            "targets_away": sum(link.phase is not Phase.READY for link in links),
             "quarantined_rows": len(self._held),
             "quarantined_hours": self.quarantine.hours(),
             "quarantined": len(self.quarantine),

@@ -1,0 +1,110 @@
+"""``delayd status`` on real servers: what it shows, and the exit code that a script reads."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from .up_process import DEADLINE_S, Up, up
+
+_DELAYD = (sys.executable, "-m", "delayd")
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Up]:
+    with up(tmp_path, "--port", "0") as running:
+        yield running.until_ready()
+
+
+def run(*words: str) -> Ran:
+    done = subprocess.run([*_DELAYD, *words], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert "Traceback" not in done.stderr
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def status(servers: Up) -> Ran:
+    return run("status", "--meta", servers.meta)
+
+
+def until_code(servers: Up, code: int, *said: str) -> str:
+    """Ask until it exits so and says all that; what it wrote."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        found = status(servers)
+        if found.code == code and all(words in found.out for words in said):
+            return found.out
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+
+
+def test_all_is_well_with_three_servers(servers: Up) -> None:
+    assert run("send", "orders", "b", "--at", "now", "--meta", servers.meta).code == 0
+    out = until_code(servers, 0, "all is well", "1 taken")
+    for role in ("meta", "delay", "realtime"):
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{role} ")]
+        ready = servers.ready(role)[-1]
+        assert f"{ready.host}:{ready.port}" in line and " yes " in line and " as here " in line
+    found = json.loads(run("status", "--meta", servers.meta, "--format", "json").out)
+    assert found["well"] is True and found["waits"] == found["refuses"] == []
+    assert [each["pid"] for each in found["servers"]] == [
+        servers.ready(role)[-1].pid for role in ("meta", "delay", "realtime")
+    ]
+
+
+def test_a_server_that_is_gone_and_what_waits_for_it_are_shown_with_what_helps(servers: Up) -> None:
+    assert run("send", "orders", "b", "--at", "now", "--meta", servers.meta).code == 0
+    until_code(servers, 0, "1 taken")
+    os.kill(servers.process.pid, signal.SIGSTOP)  # So that nobody starts it again.
+    try:
+        servers.kill("realtime")
+        assert run("send", "orders", "b", "--at", "now", "--meta", servers.meta).code == 0
+        out = until_code(
+            servers, 3, "1 due messages for realtime server", "1 targets away", "things wait for an operator"
+        )
+        assert "\n    -> " in out and "delayd server forget" in out
+        found = json.loads(run("status", "--meta", servers.meta, "--format", "json").out)
+        assert found["well"] is False and [each["serves"] for each in found["servers"]] == [True, True, False]
+        assert {wait["server"].split()[0] for wait in found["waits"]} == {"delay", "realtime"}
+        assert all(wait["what"] and wait["why"] and wait["command"] for wait in found["waits"])
+    finally:
+        os.kill(servers.process.pid, signal.SIGCONT)
+    until_code(servers, 0, "all is well")
+
+
+def test_a_server_that_hangs_is_named_and_the_others_are_shown(servers: Up) -> None:
+    until_code(servers, 0)  # A server is ready before meta knows it.
+    pid = servers.ready("delay")[-1].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        found = status(servers)
+        assert found.code == 3 and "gave no answer" in found.out
+        assert [line.split()[3] for line in found.out.splitlines()[2:5]] == ["yes", "no", "yes"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_disk_at_its_reserve_waits_for_an_operator(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[delay]\nfree_bytes_far = 70368744177664\nfree_bytes_all = 70368744177664\n")
+    with up(tmp_path, "--port", "0", "--config", str(tmp_path / "c.toml")) as servers:
+        out = until_code(servers.until_ready(), 3, "1 thing waits for an operator")
+        assert "all sends: free disk space is at its reserve" in out and "-> free space on its disk" in out
+
+
+def test_without_meta_it_exits_with_4(servers: Up) -> None:
+    meta = servers.meta
+    servers.end()
+    found = run("status", "--meta", meta)
+    assert found.code == 4 and "no meta server answers" in found.err and not found.out
