@@ -18,6 +18,7 @@ from delayd.clock import Clock, ClockEvidence
 from delayd.config import DelayConfig
 from delayd.delay.hour_table import BESIDE_PREFIX, HourTable, OutcomeEnd, hour_puts, merge_hours, outcome_put
 from delayd.delay.intake import Mark
+from delayd.delay.loader import NO_SEQUENCES
 from delayd.delay.pending import PendingRows, Taken
 from delayd.delay.producers import Producers
 from delayd.delay.recovery import TARGET_PREFIX
@@ -155,14 +156,14 @@ class Checkpointer:
         notes: list[tuple[bytes, int]],
         ends: dict[int, OutcomeEnd],
         moved: Iterable[int],
-        handed_over: NDArray[np.uint64],
+        handed_over: list[NDArray[np.uint64]],
         ended: Callable[[bool], None],
         forgotten: Iterable[bytes] = (),
     ) -> None:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
 
         ``notes`` are targets of subjects, ``ends`` those of all dispatch logs by hour, ``moved`` the hours whose end is
-        not in the state yet, ``handed_over`` the sequences, sorted, whose bodies need not be filed, ``forgotten`` the
+        not in the state yet, ``handed_over`` the sequences whose bodies need not be filed, ``forgotten`` the
         subjects whose target is not needed any more.
         """
         self._running = True
@@ -212,7 +213,7 @@ class Checkpointer:
         self,
         facts: Facts,
         rows: int,
-        handed_over: NDArray[np.uint64],
+        handed_over: list[NDArray[np.uint64]],
         now_ms: int,
         evidence: ClockEvidence,
         damaged: frozenset[int],
@@ -222,7 +223,13 @@ class Checkpointer:
             *(self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms),
             *(self._pause, self._executor.give_way, self._beside, damaged),
         )
-        writer.write(self.replay.offset, facts.stop.offset, self.replay.crc32c, rows, handed_over)
+        writer.write(
+            self.replay.offset,
+            facts.stop.offset,
+            self.replay.crc32c,
+            rows,
+            np.sort(np.concatenate([NO_SEQUENCES, *handed_over])),
+        )
         checkpoint = {
             "replay_offset": facts.stop.offset,
             "replay_crc32c": facts.stop.crc32c,

@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator
 from functools import partial
+from itertools import pairwise
 
 import msgpack
 import numpy as np
@@ -26,7 +27,7 @@ from delayd.encode import encode, lay_out
 
 log = logging.getLogger(__name__)
 
-ROWS_A_STEP = 65_536  # Taken from the wheel at a time; only a herd has more, and then links are pumped in between.
+ROWS_A_STEP = 65_536  # Taken from the wheel in a turn of the loop; only a herd has more, and others have their turn.
 ASK_AGAIN_MS = 1_000  # After an answer without a route, while no realtime server is alive.
 NO_TARGET = -1
 SUBJECTS_MIN = 1_024  # A first capacity of the table of links.
@@ -63,6 +64,7 @@ class Dispatcher:
         self._link_of = np.full(SUBJECTS_MIN, NO_TARGET, np.int32)  # By subject number: index of its link in _order.
         self._known = 0  # Subjects that were given a place in it.
         self._order: list[Link] = []
+        self._index_of: dict[int, int] = {}  # By target.
         self._unrouted: defaultdict[int, list[Rows]] = defaultdict(list)
         self._asked: set[bytes] = set()
         self._places: dict[int, tuple[str, int]] = {}
@@ -91,10 +93,8 @@ class Dispatcher:
         self._trusted = self._trusted or self._clock.confirmed
         if self._trusted:
             now_ms = self._clock.now_ms()
-            while len(rows := self._wheel.take_due(now_ms, ROWS_A_STEP)):
-                self._hand_out(without(rows, self._decided))
-                if len(rows) < ROWS_A_STEP:
-                    break
+            # What more is due is taken in a later turn of the loop: `next_due_ms` says that it is due already.
+            self._hand_out(without(self._wheel.take_due(now_ms, ROWS_A_STEP), self._decided))
         for link in self._order:
             link.pump()
         if self._moving:
@@ -180,7 +180,7 @@ class Dispatcher:
         number = self._subjects.number(subject)
         self._route_new_subjects()
         link = self._link(target)
-        self._link_of[number] = self._order.index(link)
+        self._link_of[number] = self._index_of[target]
         for rows in self._unrouted.pop(number, []):
             link.offer(without(rows, self._decided))
         link.pump()
@@ -193,10 +193,10 @@ class Dispatcher:
             link.move((host, port))
 
     def settle(self, sequences: NDArray[np.uint64]) -> None:
-        """These rows have an outcome: drop them where they wait, and wherever they come from later."""
+        """These rows have an outcome: none of them is sent, where they wait and wherever they come from later."""
         self._decided = np.sort(np.concatenate((self._decided, sequences)), kind="stable")
         for link in self._order:
-            link.sender.waiting.remove(self._decided)
+            link.sender.settle(self._decided)
 
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that a due row refers to (rule P6)."""
@@ -250,11 +250,11 @@ class Dispatcher:
         if first != NO_TARGET and bool((targets == first).all()):
             self._order[first].offer(rows)
             return
-        for index in np.unique(targets).tolist():
-            part = rows.take(np.flatnonzero(targets == index))
+        for part in _split(rows, targets):
+            index = int(self._link_of[int(part["subject"][0])])
             if index == NO_TARGET:
-                for number in np.unique(part["subject"]).tolist():
-                    self._unrouted[number].append(part.take(np.flatnonzero(part["subject"] == number)))
+                for of_one in _split(part, part["subject"]):
+                    self._unrouted[int(of_one["subject"][0])].append(of_one)
             else:
                 self._order[index].offer(part)
 
@@ -276,7 +276,8 @@ class Dispatcher:
                 continue  # Given back before anybody looked at it.
             target = self.targets.get(name)
             if target is not None:
-                self._link_of[number] = self._order.index(self._link(target))
+                self._link(target)
+                self._link_of[number] = self._index_of[target]
             elif name not in self._asked:
                 ask.append(name)
         self._known = count
@@ -289,8 +290,17 @@ class Dispatcher:
         if link is None:
             link = self.links[target] = self._new_link(target)
             link.address = self._places.get(target)
+            self._index_of[target] = len(self._order)
             self._order.append(link)
         return link
+
+
+def _split(rows: Rows, keys: NDArray[np.integer]) -> list[Rows]:
+    """The rows of each key, in the order they had: one sort, however many keys there are."""
+    order = keys.argsort(kind="stable")
+    ordered, keys = rows.take(order), keys.take(order)
+    cuts = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(rows)]
+    return [ordered[low:high] for low, high in pairwise(cuts)]
 
 
 def encode_note(subject: bytes, target: int) -> bytes:

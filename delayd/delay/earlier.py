@@ -33,7 +33,7 @@ class EarlierOutcomes:
     ) -> None:
         self.quarantined = quarantined
         self._decided = decided
-        self._answered: dict[int, Sequences] = {}
+        self._answered: dict[int, list[Sequences]] = {}  # Each array is more than twice as long as the next.
         self._told: list[Sequences] = []  # By the answer that is being read.
         self._hours = hours
         self._pending = pending
@@ -46,7 +46,9 @@ class EarlierOutcomes:
         """The sequences of one hour."""
         answered = self._answered.pop(hour, None)
         if answered is not None:
-            self._decided[hour] = _merged(self._decided.get(hour, NO_SEQUENCES), answered)
+            self._decided[hour] = np.sort(
+                np.concatenate((self._decided.get(hour, NO_SEQUENCES), *answered)), kind="stable"
+            )
         return self._decided.get(hour, NO_SEQUENCES)
 
     def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
@@ -55,12 +57,20 @@ class EarlierOutcomes:
             known = hour in self._hours or self._pending.has_hour(hour)
             if not known or self._hours.get(hour).sealed:
                 return np.zeros(len(sequences), np.bool_)
-        return ~(among(sequences, self._decided.get(hour, NO_SEQUENCES)) | among(sequences, self._answered_of(hour)))
+        has_outcome = among(sequences, self._decided.get(hour, NO_SEQUENCES))
+        for answered in self._answered.get(hour, ()):
+            has_outcome |= among(sequences, answered)
+        return ~has_outcome
 
     def decided(self, hour: int, sequences: Sequences) -> None:
         """Rows of an earlier epoch without an outcome that a target holds: they have one now."""
-        self._answered[hour] = _merged(self._answered_of(hour), sequences)
+        answered = self._answered.setdefault(hour, [])
+        sequences = np.sort(sequences)
         self._told.append(sequences)
+        # Arrays of about one length are merged, so that each sequence moves a few times however many batches come.
+        while answered and len(answered[-1]) <= 2 * len(sequences):
+            sequences = _merged(answered.pop(), sequences)
+        answered.append(sequences)
 
     def settle(self) -> None:
         """An answer has ended: its rows are dropped wherever they wait, in one pass for all of its batches."""
@@ -73,10 +83,7 @@ class EarlierOutcomes:
         self._decided = {hour: found for hour, found in self._decided.items() if hour > until}
         self._answered = {hour: found for hour, found in self._answered.items() if hour > until}
 
-    def _answered_of(self, hour: int) -> Sequences:
-        return self._answered.get(hour, NO_SEQUENCES)
 
-
-def _merged(these: Sequences, those: Sequences) -> Sequences:
+def _merged(*parts: Sequences) -> Sequences:
     # They have nothing in common, and numpy's union costs a hundred times this sort, which finds runs that are sorted.
-    return np.sort(np.concatenate((these, those)), kind="stable")
+    return np.sort(np.concatenate(parts), kind="stable")

@@ -38,6 +38,7 @@ from delayd.validate import check_batch, check_headers, rows_detail
 log = logging.getLogger(__name__)
 
 DAY_MS = 86_400_000
+GROUP_ROWS_MAX = 131_072  # Two batches of the most rows: a group is indexed in one turn of the loop, some 15 ms then.
 BATCH_BYTES = 1_024  # What a queued batch holds besides its bytes: its view, and who waits for it.
 
 
@@ -242,10 +243,11 @@ class Intake:
         )
 
     def _take_batches(self) -> list[Batch]:
-        taken, size = 0, 0
+        taken, size, rows = 0, 0, 0
         for batch in self._queue:
             size += batch.total_bytes
-            if taken == BATCHES_MAX or (taken and size > self._config.group_bytes_max):
+            rows += batch.count
+            if taken == BATCHES_MAX or (taken and (size > self._config.group_bytes_max or rows > GROUP_ROWS_MAX)):
                 break
             taken += 1
         batches, self._queue = self._queue[:taken], self._queue[taken:]

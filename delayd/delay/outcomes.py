@@ -131,10 +131,10 @@ class OutcomeLog:
             by_hour[recorded.hour].append(recorded.part)
         self._executor.submit(partial(self._write, dict(by_hour), self._clock.now_ms()), self._flushed)
 
-    def take_handed_over(self) -> NDArray[np.uint64]:
-        """Take the sequences, sorted, whose outcome DISPATCHED became durable since they were last taken."""
+    def take_handed_over(self) -> list[NDArray[np.uint64]]:
+        """Take the sequences, in several arrays, whose outcome DISPATCHED became durable since they were last taken."""
         taken, self._handed_over = self._handed_over, []
-        return np.sort(np.concatenate(taken)) if taken else np.empty(0, np.uint64)
+        return taken
 
     def segment_of(self, hour: int) -> Segment | None:
         """The open file of an hour."""

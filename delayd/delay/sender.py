@@ -10,11 +10,13 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX, Buffer, DispatchPart
 from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.frames import collect, encode_dispatch, split_by_source, split_by_subject_and_hour
+from delayd.delay.loader import NO_SEQUENCES, without
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.rows import Rows, due_at_ms, join_rows
 from delayd.delay.sources import Sources
@@ -106,6 +108,7 @@ class Sender:
         self._put_back = put_back
         self._fence = fence
         self._hold = hold  # Takes rows of one batch that can't be read.
+        self._decided = NO_SEQUENCES  # Of what waits; what is offered later was looked through before.
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
         self._later = ""  # Why the target puts off what it is sent, as it was told.
@@ -119,7 +122,16 @@ class Sender:
                 self._send(wire, session, current, refused.rows, refused)
         while self._has_freight() and now >= self._paused_until_ms and self._has_room():
             rows = self.waiting.take(self._config.frame_rows_max, self._config.frame_bytes_max)
-            self._send(wire, session, current, rows, None)
+            rows = without(rows, self._decided)
+            if len(rows):
+                self._send(wire, session, current, rows, None)
+        if not len(self.waiting):
+            self._decided = NO_SEQUENCES
+
+    def settle(self, decided: NDArray[np.uint64]) -> None:
+        """These rows, sorted, have an outcome: those that wait are dropped when their turn comes, a frame at a time."""
+        if len(self.waiting):
+            self._decided = decided
 
     def next_wake_ms(self) -> int | None:
         """When something that was put off is to be tried again, in monotonic ms."""

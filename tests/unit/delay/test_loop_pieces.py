@@ -1,0 +1,101 @@
+"""What one turn of the delay server's loop works on is bounded, and work for many subjects or batches is no square."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from delayd.batch import ProducerPart, parse
+from delayd.delay import dispatcher, earlier, intake
+from delayd.delay.dispatcher import _split
+from delayd.delay.earlier import EarlierOutcomes, Sequences
+from delayd.delay.hour_table import HourTable
+from delayd.delay.pending import PendingRows
+from delayd.delay.rows import new_rows
+from delayd.testing.clock import START_MS
+from tests.counts import calls
+from tests.delay_harness import World, encode_wanted, wanted
+from tests.unit.delay.handoff import ready_world
+
+HOUR = 500_000
+
+
+def test_rule_B2_a_herd_leaves_the_wheel_in_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "ROWS_A_STEP", 4)
+    world = ready_world()
+    world.send(wanted(10, world.clock.now_ms() - START_MS + 100, "herd"))
+    world.settle()
+    world.clock.advance(100)
+    held = []
+    for _ in range(3):
+        assert (world.core.next_due_ms() or 0) <= world.clock.now_ms(), "the next turn comes at once"
+        world.core.wake()
+        held.append(world.core.counters()["loaded_rows"])
+    assert held == [6, 2, 0]
+    world.drain()
+    world.check_books()
+
+
+def test_rule_B2_a_group_holds_so_many_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "GROUP_ROWS_MAX", 10)
+    world = World()
+    answered: list[int] = []
+    for number in range(1, 9):
+        batch = parse(encode_wanted(wanted(4, 50_000, f"m{number}"), ProducerPart(7, number, number)))
+        world.core.send(batch, lambda accepted, duplicate: answered.append(len(answered)))
+    commit = world.executors()[0]
+    groups = []
+    while commit.step():
+        groups.append(len(answered))
+    assert groups == [1, 3, 5, 7, 8], "two batches a group; the first was alone"
+
+
+@pytest.mark.parametrize("keys", [10, 10_000])
+def test_rule_B2_rows_of_many_subjects_are_told_apart_in_one_sort(keys: int) -> None:
+    rows = new_rows(20_000)
+    rows["subject"], rows["sequence"] = np.arange(20_000) % keys, np.arange(20_000)
+    parts = _split(rows, rows["subject"])
+    assert [int(part["subject"][0]) for part in parts] == list(range(keys))
+    assert all(bool((np.diff(part["sequence"].astype(np.int64)) > 0).all()) for part in parts)
+    assert calls(lambda: _split(rows, rows["subject"])) < 20
+
+
+@pytest.mark.parametrize("batches", [200, 800])
+def test_rule_B2_the_batches_of_an_answer_are_put_together_a_few_times_each(
+    monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    moved: list[int] = []
+    merged = earlier._merged
+
+    def counting(*parts: Sequences) -> Sequences:
+        moved.append(sum(map(len, parts)))
+        return merged(*parts)
+
+    monkeypatch.setattr(earlier, "_merged", counting)
+    settled: list[Sequences] = []
+    decided = {HOUR: np.arange(0, 10, dtype=np.uint64)}
+    known = EarlierOutcomes(decided, {}, HourTable(), PendingRows(), settled.append)
+    order = np.random.default_rng(1).permutation(batches)
+    for number in order.tolist():
+        sequences = np.arange(10 + 8 * number, 18 + 8 * number, dtype=np.uint64)
+        assert known.without_outcome(HOUR, sequences).all()
+        known.decided(HOUR, sequences)
+        assert not known.without_outcome(HOUR, sequences).any()
+    assert sum(moved) <= 8 * batches * (batches.bit_length() + 1)
+    known.settle()
+    assert sum(map(len, settled)) == 8 * batches
+    assert np.array_equal(known.of(HOUR), np.arange(10 + 8 * batches, dtype=np.uint64))
+
+
+def test_rule_B2_what_an_answer_decides_is_dropped_a_frame_at_a_time() -> None:
+    counts = []
+    for parts in (10, 1_000):
+        world = ready_world()
+        (link,) = world.core.dispatcher.links.values()
+        for number in range(parts):
+            rows = new_rows(2)
+            rows["hour"], rows["sequence"], rows["length"] = HOUR, [2 * number, 2 * number + 1], 64
+            link.sender.waiting.add(rows)
+        decided = np.arange(1_000, dtype=np.uint64)
+        counts.append(calls(partial(world.core.dispatcher.settle, decided)))
+    assert counts[0] == counts[1]
