@@ -12,7 +12,7 @@ import numpy as np
 
 from delayd.clock import JudgedClock
 from delayd.disk import Disk, File
-from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, NotWritable, ServerStopped
+from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, NotWritable, ServerStopped, Shortage
 from delayd.executor import Done, Executor
 from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, Entries, append_entries, entries_of
@@ -113,7 +113,7 @@ class Checkpointer:
         self.under_way = False
         try:
             outcome.result()
-        except DiskFull as error:
+        except (DiskFull, Shortage) as error:
             # The last checkpoint stands, and the logs hold what is newer.
             log.warning("checkpoint_put_off message=%r", error.message)
             if snapshot.counted:

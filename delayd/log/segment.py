@@ -239,8 +239,13 @@ class Segment:
         if end == self.base_offset:
             # Only a group proves that the file's header and name were synced.
             self.file.pwritev([self.header.encode()], 0)
-        for at in range(start, end, READ_BYTES):
-            self.file.pwritev([self.read(at, min(READ_BYTES, end - at))], self.position(at))
+        # Only groups that check in this very reading: a bit that flips on the way must not be made durable.
+        scan = self.scan(start)
+        while scan.offset < end and (group := next(scan, None)):
+            self.file.pwritev([group.buffer], self.position(group.header.offset))
+        if scan.offset < end:
+            what = f"it was read well once, and not when it was to be written back: {scan.reason}"
+            raise DamagedData(self.path, self.position(scan.offset), what)
 
     def durable_named_behind(self, offset: int) -> int:
         """The highest durable offset that a valid group header behind a bad group names."""
@@ -371,6 +376,8 @@ def _header_checks(data: bytes) -> bool:
 
 
 def _read_header(path: str, data: bytes, kind: FileKind, log_id: int | None) -> FileHeader:
+    if len(data) < FILE_HEADER_BYTES:
+        raise DamagedData(path, len(data), "the file header was read short")
     magic, version, found, _, *facts = FILE_HEADER.unpack(data)
     if magic != FILE_MAGIC:
         raise DamagedData(path, 0, "this is not a file of delayd")
