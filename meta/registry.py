@@ -144,7 +144,7 @@ class Registry:
         if known.contender != server:
             known.contender, known.contended_ms = server, now_ms
         who = f"{heard.host}:{heard.port} (pid {heard.pid}) is {server.role} server {server.log_id:016x}"
-        if server.epoch == heard.epoch or known.seen_ms > known.contended_ms:
+        if known.seen_ms > known.contended_ms:
             raise FencedInstance(
                 f"{who} in epoch {heard.epoch} and alive; stop this process, which runs on a copy of its directory"
             )

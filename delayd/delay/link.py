@@ -49,7 +49,7 @@ InDoubt = tuple[list[int], Sequences, NDArray[np.int64]]
 """A batch of a window's answer: the facts of its row in the head, its sequences and its instants."""
 
 
-ORIGIN_REFUSALS = (StaleEpoch, EpochOutOfRange, RestoredOrigin)
+ORIGIN_REFUSALS = (StaleEpoch, EpochOutOfRange, FencedInstance, RestoredOrigin)
 """What a target says of a delay server that was restored from a copy; an operator may have it taken all the same."""
 
 
@@ -293,7 +293,7 @@ class Link:
         """Say nothing more, for the two sides do not fit, until an operator decides or what was wrong is mended."""
         self.refusal = why
         self._raise_alarm(str(why))
-        if isinstance(why, (*ORIGIN_REFUSALS, FencedInstance)):
+        if isinstance(why, ORIGIN_REFUSALS):
             self._fence.put_up(self._name, why, f"stop this server; or delayd target accept {self.target:016x}")
 
     def _raise_alarm(self, what: str) -> None:

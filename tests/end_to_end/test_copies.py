@@ -154,3 +154,168 @@ def _send_to(address: str, body: str = "x") -> None:
             await connection.closed
 
     asyncio.run(send())
+
+
+def alarm_of(production: Cluster) -> str:
+    """The alarm of the one target, once there is one."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        rows = json.loads(command("target", "list", "--meta", production.meta.address, "--format", "json"))
+        alarms = [str(row["alarm"]) for row in rows if row["alarm"]]
+        if alarms:
+            return alarms[0]
+        time.sleep(0.1)
+    raise AssertionError("no alarm was raised")
+
+
+def decide(production: Cluster, *words: str) -> str:
+    options = ("--meta", production.meta.address, "--data", str(production.data), "--yes")
+    return command(*words, *options)
+
+
+def log_id_of(production: Cluster, role: str) -> str:
+    listed = command("servers", "--meta", production.meta.address, "--role", role, "--format", "json")
+    (row,) = json.loads(listed)
+    return str(row["log_id"])
+
+
+def restore(server: ServerProcess, data: Path, backup: Path, role: str) -> None:
+    """Put a copy in the place of a server's folder, and start it."""
+    server.kill()
+    shutil.rmtree(data / role)
+    shutil.copytree(backup / role, data / role)
+    server.start()
+
+
+def backed_up(production: Cluster, backup: Path, *roles: str) -> None:
+    """Deliver something, copy the folders of stopped servers as an operator would, and deliver more."""
+    production.send("1", "2")
+    assert production.consumed(2) == ["1", "2"]
+    for role in roles:
+        server: ServerProcess = getattr(production, role)
+        assert server.terminate() == 0
+        copy_of(production.data, role, backup)
+        server.start()
+    production.send("3", "4", "5")
+    assert production.consumed(3) == ["3", "4", "5"]
+    production.send("6")
+    assert production.consumed(1) == ["6"]
+
+
+def test_rule_H8_a_restored_delay_server_is_noticed_and_goes_on_by_an_operator_s_word(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with cluster(data) as production:
+        backed_up(production, backup, "delay")
+        restore(production.delay, data, backup, "delay")
+        logged(production.delay, "fenced by=target")
+        assert alarm_of(production)
+        with pytest.raises(DelaydError, match="may not serve"):
+            production.send("refused", timeout_ms=1_500)
+        assert production.consumed(1, within_s=1) == []
+        assert "accepted" in decide(production, "target", "accept", log_id_of(production, "realtime"))
+        production.send("7")
+        assert production.consumed(1) == ["7"]
+        assert production.consumed(1, within_s=1) == []
+
+
+def test_rule_H7_a_restored_realtime_server_is_noticed_and_goes_on_by_an_operator_s_word(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with cluster(data) as production:
+        backed_up(production, backup, "realtime")
+        restore(production.realtime, data, backup, "realtime")
+        logged(production.delay, "target_refused")
+        # It is taken and kept meanwhile.
+        production.send("7")
+        assert "lost data" in alarm_of(production) or "acknowledged" in alarm_of(production)
+        assert "accepted" in decide(production, "target", "accept", log_id_of(production, "realtime"))
+        # The consumers' progress was restored too, and what was lost does not come again.
+        assert production.consumed(1) == ["7"]
+
+
+def test_delay_and_realtime_servers_that_are_restored_together_go_on_by_themselves(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with cluster(data) as production:
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        for role in ("delay", "realtime"):
+            assert getattr(production, role).terminate() == 0
+            copy_of(data, role, backup)
+        for role in ("delay", "realtime"):
+            getattr(production, role).start()
+        production.send("2", "3")
+        assert production.consumed(2) == ["2", "3"]
+        production.delay.kill()
+        restore(production.realtime, data, backup, "realtime")
+        shutil.rmtree(data / "delay")
+        shutil.copytree(backup / "delay", data / "delay")
+        production.delay.start()
+        production.send("4")
+        assert production.consumed(1) == ["4"]
+        assert "target_refused" not in production.delay.log
+
+
+def test_a_restored_server_of_an_older_life_is_refused_until_meta_has_forgotten_the_newer_one(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    with cluster(data) as production:
+        backed_up(production, backup, "delay")
+        for _ in range(3):
+            production.delay.kill()
+            production.delay.start()
+        production.send("7")
+        assert production.consumed(1) == ["7"]
+        restore(production.delay, data, backup, "delay")
+        logged(production.delay, "code=stale_epoch")
+        time.sleep(LEASE_MS / 1000 + 0.5)
+        decide(production, "server", "forget", "delay", log_id_of(production, "delay"))
+        assert "accepted" in decide(production, "target", "accept", _target_with_alarm(production))
+        production.send("8")
+        assert production.consumed(1) == ["8"]
+
+
+def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go_on_elsewhere(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with cluster(data) as production:
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        lost = log_id_of(production, "realtime")
+        production.realtime.kill()
+        production.send("2")
+        with ServerProcess("realtime", tmp_path / "other", {"meta": production.meta.address}) as other:
+            time.sleep(LEASE_MS / 1000 + 0.5)
+            assert "given up" in decide(production, "target", "lost", lost)
+            told = decide(production, "server", "forget", "realtime", lost, "--routes")
+            assert "1 subjects have no server" in told
+            assert production.consumed(1) == ["2"]
+            # Also after a restart nothing is sent to the lost one, which comes back.
+            production.realtime.start()
+            production.delay.kill()
+            production.delay.start()
+            production.send("3")
+            assert production.consumed(1) == ["3"]
+            assert "fenced" not in other.log
+    audit = subprocess.run([sys.executable, "-m", "delayd", "audit", "--data", str(data)], capture_output=True)
+    assert audit.returncode in (0, 3)
+
+
+def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path: Path) -> None:
+    with cluster(tmp_path / "data") as production:
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        with ServerProcess("realtime", tmp_path / "other", {"meta": production.meta.address}) as other:
+            moved_to = ""
+            deadline = time.monotonic() + DEADLINE_S
+            while not moved_to and time.monotonic() < deadline:
+                listed = command("servers", "--meta", production.meta.address, "--role", "realtime", "--format", "json")
+                moved_to = next(
+                    (str(row["log_id"]) for row in json.loads(listed) if row["address"] == other.address), ""
+                )
+            decide(production, "route", "move", "s", "--to", moved_to)
+            logged(production.delay, "subject_moves")
+            production.send("2")
+            assert production.consumed(1) == ["2"]
+
+
+def _target_with_alarm(production: Cluster) -> str:
+    alarm_of(production)
+    rows = json.loads(command("target", "list", "--meta", production.meta.address, "--format", "json"))
+    return str(next(row["target_log_id"] for row in rows if row["alarm"]))

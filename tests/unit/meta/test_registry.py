@@ -82,6 +82,10 @@ def test_a_newer_life_takes_the_place_of_the_one_before() -> None:
 def test_a_process_on_a_copy_of_a_directory_is_refused_while_the_first_is_alive() -> None:
     world = World()
     world.register(delay_server(1, port=1, pid=10))
+    with pytest.raises(PlaceTaken, match="was alive 0 ms ago"):
+        world.register(delay_server(1, port=2, pid=20))
+    world.clock.advance(1)
+    world.register(delay_server(1, port=1, pid=10))
     with pytest.raises(FencedInstance, match="copy of its directory"):
         world.register(delay_server(1, port=2, pid=20))
     assert [info.server.pid for info in world.meta.servers(None)] == [10]
