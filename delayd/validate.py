@@ -102,6 +102,9 @@ def check_subjects(batch: Batch) -> int:
         return 0
     if count == 0 or (count > 1 and batch.kind is BatchKind.DISPATCH):
         raise BatchMalformed(f"a {batch.kind.name} batch can't have {count} subjects")
+    if count > batch.count:
+        # Each is that of a row, and this is told before the names are looked at, which costs as much as rows do.
+        raise BatchMalformed(f"{count} subjects for {batch.count} rows")
     ends_bytes = 4 * count
     (last,) = struct.unpack_from("<I", batch.buffer, batch.heap_offset + ends_bytes - 4)
     table_bytes = padded(ends_bytes) + padded(last)
