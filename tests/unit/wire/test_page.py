@@ -1,0 +1,44 @@
+"""The bounds on docs/protocol.md are those of the code."""
+
+from pathlib import Path
+
+import pytest
+
+from delayd.delay import producers, subjects
+from delayd.wire import results, waits
+from realtime import answers, consumers, intake, parts, pulls
+
+PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("row", "values"),
+    [
+        ("| batches of a SEND frame |", [results.BATCHES_MAX]),
+        ("| batches of a DISPATCH frame |", [intake.FRAME_BATCHES_MAX]),
+        ("| parts of a PULL's answer |", [parts.PARTS_MAX]),
+        (
+            "| all producers and their batch numbers |",
+            [producers.BYTES_MAX >> 20, producers.PRODUCER_BYTES, producers.NUMBER_BYTES],
+        ),
+        ("| numbers of one producer above its low-water mark |", [producers.NUMBERS_MAX]),
+        ("| producers that one connection brings |", [producers.NEW_AT_ONCE]),
+        ("| batches that wait for the disk |", [producers.WAITERS_MAX]),
+        ("| names of subjects that messages in memory have |", [subjects.BYTES_MAX >> 20, subjects.NAME_BYTES]),
+        ("| numbers that OUTCOME called unknown |", [producers.FENCED_MAX]),
+        ("| the name of a group |", [consumers.GROUP_BYTES_MAX]),
+        ("| handles of one ACK or NACK |", [pulls.HANDLES_MAX]),
+        ("| groups; of one subject |", [pulls.GROUPS_MAX, pulls.GROUPS_OF_SUBJECT_MAX]),
+        ("| PULLs that wait, of all connections |", [pulls.WAITING_MAX]),
+        (
+            "| runs of pulled messages that nobody has acknowledged; of one group |",
+            [pulls.HELD_MAX, pulls.HELD_OF_GROUP_MAX],
+        ),
+        ("GROUPS and SUBJECTS answer at most", [answers.LIST_MAX]),
+        ("| 2 STATUS |", [waits.WAITS_MAX]),
+    ],
+)
+def test_a_bound_on_the_page_is_that_of_the_code(row: str, values: list[int]) -> None:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(row)]
+    for value in values:
+        assert f"{value:,}" in line, f"{row} {value:,}"
