@@ -40,6 +40,7 @@ _TEXTS = {
     "secret_file": "the cluster's secret, a file with mode 600; on another machine than meta's, a copy of meta's",
     "exit_with_stdin": "stop when stdin closes, as a child of a supervisor does",
     # Of meta.
+    "cluster_id": "hexadecimal id of a lost meta's cluster, whose place this one takes at its first start",
     "heartbeat_ms": "how often servers tell that they live",
     # What a delay server accepts.
     "horizon_days": "how far ahead a message may be due",
@@ -74,13 +75,18 @@ _TEXTS = {
 }
 _METAVARS = {
     "secret_file": "FILE",
+    "cluster_id": "HEX",
     "data": "DIR",
     "host": "HOST",
     "advertise_host": "HOST",
     "port": "PORT",
     "meta": "HOST:PORT",
 }
-_DEFAULTS = {"advertise_host": "that of --host", "secret_file": "cluster.secret in the data directory"}
+_DEFAULTS = {
+    "advertise_host": "that of --host",
+    "secret_file": "cluster.secret in the data directory",
+    "cluster_id": "a random one",
+}
 # Settings that servers have in common and that mean another thing to each.
 _TEXTS_OF = {
     ("meta", "lease_ms"): "a server that was not heard of for so long gets no new subjects",

@@ -94,8 +94,16 @@ class MetaConfig(ServerConfig):
     port: int = _number(META_PORT, 0, PORT_MAX)
     lease_ms: int = _number(5_000, 100, HOUR_MS)  # A dead server gets new subjects for at most this long.
     heartbeat_ms: int = _number(1_000, 20, HOUR_MS)  # One small frame a server.
+    cluster_id: str = ""  # Of a lost meta whose place this one takes; used at its first start, else drawn.
+
+    @property
+    def wanted_cluster_id(self) -> int:
+        """The cluster to take over, 0 for a new one."""
+        return int(self.cluster_id, 16) if self.cluster_id else 0
 
     def _check_relations(self) -> None:
+        hexadecimal = not self.cluster_id or re.fullmatch(r"[0-9a-fA-F]{1,16}", self.cluster_id) is not None
+        self._need(hexadecimal, "cluster_id", "write the 16 hexadecimal digits that its servers name in their logs")
         least = HEARTBEATS_A_LEASE * self.heartbeat_ms
         self._need(
             self.lease_ms >= least,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgpack
 
 from delayd.disk import Disk
-from delayd.errors import DamagedData, EpochOutOfRange, NewerFormat, StateMissing
+from delayd.errors import BadSetting, DamagedData, EpochOutOfRange, NewerFormat, StateMissing
 from delayd.state import State
 
 FORMAT = 1  # Of everything in a server's directory together.
@@ -69,12 +69,23 @@ def check_epoch(epoch: int, heard: int, who: str) -> None:
         )
 
 
-def open_cluster_id(state: State, path: str, draw_u64: Callable[[], int]) -> int:
-    """The id of meta's cluster: drawn once, when meta first starts on an empty directory. Raises DamagedData."""
+def open_cluster_id(state: State, path: str, draw_u64: Callable[[], int], wanted: int = 0) -> int:
+    """The id of meta's cluster: drawn once, or taken over, when meta first starts on an empty directory.
+
+    Raises:
+        BadSetting: another one than the wanted is known already.
+        DamagedData: it does not check in either of its places.
+    """
     cluster_id = known_cluster_id(state, path)
     if not cluster_id:
-        cluster_id = draw_u64() or 1
+        cluster_id = wanted or draw_u64() or 1
         keep_cluster_id(state, cluster_id)
+    elif wanted and wanted != cluster_id:
+        raise BadSetting(
+            f"cluster_id is {wanted:016x}, and this directory is of cluster {cluster_id:016x}; leave the setting out, "
+            "or start on an empty directory",
+            setting="cluster_id",
+        )
     return cluster_id
 
 

@@ -75,7 +75,7 @@ class MetaService:
             path = os.path.join(config.folder, STATE_FOLDER)
             self._state = LmdbState(path)
             self._identity = open_identity(self._state, path, _draw_u64)
-            self._cluster_id = open_cluster_id(self._state, path, _draw_u64)
+            self._cluster_id = open_cluster_id(self._state, path, _draw_u64, config.wanted_cluster_id)
             secret = open_secret(config.data, config.secret_file)
             self._guard = Guard(secret, config.role, self._identity.log_id, lambda: self._cluster_id)
             self._core = Meta(self._state, path, self._executor, self._clock, config.lease_ms, self._fail_core)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -313,6 +314,31 @@ def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path:
             logged(production.delay, "subject_moves")
             production.send("2")
             assert production.consumed(1) == ["2"]
+
+
+def test_rule_H8_a_new_meta_is_refused_until_it_takes_the_place_of_the_lost_one_by_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with cluster(data) as production:
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        production.meta.kill()
+        shutil.rmtree(data / "meta")
+        production.meta.start()
+        logged(production.delay, "code=wrong_cluster")
+        logged(production.realtime, "code=wrong_cluster")
+        production.meta.kill()
+        shutil.rmtree(data / "meta")
+        (ours,) = set(re.findall(r"joined cluster_id=([0-9a-f]{16})", production.delay.log))
+        with ServerProcess("meta", data, {**META, "cluster_id": ours}) as meta:
+            for server in (production.delay, production.realtime):
+                server.kill()
+            with (
+                ServerProcess("delay", data, {"meta": meta.address}) as delay,
+                ServerProcess("realtime", data, {"meta": meta.address}) as realtime,
+            ):
+                again = Cluster(data, meta, delay, realtime)
+                again.send("2")
+                assert again.consumed(1) == ["2"]
 
 
 def _target_with_alarm(production: Cluster) -> str:

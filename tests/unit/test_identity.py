@@ -5,12 +5,22 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from delayd.errors import DamagedData, DamagedValue, NewerFormat, StateMissing
-from delayd.identity import FORMAT, Identity, open_identity
+from delayd.errors import BadSetting, DamagedData, DamagedValue, EpochOutOfRange, NewerFormat, StateMissing
+from delayd.identity import (
+    EPOCH_MAX,
+    EPOCH_STEPS_MAX,
+    FORMAT,
+    Identity,
+    check_epoch,
+    known_cluster_id,
+    open_cluster_id,
+    open_identity,
+)
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 
 LOG_ID = (1 << 64) - 3
+PATH = "DATA/meta/state.lmdb"
 
 
 def never_drawn() -> int:
@@ -81,3 +91,30 @@ def test_logs_without_a_state_are_refused_by_name_and_an_empty_directory_is_new(
     disk.open("/data/delay/message/0.log", create=True).close()
     with pytest.raises(StateMissing, match=r"state\.lmdb holds no state, and /data/delay/message shows"):
         open_identity(MemoryState(), "/data/delay/state.lmdb", lambda: LOG_ID, disk)
+
+
+def test_a_new_meta_takes_the_place_of_a_lost_one_by_its_cluster_id() -> None:
+    state = MemoryState()
+    assert open_cluster_id(state, PATH, lambda: 7, 0xC1) == 0xC1
+    assert open_cluster_id(state, PATH, lambda: 8) == 0xC1
+    assert open_cluster_id(state, PATH, lambda: 8, 0xC1) == 0xC1
+    with pytest.raises(BadSetting, match="00000000000000c1"):
+        open_cluster_id(state, PATH, lambda: 8, 0xC2)
+
+
+def test_a_cluster_id_is_drawn_once_and_found_in_either_of_its_places() -> None:
+    state = MemoryState()
+    assert open_cluster_id(state, PATH, lambda: 7) == 7
+    state.commit([(b"cluster_id", b"\xc1")])
+    assert known_cluster_id(state, PATH) == 7
+    state.commit([(b"cluster_id.copy", b"\xc1")])
+    with pytest.raises(DamagedData):
+        known_cluster_id(state, PATH)
+
+
+@pytest.mark.parametrize(("epoch", "heard"), [(EPOCH_MAX + 1, 0), ((1 << 64) - 1, 3), (4 + EPOCH_STEPS_MAX, 3)])
+def test_rule_H8_an_epoch_out_of_bounds_is_named(epoch: int, heard: int) -> None:
+    with pytest.raises(EpochOutOfRange, match=str(epoch)):
+        check_epoch(epoch, heard, "delay server 1")
+    check_epoch(3 + EPOCH_STEPS_MAX, 3, "delay server 1")
+    check_epoch(EPOCH_MAX, 0, "delay server 1")
