@@ -161,15 +161,17 @@ class Kept:
             origin.decided_offset, origin.highest_sequence = _int(row, "decided_offset"), _int(row, "highest_sequence")
             origin.dirty = False
 
-    def subjects(self, index: Index) -> None:
-        """Bring the subjects that have had messages."""
-        for key, value in self._scan(SUBJECT_PREFIX):
+    def subjects(self, index: Index) -> list[DamagedValue]:
+        """Bring the subjects that have had messages; returns what is known of none of its copies."""
+        lost: list[DamagedValue] = []
+        for key, value in self._scan(SUBJECT_PREFIX, lost):
             row = self._row(key, value)
             subject = index.subject(key[len(SUBJECT_PREFIX) :].decode())
             tail = (_int(row, "segment_base"), _int(row, "segment_count"), _int(row, "segment_crc32c"))
             subject.tail = ConsumeTail(*tail, _int(row, "first"), bool(_int(row, "valid")))
             subject.end = _int(row, "end")
             index.number(subject, _int(row, "id"))
+        return lost
 
     def groups(self, index: Index) -> tuple[dict[int, Group], list[LostGroup]]:
         """Bring the groups, by id, and those whose progress does not check."""
@@ -194,23 +196,42 @@ class Kept:
         lost = [LostGroup(_U32.unpack(key)[0], names.get(key), each) for key, each in _ids(damaged)]
         return groups, lost
 
-    def _scan(self, prefix: bytes) -> list[Pair]:
-        """The pairs below a prefix; a value that does not check is taken from its copy."""
+    def _scan(self, prefix: bytes, lost: list[DamagedValue] | None = None) -> list[Pair]:
+        """The pairs below a prefix; a value that does not check is taken from its copy.
+
+        One whose copy does not check either is raised, or added to ``lost``.
+        """
         damaged: list[DamagedValue] = []
         found = self._state.scan(prefix, damaged)
         for damage in damaged:
-            value = self._state.get(COPY_PREFIX + damage.key)
+            value = self._copy_of(damage, lost)
             if value is None:
-                raise damage
+                continue
             log.error("value_damaged key=%s path=%s then=its_copy_is_used", key_text(damage.key), damage.path)
             found.append((damage.key, value))
         return found
+
+    def _copy_of(self, damage: DamagedValue, lost: list[DamagedValue] | None) -> bytes | None:
+        try:
+            value = self._state.get(COPY_PREFIX + damage.key)
+        except DamagedValue:
+            value = None
+        if value is None and lost is None:
+            raise damage
+        if value is None and lost is not None:
+            lost.append(damage)
+        return value
 
     def _row(self, key: bytes, value: bytes) -> dict[str, object]:
         row: object = msgpack.unpackb(value)
         if not isinstance(row, dict):
             raise DamagedData(self._path, 0, f"the value of {key!r} is no map")
         return row
+
+
+def subject_of_key(key: bytes) -> str:
+    """The name of a subject whose value a key names."""
+    return key[len(SUBJECT_PREFIX) :].decode()
 
 
 def _ids(damaged: Iterable[DamagedValue]) -> Iterator[tuple[bytes, DamagedValue]]:

@@ -8,7 +8,7 @@ Invariant: a piece of either pass reads a bounded part of the log, and whatever 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -205,8 +205,17 @@ def _piece(disk: Disk, message_log: Log, round_: _Round) -> bool:
     return False
 
 
+def rows_of(message_log: Log, name: bytes, stop: int) -> tuple[list[int], list[int]]:
+    """Offsets and rows of all batches of a subject that the log keeps below ``stop``; raises as a rebuild does."""
+    found: dict[bytes, tuple[list[int], list[int]]] = {}
+    at = message_log.start
+    while at < stop:
+        at = _read_group(message_log, at, (name,), found)
+    return found.get(name, ([], []))
+
+
 def _read_group(
-    message_log: Log, at: int, wanted: dict[bytes, _Wanted], found: dict[bytes, tuple[list[int], list[int]]]
+    message_log: Log, at: int, wanted: Container[bytes], found: dict[bytes, tuple[list[int], list[int]]]
 ) -> int:
     """Note offset and rows of the batches of wanted subjects in the group at an offset; returns where it ends."""
     header, sizes = message_log.read_front(at)

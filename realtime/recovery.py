@@ -8,13 +8,25 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from delayd.batch import ColumnId
+import numpy as np
+
+from delayd.batch import ROWS_MAX, ColumnId
 from delayd.clock import Clock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
-from delayd.errors import BatchMalformed, DamagedData, RetryLater, Shortage
+from delayd.errors import BatchMalformed, DamagedData, DamagedValue, DataError, RetryLater, Shortage
 from delayd.identity import Identity, open_identity
-from delayd.log.consume import SEGMENT_ENTRIES, check_tail, consume_place, remove_segments, segment_bases
+from delayd.log.consume import (
+    ROW_BITS,
+    ROW_MASK,
+    SEGMENT_ENTRIES,
+    ConsumeTail,
+    check_tail,
+    consume_place,
+    read_unchecked,
+    remove_segments,
+    segment_bases,
+)
 from delayd.log.control import decode_records
 from delayd.log.group import Group as LogGroup
 from delayd.log.group import GroupKind
@@ -27,9 +39,12 @@ from .commit import accepted_of_record, hello_of_record
 from .groups import Group
 from .handoff import Origins
 from .index import Index
-from .kept import Kept, LostGroup, Marks, copied, encode_marks, group_keys
+from .kept import Kept, LostGroup, Marks, copied, encode_marks, group_keys, subject_of_key
 from .pulls import DELETED_RECORD, GROUP_RECORD
+from .rebuild import rows_of
 from .stored import StoredBatches
+
+ANCHOR_BATCHES = 100_000  # The newest of a subject; an entry of its consume log names one of them.
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +97,8 @@ def recover(
             *(found.path, found.cut_bytes, found.cut_reason, found.rewritten_bytes),
         )
     index = Index(disk, config.folder, message_log)
-    kept.subjects(index)
+    for damage in kept.subjects(index):
+        _find_subject(disk, config.folder, index, message_log, marks.indexed_offset, damage)
     _check_consume_logs(disk, config.folder, identity.log_id, index)
     origins = Origins()
     kept.origins(origins)
@@ -111,6 +127,8 @@ def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> N
     for subject in index:
         place = index.place(subject)
         known[place.folder.rpartition("/")[2]] = subject
+        if subject.damage is not None:
+            continue
         if not subject.tail.valid:
             subject.damage = DamagedData(place.folder, 0, "its last checkpoint could not write it")
             continue
@@ -127,6 +145,46 @@ def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> N
         place = consume_place(folder, log_id, int(name))
         last = found.tail.base if found is not None and found.tail.count else -SEGMENT_ENTRIES
         remove_segments(disk, place, [base for base in segment_bases(disk, place) if base > last])
+
+
+def _find_subject(disk: Disk, folder: str, index: Index, message_log: Log, stop: int, damage: DamagedValue) -> None:
+    """Find out what a subject's lost value said: its id, and its end below the checkpoint (rule L9).
+
+    An entry of a consume log that nobody claims says which consume sequence one of its batches has; the messages from
+    there on are counted. A message log that has lost nothing to retention needs no entry.
+    """
+    name = subject_of_key(damage.key)
+    offsets, counts = rows_of(message_log, name.encode(), stop)
+    claimed = {subject.subject_id for subject in index}
+    present = [int(each) for each in disk.list_folder(f"{folder}/consume") if each.isdecimal()]
+    left, first_of = 0, dict[int, int]()  # By the offset of a batch: how many messages come from its first one on.
+    for offset, count in list(zip(offsets, counts, strict=True))[: -ANCHOR_BATCHES - 1 : -1]:
+        left += count
+        first_of[offset] = left
+    end, subject_id = sum(counts) if message_log.start == 0 else None, max([*claimed, *present], default=-1) + 1
+    for candidate in sorted(set(present) - claimed):
+        place = consume_place(folder, message_log.place.log_id, candidate)
+        bases = segment_bases(disk, place)
+        try:
+            entries = read_unchecked(disk, place, bases[-1]) if bases else np.empty(0, np.uint64)
+        except DataError:
+            continue
+        if not offsets and len(set(present) - claimed) == 1:
+            # Retention has removed all its messages: the entries below the checkpoint say how many there were.
+            end, subject_id = bases[-1] + int((entries >> np.uint64(ROW_BITS) < np.uint64(stop)).sum()), candidate
+        for at in range(len(entries) - 1, max(-1, len(entries) - ROWS_MAX - 1), -1):
+            offset, row = int(entries[at]) >> ROW_BITS, int(entries[at]) & ROW_MASK
+            if offset in first_of:
+                end, subject_id = bases[-1] + at - row + first_of[offset], candidate
+                break
+    if end is None:
+        raise damage
+    subject = index.subject(name)
+    subject.tail, subject.end = ConsumeTail.lost(end), end
+    subject.damage = damage
+    index.number(subject, subject_id)
+    index.changed(subject)
+    log.error("subject_found_again subject=%s id=%d end=%d reason=%r", name, subject_id, end, damage.message)
 
 
 def _read_message_log(recovered: Recovered) -> None:

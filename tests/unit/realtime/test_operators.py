@@ -157,6 +157,44 @@ def test_rule_L9_a_small_value_that_does_not_check_is_taken_from_its_copy(
     assert ("value_damaged key=" in caplog.text) == (not prefix.startswith(COPY_PREFIX))
 
 
+@pytest.mark.parametrize("kept", ["all", "no files", "less"])
+def test_rule_L9_what_a_subject_s_lost_value_said_is_found_in_its_files(
+    kept: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 1_000}
+    bodies = [f"{number}".encode().ljust(900, b".") for number in range(20)]
+    world, peer = World(settings=settings), SimPeer()
+    world.hello(peer, 1)
+    for number, body in enumerate(bodies, 1):
+        world.dispatch(peer, 1, dispatch_batch(number, [body, b"x"], w=(1, number - 1)))
+    assert len(world.pull(peer, most=30).bodies) == 30
+    world.ack(peer, world.pull(peer, most=1).handles)
+    world.dispatch(peer, 1, dispatch_batch(50, [b"mail"], subject="mail", w=(1, 49)))
+    world.core.checkpoint()
+    if kept == "less":
+        acked = pull_all(world)
+        assert acked[-1] == b"x"
+        world.pass_time(60_000)
+        pull_all(world)
+        world.core.retain()
+        assert world.recovered.message_log.start > 0
+    world.core.checkpoint()
+    expected = pull_all(world, "before")
+    disk, state = world.disk.after_crash(), world.state.after_crash()
+    for key in (b"subject/orders", COPY_PREFIX + b"subject/orders"):
+        flip_value(state, key)
+    if kept == "no files":
+        for name in disk.list_folder("/data/realtime/consume/00000000"):
+            disk.remove(f"/data/realtime/consume/00000000/{name}")
+    later = World(disk, state, settings=settings)
+    assert "subject_found_again subject=orders" in caplog.text
+    assert later.recovered.index.by_name[SUBJECT].end == 40
+    assert pull_all(later, "after") == expected
+    assert pull_all(later, "before") == []
+    again = later.restarted()
+    assert pull_all(again, "after") == [] and pull_all(again, "third") == expected
+
+
 def test_a_deleted_group_is_gone_and_a_new_one_begins_at_the_earliest_message() -> None:
     world, _ = served([b"a"], [b"b"])
     pull_all(world)
