@@ -415,6 +415,8 @@ class Pulls:
                     last is not None
                     and last.attempt == part.attempt
                     and last.consume_first + last.covered == part.consume_first
+                    # Messages on the two sides of ``next`` are replayed differently (rule Q5).
+                    and part.consume_first != plan.group.next
                 ):
                     last = last._replace(covered=last.covered + part.rows)
                     entries[-1] = plan, last

@@ -110,7 +110,8 @@ def append_entries(
     What an unfinished checkpoint left behind the tail is cut.
 
     Raises:
-        DamagedData: the file that the tail names is not there or not what it was.
+        DamagedData: the file that the tail names is not there or not what it was; Unreadable, Shortage: the system does
+            not read it.
     """
     while len(entries):
         if tail.count == SEGMENT_ENTRIES:
@@ -299,6 +300,8 @@ def _open_at(disk: Disk, place: ConsumePlace, tail: ConsumeTail, now_ms: int) ->
         raise DamagedData(path, 0, "the file is gone") from None
     except UnfinishedFile:
         raise DamagedData(path, 0, "the file header is missing") from None
+    except OSError as error:
+        raise read_error(path, 0, error) from error
     end, size = _position(tail.count), segment.file.size()
     try:
         _check_place(place, segment, tail.base)

@@ -12,7 +12,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from delayd.disk import Buffer
@@ -20,6 +20,7 @@ from delayd.errors import DirectoryInUse, DiskFull, SyncFailed
 from delayd.testing.tree import Cut, DataChange, Folder, Inode, PowerLoss, Write
 
 CAPACITY_BYTES = 1 << 40
+READ_FAILED = "this read failed"
 
 
 class Crash(BaseException):
@@ -35,6 +36,7 @@ class Faults:
     fail_sync_at: int | None = None  # Of all syncs: SyncFailed, and what was dirty never becomes durable.
     skip_sync_at: int | None = None  # Of all syncs: reported as done and not done, to see that a test notices.
     fail_write_at: int | None = None  # Of all writes: half is written, then OSError (EIO).
+    fail_reads: dict[str, int] = field(default_factory=dict)  # By part of a path: how many reads of it raise OSError.
 
 
 class MemoryDisk:
@@ -262,6 +264,15 @@ class MemoryDisk:
         if error is not None:
             raise error
 
+    def check_read(self, path: str) -> None:
+        """Raise OSError (EIO) if this read is one of those that fail."""
+        reads = self.faults.fail_reads
+        for part in [part for part in reads if part in path]:
+            reads[part] -= 1
+            if not reads[part]:
+                del reads[part]
+            raise OSError(errno.EIO, READ_FAILED, path)
+
     def _parent(self, path: str) -> tuple[Folder, str]:
         path = _normal(path)
         return self._folder(os.path.dirname(path)), os.path.basename(path)
@@ -300,6 +311,7 @@ class MemoryFile:
     def pread(self, size: int, position: int) -> bytes:
         """Short only at the end of the file."""
         self._check(writing=False)
+        self._disk.check_read(self._path)
         return bytes(self._inode.cached[position : position + size])
 
     def pread_into(self, buffer: memoryview, position: int) -> int:

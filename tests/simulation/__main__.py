@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from typing import NamedTuple
@@ -58,24 +58,24 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run before it heals")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
+    parser.add_argument("--favour", nargs="*", default=[], help="kinds of steps that happen more often")
     parser.add_argument("--planted", action="store_true", help="plant bugs, and tell how many seeds each takes")
     arguments = parser.parse_args()
     if arguments.planted:
         return _plant(arguments.first, arguments.seeds or PLANTED_SEEDS_MAX, arguments.steps, arguments.jobs)
-    return _run(arguments.first, arguments.seeds or 1_000, arguments.steps, arguments.jobs)
+    return _run(arguments.first, arguments.seeds or 1_000, arguments.steps, arguments.jobs, arguments.favour)
 
 
-def _run(first: int, count: int, steps: int, jobs: int) -> int:
+def _run(first: int, count: int, steps: int, jobs: int, favoured: list[str]) -> int:
+    again = f"--steps {steps}" + (f" --favour {' '.join(favoured)}" if favoured else "")
     begun = time.monotonic()
     done, virtual_ms, delivered_after_ms = 0, 0, 0
     wrong: list[int] = []
     counts: Counter[str] = Counter()
-    for chunk in _chunks(first, count, steps, jobs):
+    for chunk in _chunks(first, count, steps, jobs, favoured):
         for seed, trace in chunk.wrong.items():
             wrong.append(seed)
-            print(
-                f"{trace}\nrepeat it: python -m tests.simulation --first {seed} --seeds 1 --steps {steps}", flush=True
-            )
+            print(f"{trace}\nrepeat it: python -m tests.simulation --first {seed} --seeds 1 {again}", flush=True)
         counts += chunk.counts
         virtual_ms += chunk.virtual_ms
         delivered_after_ms = max(delivered_after_ms, chunk.delivered_after_ms)
@@ -92,18 +92,18 @@ def _run(first: int, count: int, steps: int, jobs: int) -> int:
     return int(bool(wrong))
 
 
-def _chunks(first: int, count: int, steps: int, jobs: int) -> Iterator[Chunk]:
+def _chunks(first: int, count: int, steps: int, jobs: int, favoured: list[str]) -> Iterator[Chunk]:
     firsts = range(first, first + count, CHUNK_SEEDS)
     ranges = [range(start, min(start + CHUNK_SEEDS, first + count)) for start in firsts]
     if jobs == 1:
-        yield from map(partial(_run_chunk, steps), ranges)
+        yield from map(partial(_run_chunk, steps, favoured), ranges)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        for future in as_completed([pool.submit(_run_chunk, steps, seeds) for seeds in ranges]):
+        for future in as_completed([pool.submit(_run_chunk, steps, favoured, seeds) for seeds in ranges]):
             yield future.result()
 
 
-def _run_chunk(steps: int, seeds: range) -> Chunk:
+def _run_chunk(steps: int, favoured: list[str], seeds: range) -> Chunk:
     logging.disable(logging.CRITICAL)
     counts: Counter[str] = Counter()
     wrong: dict[int, str] = {}
@@ -112,11 +112,11 @@ def _run_chunk(steps: int, seeds: range) -> Chunk:
     gc.disable()
     with small_slots():
         for seed in seeds:
-            run = Run(seed, steps)
+            run = Run(seed, steps, favoured)
             try:
                 counts += run.run()
             except AssertionError:
-                wrong[seed] = trace_of(seed, steps)
+                wrong[seed] = trace_of(seed, steps, favoured)
             virtual_ms += run.virtual_ms
             delivered_after_ms = max(delivered_after_ms, run.cluster.checks.delivered_after_ms)
     gc.enable()
@@ -146,7 +146,7 @@ def _plant_one(first: int, seeds_max: int, steps: int, name: str) -> tuple[float
     return time.monotonic() - begun, caught
 
 
-def trace_of(seed: int, steps: int) -> str:
+def trace_of(seed: int, steps: int, favoured: Sequence[str] = ()) -> str:
     """Run a seed again, with what the servers log among its steps."""
     handler = _InTrace()
     root = logging.getLogger()
@@ -155,7 +155,7 @@ def trace_of(seed: int, steps: int) -> str:
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:
-        run = Run(seed, steps)
+        run = Run(seed, steps, favoured)
         handler.lines = run.trace
         run.run()
     except AssertionError as error:

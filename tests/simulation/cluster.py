@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from delayd.config import YEAR_MS
-from delayd.errors import DiskFull, ServerStopped, SyncFailed
+from delayd.errors import DamagedData, DiskFull, ServerStopped, SyncFailed
 from delayd.testing.clock import START_MS, SimMachine
-from delayd.testing.disk import CAPACITY_BYTES, Crash, Faults, MemoryDisk
+from delayd.testing.disk import CAPACITY_BYTES, READ_FAILED, Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.delay_harness import TARGET_IDS, Remains, new_world
 from tests.simulation.books import DelayBooks
 from tests.simulation.checks import Checks
 from tests.simulation.consumer import Consumer, GroupBooks
+from tests.simulation.damage import Damages
 from tests.simulation.delay_side import NAME, DelayLife, Router, remains_after
 from tests.simulation.delay_side import THREADS as DELAY_THREADS
 from tests.simulation.moves import Move, Threads
@@ -62,8 +63,10 @@ class Cluster:
             side.start()
         self.tell_router()
         self.held: set[str] = set()  # Beginnings of what moves are called that do not happen now.
+        self.damaged = False  # Whether some file ever read as other than what was written.
         self.mixed = False  # Whether what happens in calm times does so in any order.
         self.delay_up = True
+        self.delay_damages = Damages()
         self.delay_filled = False
         self.delay_books: DelayBooks | None = None
         self.world = self._delay_life(remains)
@@ -166,6 +169,14 @@ class Cluster:
         self.consumers.extend(new)
         return new
 
+    # Damage.
+
+    def mend(self) -> None:
+        """Put all files back as they were."""
+        self.delay_damages.mend(self.world.disk if self.delay_up else self._remains.disk)
+        for side in self.sides:
+            side.damages.mend(side.disk)
+
     # Lives.
 
     def delay_dies(self, way: PowerLoss | None) -> None:
@@ -218,6 +229,12 @@ class Cluster:
             except (Crash, ServerStopped, OSError) as death:
                 self._tell(f"{side.name} dies in its start: {death}")
                 side.die(self.death_after(death), self.random.randrange(1 << 16))
+            except DamagedData as damage:
+                # It names what an operator has to restore.
+                assert self.damaged, f"{side.name} finds damage that nobody did: {damage}"
+                self._tell(f"{side.name} does not start: {damage}")
+                side.die(None, 0)
+                self.mend()
             except DiskFull as full:
                 self._tell(f"{side.name} does not start: {full}")
                 side.die(None, 0)
@@ -229,7 +246,10 @@ class Cluster:
         raise AssertionError(f"{side.name} does not start in {START_TRIES} tries")
 
     def bury(self) -> None:
-        """Whoever's disk has crashed, or who stopped by itself, is dead."""
+        """Whoever's disk has crashed, or who stopped by itself, is dead. No read ends a server (rule L10)."""
+        failures = [self.world.failure, *(side.life.failure for side in self.sides if side.life is not None)]
+        for failure in failures:
+            assert READ_FAILED not in str(failure), f"a read ended a server: {failure}"
         if self.delay_up and (self.world.disk.crashed or self.world.failure is not None):
             self.delay_dies(self.death_after(self.world.failure))
         for side in self.sides:
@@ -262,6 +282,7 @@ class Cluster:
     def heal(self) -> None:
         """No more faults from now on: whoever is down, or hears now that a sync failed, starts."""
         self.held.clear()
+        self.mend()
         self.mixed = False
         self.router.up = True
         self.tell_router()

@@ -21,6 +21,7 @@ from delayd.wire.frame import HeadValue
 from delayd.wire.requests import RequestType
 from tests.delay_harness import FOLDER, Remains, World
 from tests.simulation.books import DelayBooks
+from tests.simulation.damage import Damages
 from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Line, Network, OnAnswer
 from tests.simulation.threads import SteppedExecutor, Turns
@@ -41,6 +42,7 @@ class Surroundings(Protocol):
     router: Router
     wall: WallBound
     delay_books: DelayBooks | None
+    delay_damages: Damages
 
     def moves(self) -> list[Move]:
         """Everything that could happen next."""
@@ -106,7 +108,8 @@ class DelayLife(World):
 
     def outcomes(self) -> dict[int, tuple[int, int, int, int]]:
         """See World: also of hours that were removed since."""
-        return self.books.outcomes(self.disk, self.hours(), torn=self.own.begun)
+        with self._cluster.delay_damages.as_written(self.disk):
+            return self.books.outcomes(self.disk, self.hours(), torn=self.own.begun)
 
     def sweep(self) -> None:
         """Seal and remove what may be; the books are read before each job that may do so."""

@@ -24,6 +24,7 @@ from realtime.core import Core, Executors
 from realtime.recovery import recover
 from tests.batches import bodies_of
 from tests.delay_target import Kept
+from tests.simulation.damage import Damages
 from tests.simulation.moves import Move, Threads
 from tests.simulation.network import Network, ServedEnd
 from tests.simulation.readings import Readings
@@ -114,6 +115,7 @@ class RealtimeSide:
         self.state = MemoryState(self.disk)
         self.config = RealtimeConfig(data=DATA, **settings_of(random))  # type: ignore[arg-type]
         self.life: RealtimeLife | None = None
+        self.damages = Damages()
         self.greeted = ((0, 0), 0)  # Epoch and session of the newest hello that was answered, and its request.
         self.leaving_below = 0
         self.removed: dict[int, Kept] = {}  # By offset, what retention took away.
@@ -189,6 +191,10 @@ class RealtimeSide:
 
     def log(self) -> list[Kept]:
         """All batches that its files hold, durable or not, behind those that retention removed."""
+        with self.damages.as_written(self.disk):
+            return self._log()
+
+    def _log(self) -> list[Kept]:
         names = [name for name in self.disk.list_folder(MESSAGE_LOG) if name.endswith(".log")]
         found: list[Kept] = []
         writes = self.life is None or self.life.own.begun

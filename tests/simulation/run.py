@@ -6,12 +6,13 @@ Invariant: the seed decides everything, so a failing seed fails again, with the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from tests.simulation.cluster import Cluster
+from tests.simulation.damage_scenarios import DamageScenarios
 from tests.simulation.disk_scenarios import DiskScenarios
 from tests.simulation.handoff_scenarios import HandoffScenarios
 from tests.simulation.steps import Kinds, Steps
@@ -27,7 +28,7 @@ TRACE_LINES = 400
 class Run:
     """One seed; `run` raises AssertionError with the trace when a promise is broken."""
 
-    def __init__(self, seed: int, steps: int = STEPS) -> None:
+    def __init__(self, seed: int, steps: int = STEPS, favoured: Sequence[str] = ()) -> None:
         self.seed = seed
         self.counts: Counter[str] = Counter()
         self.trace: list[str] = []
@@ -38,7 +39,9 @@ class Run:
         self._steps = Steps(self.cluster, self._random, self.tell)
         parts = (self.cluster, self._steps, self._random, self.tell)
         self._handoff, self._disks = HandoffScenarios(*parts), DiskScenarios(*parts)
-        self._favoured = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
+        self._damages = DamageScenarios(*parts)
+        drawn = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
+        self._favoured = favoured or drawn
 
     @property
     def virtual_ms(self) -> int:
@@ -74,7 +77,7 @@ class Run:
         return self.counts
 
     def _all_kinds(self) -> Kinds:
-        return self._steps.kinds() + self._handoff.kinds() + self._disks.kinds()
+        return self._steps.kinds() + self._handoff.kinds() + self._disks.kinds() + self._damages.kinds()
 
     def _step(self, number: int) -> None:
         self.cluster.network.forget_ended()

@@ -1,5 +1,7 @@
 """Checkpoints and retention (rules P2, L4, Q3) of the realtime server, against the core in memory."""
 
+import pytest
+
 from delayd.log.checkpoint import read_checkpoint
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType, need_int, need_map, need_maps
@@ -200,3 +202,18 @@ def test_a_stopping_server_answers_its_waiting_pulls() -> None:
     assert peer.errors[asked].code == "stopping"
     refused = world.send(peer, RequestType.PING, {})
     assert peer.errors[refused].code == "stopping"
+
+
+@pytest.mark.parametrize("reads", [1, 1_000])
+def test_rule_L10_a_consume_log_that_cannot_be_opened_for_a_checkpoint_stops_nothing(reads: int) -> None:
+    world, peer = World(settings=SMALL), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
+    world.core.checkpoint()
+    world.disk.faults.fail_reads["/consume/"] = reads
+    world.dispatch(peer, 1, dispatch_batch(2, [b"b"], w=(1, 1)))
+    world.core.checkpoint()
+    world.disk.faults.fail_reads.clear()
+    assert not world.failures
+    world.pass_time(30_000)
+    assert world.pull(peer).bodies == [b"a", b"b"]

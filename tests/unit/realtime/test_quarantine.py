@@ -179,3 +179,17 @@ def test_a_batch_on_a_sector_that_can_not_be_read_is_rotten_and_one_before_it_is
     monkeypatch.setattr(Log, "read_some", broken_some)
     assert pull_all(world) == [b"good", b"other"]
     assert quarantined(world) == 1 and not world.failures
+
+
+def test_rule_Q5_what_is_offered_again_is_no_part_of_a_pull_of_new_messages() -> None:
+    world, peer = served([b"a", b"b"])
+    world.disk.faults.fail_reads["/message/"] = 1 << 20
+    assert world.pull(peer).bodies == []
+    world.disk.faults.fail_reads.clear()
+    world.pass_time(31_000)
+    world.dispatch(peer, 1, dispatch_batch(2, [b"c"], w=(1, 1)))
+    pulled = world.pull(peer)
+    assert sorted(pulled.bodies) == [b"a", b"b", b"c"]
+    assert world.pull(SimPeer()).bodies == []
+    assert world.ack(peer, pulled.handles) == []
+    assert world.pull(peer).bodies == []

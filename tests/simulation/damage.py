@@ -1,0 +1,131 @@
+"""What is wrong with the files of one simulated server, and how it is put right again.
+
+Invariant: readers outside see the files as they were written, whatever the server itself sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from delayd.testing.disk import MemoryDisk
+from delayd.testing.tree import Inode
+
+
+class Damage(Protocol):
+    """Something that is wrong with a file."""
+
+    def mend(self, disk: MemoryDisk) -> bool:
+        """Put it back as it was; False when there is nothing to put back any more."""
+
+    def again(self, disk: MemoryDisk) -> None:
+        """Damage what has just been mended."""
+
+
+class Damages:
+    """All damage of one server, over its lives."""
+
+    def __init__(self) -> None:
+        self._found: list[Damage] = []
+
+    def add(self, damage: Damage) -> None:
+        """Note damage that has been done."""
+        self._found.append(damage)
+
+    def mend(self, disk: MemoryDisk) -> None:
+        """Put all files back as they were; no read fails any more."""
+        disk.faults.fail_reads.clear()
+        while self._found:
+            self._found.pop().mend(disk)
+
+    @contextmanager
+    def as_written(self, disk: MemoryDisk) -> Iterator[None]:
+        """Have the files as they were written, for a reader outside."""
+        failing, disk.faults.fail_reads = disk.faults.fail_reads, {}
+        mended = [damage for damage in reversed(self._found) if damage.mend(disk)]
+        try:
+            yield
+        finally:
+            for damage in reversed(mended):
+                damage.again(disk)
+            disk.faults.fail_reads = failing
+
+
+class Flipped:
+    """A bit of a file that reads as the other one."""
+
+    def __init__(self, disk: MemoryDisk, path: str, position: int, mask: int) -> None:
+        self._path = path
+        self._position = position
+        self._mask = mask
+        self._written = bytes(_found(disk, path).cached)
+        self.again(disk)
+
+    def mend(self, disk: MemoryDisk) -> bool:
+        """Not in a file that was written anew."""
+        node = file_of(disk, self._path)
+        if node is None or self._position >= len(node.cached):
+            return False
+        node.cached[self._position] ^= self._mask
+        if not node.cached.startswith(self._written):
+            node.cached[self._position] ^= self._mask
+            return False
+        if self._position < len(node.durable):
+            node.durable[self._position] ^= self._mask
+        return True
+
+    def again(self, disk: MemoryDisk) -> None:
+        """See `Damage`."""
+        node = _found(disk, self._path)
+        node.cached[self._position] ^= self._mask
+        if self._position < len(node.durable):
+            node.durable[self._position] ^= self._mask
+
+
+class Gone:
+    """A file without its name."""
+
+    def __init__(self, disk: MemoryDisk, path: str) -> None:
+        self._path = path
+        self._node = _found(disk, path)
+        self.again(disk)
+
+    def mend(self, disk: MemoryDisk) -> bool:
+        """Not where another file has taken its place."""
+        if file_of(disk, self._path) is not None:
+            return False
+        folder, name = disk._parent(self._path)
+        # A copy, as an operator restores one: what was not durable at a crash is in it.
+        self._node = Inode(cached=bytearray(self._node.cached), durable=bytearray(self._node.cached))
+        folder.cached[name] = folder.durable[name] = self._node
+        disk.used_bytes += len(self._node.cached)
+        return True
+
+    def again(self, disk: MemoryDisk) -> None:
+        """Files that are open stay open."""
+        folder, name = disk._parent(self._path)
+        del folder.cached[name]
+        folder.durable.pop(name, None)
+        disk.used_bytes -= len(self._node.cached)
+
+
+def files_of(disk: MemoryDisk, folder: str = "/data") -> list[str]:
+    """Paths of all files below a folder."""
+    found: list[str] = []
+    for name in disk.list_folder(folder):
+        path = f"{folder}/{name}"
+        found.extend([path] if file_of(disk, path) is not None else files_of(disk, path))
+    return found
+
+
+def file_of(disk: MemoryDisk, path: str) -> Inode | None:
+    """A file by its path; None when there is none."""
+    node = disk._find(path) if disk.exists(path) else None
+    return node if isinstance(node, Inode) else None
+
+
+def _found(disk: MemoryDisk, path: str) -> Inode:
+    node = file_of(disk, path)
+    assert node is not None, f"{path} is there"
+    return node
