@@ -24,7 +24,7 @@ UNFINISHED_BYTES_MAX = 256 << 20  # Of frames under way: sixteen SENDs at their 
 UNTAKEN_BYTES_MAX = 256 << 20  # Of answers that peers do not take: sixteen PULLs at their largest.
 QUEUED_UNITS = 64  # Of what waited. A plain request is a unit of some 10 us, so that others wait for a millisecond.
 FRESH_UNITS = 256  # Of connections that nothing waited of.
-SHARE_UNITS = 16  # Of one connection: a client that waits for an answer needs one.
+SHARE_UNITS = 16  # Of one connection: a client that waits for an answer needs one. Alone in the queue it gets all.
 UNIT_BYTES = 16 << 10  # A request is so many units as it has times these bytes: their checks take as long as a PING.
 LISTING_UNITS = SHARE_UNITS  # A listing is made of a thousand rows, and STATUS of all counters.
 RETRY_MS = 1_000
@@ -85,6 +85,7 @@ class Budget:
         self._unfinished_bytes_max = unfinished_bytes_max
         self._untaken_bytes_max = untaken_bytes_max
         self._left = FRESH_UNITS
+        self._share = SHARE_UNITS
         self._queue: deque[Member] = deque()
         self._turn_due = False
 
@@ -93,7 +94,7 @@ class Budget:
         if not self._turn_due:
             self._turn_due = True
             self._loop.call_soon(self._turn)
-        return min(SHARE_UNITS, self._left)
+        return min(self._share, self._left)
 
     def used(self, units: int) -> None:
         """A connection has used so many."""
@@ -136,11 +137,14 @@ class Budget:
     def _turn(self) -> None:
         self._turn_due = False
         self._left = QUEUED_UNITS
+        # A client that outruns a server that has nothing else to do is served as fast as it can be.
+        self._share = max(SHARE_UNITS, QUEUED_UNITS // max(1, len(self._queue)))
         for _ in range(len(self._queue)):
             if self._left <= 0:
                 break
             self._queue.popleft().go_on()
         self._left = FRESH_UNITS
+        self._share = SHARE_UNITS
         if self._queue and not self._turn_due:
             self._turn_due = True
             self._loop.call_soon(self._turn)
