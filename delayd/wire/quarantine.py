@@ -12,9 +12,10 @@ from itertools import islice
 
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import need_bool, need_int, need_maps, need_str, optional_str
+from delayd.wire.room import cut_text
 
 PAGE_MAX = 100  # Entries in one answer: with all texts at their longest they fit a head.
-TEXT_MAX = 1_000  # Characters of a text in an entry; a path that is longer is cut.
+TEXT_MAX = 1_000  # Bytes of a text in an entry; a path that is longer is cut.
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,10 @@ class Quarantined:
 
     def head(self) -> Head:
         """As it stands in an answer; every text is cut, so that an answer always fits."""
-        texts = {name: _text(getattr(self, name)) for name in ("id", "path", "reason", "release", "drop")}
+        texts = {name: cut_text(getattr(self, name), TEXT_MAX) for name in ("id", "path", "reason", "release", "drop")}
         numbers = {name: getattr(self, name) for name in ("position", "rows", "since_ms")}
-        return {**texts, **numbers, "hour": self.hour, "subject": None if self.subject is None else _text(self.subject)}
+        subject = None if self.subject is None else cut_text(self.subject, TEXT_MAX)
+        return {**texts, **numbers, "hour": self.hour, "subject": subject}
 
 
 def list_head(entries: Iterable[Quarantined], after: str, limit: int) -> Head:
@@ -50,7 +52,7 @@ def list_head(entries: Iterable[Quarantined], after: str, limit: int) -> Head:
 
 def decided_head(id_: str, done: bool, message: str) -> Head:
     """The answer to QUARANTINE_RELEASE and QUARANTINE_DROP."""
-    return {"id": _text(id_), "done": done, "message": _text(message)}
+    return {"id": cut_text(id_, TEXT_MAX), "done": done, "message": cut_text(message, TEXT_MAX)}
 
 
 def read_list(head: Head) -> tuple[list[Quarantined], bool]:
@@ -71,8 +73,3 @@ def _read(head: Head) -> Quarantined:
         need_str(head, "release"),
         need_str(head, "drop"),
     )
-
-
-def _text(text: str) -> str:
-    # A path may hold bytes that are no text.
-    return text.encode("utf-8", "backslashreplace").decode()[:TEXT_MAX]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.room import ROWS_BYTES_MAX, cut_text
+from delayd.wire.room import ROWS_BYTES_MAX, cut_text, text_bytes
 
 BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
 PLAIN_BYTES_MAX = 112  # Names and numbers of a result, and the code of an error.
@@ -49,7 +49,7 @@ class Refused:
 def results_head(results: Sequence[Accepted | Refused]) -> list[HeadValue]:
     """The field `results` of the answer."""
     refused = [each for each in results if isinstance(each, Refused)]
-    wanted = sum(len(each.message.encode("utf-8", "replace")) + ROW_BYTES_MAX * len(each.rows) for each in refused)
+    wanted = sum(len(text_bytes(each.message)) + ROW_BYTES_MAX * len(each.rows) for each in refused)
     if PLAIN_BYTES_MAX * len(results) + wanted <= ROWS_BYTES_MAX:
         message_bytes = rows_max = ROWS_BYTES_MAX
     else:

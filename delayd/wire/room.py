@@ -40,9 +40,14 @@ def row_bytes_max(row: Head) -> int:
     return size
 
 
+def text_bytes(text: str) -> bytes:
+    """A text as it goes over the wire: a name of a file or a peer's words may hold what no UTF-8 can say."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def cut_text(text: str, bytes_max: int) -> str:
     """A text that can be encoded and has at most so many bytes of UTF-8; what was cut off is shown by an ellipsis."""
-    whole = text.encode("utf-8", "replace")
+    whole = text_bytes(text)
     if len(whole) <= bytes_max:
         return whole.decode()
     return whole[: max(0, bytes_max - len(CUT.encode()))].decode("utf-8", "ignore") + CUT

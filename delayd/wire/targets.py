@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import need_bool, need_int, need_maps, need_str, need_u64
+from delayd.wire.room import cut_text
 
 PAGE_MAX = 100  # Targets in one answer.
-TEXT_MAX = 1_000  # Characters of a text; of UTF-8 up to four bytes each.
+TEXT_MAX = 1_000  # Bytes of a text: a hundred targets with all texts at their longest fit a head.
 
 
 class TargetInfo(NamedTuple):
@@ -29,7 +30,7 @@ class TargetInfo(NamedTuple):
 
     def to_head(self) -> Head:
         """As one item of `targets`."""
-        texts: Head = {"address": _text(self.address), "state": _text(self.state), "alarm": _text(self.alarm)}
+        texts: Head = {name: cut_text(getattr(self, name), TEXT_MAX) for name in ("address", "state", "alarm")}
         numbers: Head = {"subjects": self.subjects, "waiting": self.waiting, "undecided": self.undecided}
         return {"log_id": self.log_id, **texts, **numbers}
 
@@ -50,7 +51,3 @@ def _read(head: Head) -> TargetInfo:
     texts = need_str(head, "address"), need_str(head, "state")
     numbers = need_int(head, "subjects"), need_int(head, "waiting"), need_int(head, "undecided")
     return TargetInfo(need_u64(head, "log_id"), *texts, *numbers, need_str(head, "alarm"))
-
-
-def _text(text: str) -> str:
-    return text[:TEXT_MAX].encode("utf-8", "backslashreplace").decode()[:TEXT_MAX]

@@ -1,6 +1,6 @@
 """What waits for an operator at a server, and what it refuses for now, as STATUS tells it (docs/protocol.md).
 
-Invariant: an entry says what waits, why, and which command helps, each in at most `TEXT_MAX` characters; an answer has
+Invariant: an entry says what waits, why, and which command helps, each in at most `TEXT_MAX` bytes; an answer has
 at most `WAITS_MAX` of them, so that it always fits a head.
 """
 
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from delayd.errors import BadRequest
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import need_list
+from delayd.wire.room import cut_text
 
 WAITS_MAX = 100
 TEXT_MAX = 500
@@ -29,7 +30,7 @@ class Wait(NamedTuple):
 
 def waits_head(waits: Iterable[Wait]) -> list[HeadValue]:
     """The list as it stands in an answer: the first of them, cut."""
-    return [[_text(text) for text in wait] for wait in islice(waits, WAITS_MAX)]
+    return [[cut_text(text, TEXT_MAX) for text in wait] for wait in islice(waits, WAITS_MAX)]
 
 
 def clock_waits(role: str) -> Wait:
@@ -51,8 +52,3 @@ def read_waits(head: Head, name: str) -> list[Wait]:
             raise BadRequest(f"{name} has an entry that is not three texts", field=name)
         found.append(Wait._make(texts))
     return found
-
-
-def _text(text: str) -> str:
-    # A name of a file or a peer's words may hold what no UTF-8 can say.
-    return text[:TEXT_MAX].encode("utf-8", "backslashreplace").decode()[:TEXT_MAX]

@@ -2,15 +2,22 @@
 
 import re
 import resource
+import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from delayd.net.files import FILES_MIN
+from delayd.log_limit import LINES_A_MINUTE
+from delayd.net.files import FILES_MIN, connections_for
+from delayd.wire.frame import encode_frame
+from delayd.wire.requests import RequestType
 
 STOP_DEADLINE_S = 30.0
+LOW = 700  # Files: a checkpoint and the logs need most of them.
 
 
 @pytest.mark.parametrize("hard", [1_000, FILES_MIN])
@@ -29,3 +36,36 @@ def test_a_server_raises_its_soft_limit_of_files_and_warns_of_a_low_hard_one(tmp
     assert found is not None and found.groups() == (str(hard), str(hard))
     assert (f"few_files limit={hard} wanted={FILES_MIN} connections_max=" in log) == (hard < FILES_MIN)
     assert process.returncode == 0
+
+
+def test_rule_B1_idle_connections_at_a_low_limit_never_end_a_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "delayd", "meta", "--data", str(tmp_path), "--port", "0", "--exit-with-stdin"]
+    limited = ["sh", "-c", f'ulimit -Sn 256 && ulimit -Hn {LOW} && exec "$@"', "sh", *command]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(limited, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process, ExitStack() as idle:
+        assert process.stdout is not None and process.stdin is not None
+        port = int(process.stdout.readline().split()[2].rpartition(":")[2])
+        for _ in range(2 * LOW):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port), timeout=STOP_DEADLINE_S))
+        with socket.create_connection(("127.0.0.1", port), timeout=STOP_DEADLINE_S) as late:
+            late.settimeout(STOP_DEADLINE_S)
+            assert b"too_many_connections" in late.recv(4096)
+        assert process.poll() is None
+        idle.close()
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        while not _answers(port):
+            assert time.monotonic() < deadline, "no place came free"
+            time.sleep(0.05)
+        _, log = process.communicate(timeout=STOP_DEADLINE_S)
+    assert process.returncode == 0
+    assert f"connections_max={connections_for(LOW)}" in log
+    assert log.count("connection_refused") <= 3 * LINES_A_MINUTE
+
+
+def _answers(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port), timeout=STOP_DEADLINE_S) as client:
+        try:
+            client.sendall(b"".join(bytes(piece) for piece in encode_frame(RequestType.PING, 1, {})))
+            return b"now_ms" in client.recv(4096)
+        except ConnectionError:
+            return False

@@ -9,15 +9,39 @@ from hypothesis import strategies as st
 from delayd.errors import BadRequest, DamagedData, DelaydError, SlowDown, error_by_code
 from delayd.host import HOST_BYTES_MAX
 from delayd.wire.frame import ANSWER, ERROR, Head, encode_frame
-from delayd.wire.meta import SERVERS_MAX, SUBJECTS_MAX, Registered, Routes, ServerInfo, SubjectPage, servers_head
-from delayd.wire.requests import INT_MAX, U64_MAX, RequestType, error_from_head, error_head, need_bool, need_maps
+from delayd.wire.meta import (
+    SERVERS_MAX,
+    SUBJECTS_MAX,
+    Move,
+    Registered,
+    Routes,
+    ServerInfo,
+    SubjectPage,
+    moves_head,
+    servers_head,
+)
+from delayd.wire.quarantine import Quarantined, decided_head, list_head
+from delayd.wire.requests import (
+    INT_MAX,
+    U32_MAX,
+    U64_MAX,
+    RequestType,
+    error_from_head,
+    error_head,
+    need_bool,
+    need_maps,
+)
 from delayd.wire.results import BATCHES_MAX, Accepted, Refused, results_head
-from delayd.wire.room import ROWS_BYTES_MAX, cut_text, take_rows
+from delayd.wire.room import ROWS_BYTES_MAX, cut_text, take_rows, text_bytes
+from delayd.wire.targets import TargetInfo, targets_head
+from delayd.wire.waits import Wait, waits_head
+from meta.core import MOVES_MAX
 from realtime.answers import LIST_MAX, WINDOW_BATCHES, groups_head, window_frames
 from realtime.groups import Group
 from realtime.handoff import InDoubt
 from realtime.index import Subject
 from realtime.intake import FRAME_BATCHES_MAX
+from realtime.pulls import HANDLES_MAX
 from tests.unit.realtime.world import SimPeer, World
 
 NAME = "n" * 255
@@ -54,6 +78,18 @@ def largest() -> Iterator[tuple[str, Head]]:
     held = InDoubt(U64_MAX, U64_MAX, 1 << 32, INT_MAX, INT_MAX, INT_MAX, 0, b"", b"", 0)
     for head, _, _ in window_frames(U64_MAX, INT_MAX, U64_MAX, [held] * (WINDOW_BATCHES + 1)):
         yield "HELLO", head
+    wide = "\U0001f600" * 5_000
+    entry = Quarantined(wide, wide, INT_MAX, wide, INT_MAX, INT_MAX, "2026112203", wide, wide, wide)
+    yield "QUARANTINE_LIST", list_head([entry] * 5_000, "", INT_MAX)
+    yield "QUARANTINE_DROP", decided_head(wide, True, "\ud800" * 5_000)
+    target = TargetInfo(U64_MAX, wide, wide, INT_MAX, INT_MAX, INT_MAX, "\ud800" * 5_000)
+    yield "TARGETS", targets_head([target] * 5_000, 0)
+    waits = waits_head([Wait(wide, wide, wide)] * 5_000)
+    yield "STATUS", {"waits": waits, "refuses": waits, "counters": dict.fromkeys(names[:300], U64_MAX)}
+    moves = moves_head([Move(U64_MAX, NAME, U64_MAX)] * MOVES_MAX)
+    yield "REGISTER", {"lease_ms": INT_MAX, "heartbeat_ms": INT_MAX, "moves": moves}
+    stale: list[list[int]] = [[U64_MAX, INT_MAX, U32_MAX]] * HANDLES_MAX
+    yield "ACK", {"stale": stale}
     yield "an error", error_head(DamagedData("/" + "\udcff" * 5_000, INT_MAX, "\U0001f600" * 300_000))
     yield "an error with rows", error_head(SlowDown("\ud800" * 300_000, retry_after_ms=INT_MAX, rows=bytes(2 << 20)))
 
@@ -103,8 +139,8 @@ def test_rule_E1_results_fit_whatever_they_say_and_each_names_a_row_that_had_one
 def test_a_cut_text_fits_and_can_be_encoded(text: str, bytes_max: int) -> None:
     cut = cut_text(text, bytes_max)
     assert len(cut.encode()) <= bytes_max
-    if len(text.encode("utf-8", "replace")) <= bytes_max:
-        assert cut == text.encode("utf-8", "replace").decode()
+    if len(text_bytes(text)) <= bytes_max:
+        assert cut == text_bytes(text).decode()
 
 
 @settings(max_examples=60)

@@ -18,7 +18,7 @@ def test_the_longest_entries_fit_a_head(char: str) -> None:
     head: Head = {"waits": waits_head(Wait(*[char * 10_000] * 3) for _ in range(10 * WAITS_MAX))}
     assert len(msgpack.packb(head)) < HEAD_BYTES_MAX
     found = read_waits(head, "waits")
-    assert len(found) == WAITS_MAX and all(len(text) <= TEXT_MAX for wait in found for text in wait)
+    assert len(found) == WAITS_MAX and all(len(text.encode()) <= TEXT_MAX for wait in found for text in wait)
 
 
 @pytest.mark.parametrize("entry", ["text", [], ["a", "b"], ["a", "b", 3], ["a", "b", "c", "d"], {"what": "a"}, None])
