@@ -37,7 +37,8 @@ def clock(meta: str, role: str | None, trust: bool, secret_file: str | None, dat
 
     A wall clock that jumped ahead by more than 5 s is believed after 30 s, and one of a machine that was started again
     after 30 s or when meta's agrees. Until then a server goes on by the time that has passed. With --trust it is
-    believed at once: what is due by it is handed out. That is an operator's word and needs the cluster's secret.
+    believed at once: what is due by it is handed out. A delay server whose log was stamped ahead by a wrong clock goes
+    back to the right one. That is an operator's word and needs the cluster's secret.
     """
     secret = secret_of(secret_file, data) if trust else None
     show(COLUMNS, ask.run(lambda: _clocks(meta, role, secret)), form)

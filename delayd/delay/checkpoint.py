@@ -92,6 +92,7 @@ class Checkpointer:
         on_damaged: Callable[[int, DamagedData], None],
     ) -> None:
         self.replay = replay  # Of the last checkpoint in the state.
+        self.reach_ms = 0  # The latest appended_at that an operator's word has set back.
         self.appended_at_ms = 0  # Of the last group that a checkpoint of this life covers.
         self._disk = disk
         self._state = state
@@ -235,6 +236,7 @@ class Checkpointer:
             "replay_crc32c": facts.stop.crc32c,
             "next_sequence": facts.next_sequence,
             "appended_at_ms": facts.appended_at_ms,
+            "reach_ms": self.reach_ms,
         }
         written, beside = writer.written.rows, writer.written_beside.rows
         counted = (b"checkpoint", msgpack.packb(checkpoint))

@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from delayd.batch import Batch
-from delayd.clock import Clock
+from delayd.clock import JUMP_MS, Clock
 from delayd.config import DelayConfig
 from delayd.delay.checkpoint import Checkpointer, Evidence
 from delayd.delay.dispatcher import AskRoutes, Dispatcher
@@ -42,7 +42,7 @@ from delayd.disk import Disk
 from delayd.errors import BadArgument
 from delayd.executor import Executor
 from delayd.fence import Fence
-from delayd.hours import hour_name, hour_of_ms, hour_start_ms
+from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.log.control import Record, encode_records
 from delayd.state import State
@@ -104,6 +104,8 @@ class DelayCore:
         self._ends = TargetEnds(state, found.target_ends)
         keeping = KeepingEnds(state, self._ends)
         self._loaded_from = hour_of_ms(max(clock.stamp_ms(), found.appended_at_ms))
+        if hour_of_ms(found.reach_ms) > self._loaded_from:
+            self._loaded_from = found.loaded_until + 1
         self._stopped: Callable[[], None] | None = None
         self._tick_due_ms = clock.monotonic_ms()
         self._in_doubt = not clock.confirmed
@@ -196,6 +198,7 @@ class DelayCore:
             self._mending.dispatch_damaged(hour, error, unloaded)
         for hour, (error, sequences) in found.unloaded.items():
             self._mending.schedule_damaged(hour, error, Unloaded(found.next_sequence, sequences))
+        self._checkpointer.reach_ms = found.reach_ms
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._retention = Retention(
             disk,
@@ -295,6 +298,12 @@ class DelayCore:
             yield Wait(f"sends of messages due from {later} on", "free disk space nears its reserve", FREE_SPACE)
         if not self._clock.confirmed:
             yield clock_waits("delay")
+        elif self.intake.filed_from_ms - self._clock.now_ms() > HOUR_MS:
+            until = hour_name(hour_of_ms(self.intake.filed_from_ms))
+            why = (
+                f"a clock that was ahead has stamped the message log until {until}; messages leave on time all the same"
+            )
+            yield Wait("sealing of hours, and what frees their space", why, "delayd clock --role delay --trust")
         if self.dispatcher.unrouted_rows:
             rows = f"{self.dispatcher.unrouted_rows:,} due messages"
             yield Wait(rows, "no realtime server that lives takes their subjects", "delayd servers, then start one")
@@ -315,6 +324,34 @@ class DelayCore:
             yield Wait("sends of new producers", "as many producers are remembered as memory allows")
         for hour in sorted(reserve.full_hours):
             yield Wait(f"sends of messages due in hour {hour_name(hour)}", "it holds as many as hour_rows_max allows")
+
+    def follow_clock(self, done: Callable[[], None]) -> None:
+        """Go by the clock that an operator has just vouched for; call back when that is done.
+
+        Where the log was stamped further ahead by a clock that was wrong, it goes back to the clock, or to the end of
+        the last sealed hour if that is later: then hours close in time again (rule T4).
+        """
+        if self.intake.filed_from_ms - self._clock.now_ms() <= JUMP_MS:
+            done()
+            return
+
+        def found(hour: int | None) -> None:
+            from_ms = self.intake.filed_from_ms
+            to_ms = from_ms if hour is None else max(self._clock.now_ms(), hour_start_ms(hour + 1))
+            if to_ms >= from_ms:
+                log.warning("log_time_kept appended_at_ms=%d sealed_until=%s", from_ms, hour)
+                done()
+                return
+            log.warning("operator action=set_log_time_back from_ms=%d to_ms=%d", from_ms, to_ms)
+            self.intake.set_back(to_ms, partial(set_back, from_ms))
+
+        def set_back(from_ms: int) -> None:
+            self._checkpointer.reach_ms = max(self._checkpointer.reach_ms, from_ms)
+            # Hours between the two that were empty have left the wheel.
+            self._loaded_from = self._loaded_until + 1
+            done()
+
+        self._retention.last_sealed(found)
 
     # Time.
 
@@ -372,7 +409,8 @@ class DelayCore:
     def sweep(self) -> None:
         """Seal closed hours and delete what is past its retention, if the clock is confirmed (rule T1)."""
         if self._clock.confirmed:
-            self._retention.sweep(self._checkpointer.appended_at_ms, self._clock.now_ms())
+            closed_before_ms = min(self._checkpointer.appended_at_ms, self.intake.filed_from_ms)
+            self._retention.sweep(closed_before_ms, self._clock.now_ms())
         self.intake.reserve.full_hours = full_hours(self._hours, self._pending, self._config.hour_rows_max)
         self._segments.release(
             self._wheel.lowest_message_log_offset(),

@@ -31,6 +31,7 @@ from delayd.errors import (
 )
 from delayd.executor import Done, Executor
 from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
+from delayd.log.control import Record, encode_records
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.validate import check_batch, check_headers, rows_detail
@@ -129,6 +130,7 @@ class Intake:
         self._queue: list[Batch] = []
         self._controls: list[Control] = []
         self._tick = False
+        self._set_back_ms: int | None = None  # What the next group may be stamped with, though the log is ahead of it.
         self._committing = False
         self._closed = False
 
@@ -167,6 +169,21 @@ class Intake:
     def tick(self) -> None:
         """Append an empty group, so that an idle server's log shows that time has passed (rule P5)."""
         self._tick = True
+        self._commit()
+
+    @property
+    def filed_from_ms(self) -> int:
+        """No row is filed in an hour that ended by then any more (rule P5)."""
+        return self.appended_at_ms if self._set_back_ms is None else self._set_back_ms
+
+    def set_back(self, to_ms: int, on_durable: Callable[[], None]) -> None:
+        """Stamp by the clock again, ``to_ms`` or later, though the log is ahead of that: an operator's word (rule T4).
+
+        A control record says so, in the group that goes back. No hour that ends after ``to_ms`` may be sealed.
+        """
+        record: Record = {"type": "log_time", "from_ms": self.appended_at_ms, "to_ms": to_ms}
+        self._controls.insert(0, Control(encode_records([record]), on_durable))
+        self._set_back_ms = to_ms
         self._commit()
 
     def close(self) -> None:
@@ -219,7 +236,7 @@ class Intake:
         self._committing = True
         batches = self._take_batches()
         controls, self._controls = self._controls[:BATCHES_MAX], self._controls[BATCHES_MAX:]
-        appended_at_ms = max(self._clock.stamp_ms(), self.appended_at_ms)
+        appended_at_ms = max(self._clock.stamp_ms(), self.filed_from_ms)
         groups: list[NewGroup] = []
         if controls:
             buffers = [control.batch for control in controls]
@@ -270,6 +287,8 @@ class Intake:
             for batch in refused:
                 self._producers.refuse(batch, DiskReserve("this server's disk is full; free space there"))
             return
+        if appended_at_ms < self.appended_at_ms:
+            self._set_back_ms = None
         self.appended_at_ms = appended_at_ms
         # First, so that the thread has the next group while this one is answered and indexed: each takes about as long.
         self._commit()

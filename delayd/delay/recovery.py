@@ -65,6 +65,7 @@ class Recovered:
     replay: Mark
     next_sequence: int
     appended_at_ms: int
+    reach_ms: int  # The latest appended_at of all, which an operator's word may have set back since.
     loaded_until: int  # The last loaded hour.
     quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
     quarantined_ends: dict[int, OutcomeEnd]  # Of those that a checkpoint counts: it goes on to say what was durable.
@@ -102,7 +103,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         disk, folder, identity, hours, known, quarantined, clock.now_ms(), accepted_targets(state)
     )
     next_sequence, appended_at_ms = checkpoint.get("next_sequence", 1), checkpoint.get("appended_at_ms", 0)
-    read = _Replay(producers, targets, next_sequence, appended_at_ms)
+    read = _Replay(producers, targets, next_sequence, appended_at_ms, checkpoint.get("reach_ms", 0))
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
     message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take)
     for tail in message_log.recovered:
@@ -125,6 +126,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         replay=replay,
         next_sequence=read.next_sequence,
         appended_at_ms=read.appended_at_ms,
+        reach_ms=read.reach_ms,
         loaded_until=0,
         quarantined=quarantined,
         quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
@@ -156,13 +158,14 @@ class _Replay:
     """What the message log says above the checkpoint, group by group (rule P1: it decides nothing)."""
 
     def __init__(
-        self, producers: Producers, targets: dict[bytes, int], next_sequence: int, appended_at_ms: int
+        self, producers: Producers, targets: dict[bytes, int], next_sequence: int, appended_at_ms: int, reach_ms: int
     ) -> None:
         self.subjects = Subjects()
         self.pending = PendingRows()
         self.targets_owed: set[bytes] = set()
         self.next_sequence = next_sequence
         self.appended_at_ms = appended_at_ms
+        self.reach_ms = reach_ms
         self._producers = producers
         self._targets = targets
 
@@ -181,14 +184,18 @@ class _Replay:
                 if record["type"] == "target":
                     self._targets[record["subject"]] = record["log_id"]
                     self.targets_owed.add(record["subject"])
+                elif record["type"] == "log_time":
+                    self.reach_ms = max(self.reach_ms, record["from_ms"])
+                    self.appended_at_ms = header.appended_at_ms
 
 
 def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:
     """Load every hour that is not sealed, up to the one that the loader would have reached by now (rule P5)."""
     now_ms = max(clock.stamp_ms(), found.appended_at_ms)
-    found.loaded_until = hour_of_ms(now_ms + config.load_ahead_ms)
+    live = set(range(hour_of_ms(now_ms), hour_of_ms(now_ms + config.load_ahead_ms) + 1))
+    # While the log was stamped ahead, rows were filed in hours long after they are due.
+    found.loaded_until = max(*live, hour_of_ms(found.reach_ms))
     pending = found.pending.count_by_hour().keys()
-    live = set(range(hour_of_ms(now_ms), found.loaded_until + 1))
     filed = set(found.hours.unsealed(found.loaded_until))
     filed |= {hour for hour in found.beside.rows["hour"].tolist() if hour <= found.loaded_until}
     wanted = filed | live | {hour for hour in pending if hour <= found.loaded_until}

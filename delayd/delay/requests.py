@@ -87,7 +87,7 @@ class Requests:
         elif kind is RequestType.TRUST_CLOCK:
             self._clock.trust()
             log.warning("clock_trusted now_ms=%d", self._clock.now_ms())
-            peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()})
+            self._core.follow_clock(lambda: peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()}))
         else:
             raise UnknownRequest(f"{kind.name} is not served by a delay server; ask meta who serves it")
 

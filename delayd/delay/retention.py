@@ -120,6 +120,21 @@ class Retention:
             files = {hour: self._hours.get(hour) for hour in expired}
             self._executor.submit(partial(self._delete, files), self._deleted, Priority.SPACE)
 
+    def last_sealed(self, done: Callable[[int | None], None]) -> None:
+        """Call back with the latest hour that has ever been sealed, -1 for none; None while that can't be told."""
+
+        def read(found: Done[int]) -> None:
+            try:
+                done(None if self._sealing else max(found.result(), *self._hours.sealed(), -1))
+            except DamagedData as error:
+                log.warning("seals_unreadable reason=%r", str(error))
+                done(None)
+
+        if self._seals is None:
+            done(None)
+        else:
+            self._executor.submit(self._seals.last_hour, read)
+
     def close(self) -> None:
         """Close the seal log."""
         if self._seals is not None:

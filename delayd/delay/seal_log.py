@@ -71,6 +71,15 @@ class SealLog:
         """The state counts an hour's seal."""
         self._uncounted.pop(hour, None)
 
+    def last_hour(self) -> int:
+        """The latest hour that has a seal, in the whole log; -1 without any. Reads all of it."""
+        hours = [-1]
+        for group in self._log.scan(self._log.start, self._log.durable):
+            for _, batch in group.batches():
+                if batch.kind == BatchKind.SEAL:
+                    hours.extend(seal.facts.hour for seal in decode_seals(batch))
+        return max(hours)
+
     def close(self) -> None:
         """Close the file."""
         self._log.close()

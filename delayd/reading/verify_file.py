@@ -17,6 +17,7 @@ from delayd.errors import BatchMalformed, DamagedData, DataError
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, check_pages
+from delayd.log.control import decode_records
 from delayd.log.dispatch import decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import segment_name
@@ -236,10 +237,21 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
     return None if hourly else Link(end, crc)
 
 
+def _sets_back(group: Group) -> bool:
+    """Whether a group says that an operator has set the log's time back (rule T4)."""
+    if group.header.kind != GroupKind.CONTROL:
+        return False
+    try:
+        return any(record.get("type") == "log_time" for _, batch in group.batches() for record in decode_records(batch))
+    except BatchMalformed:
+        return False
+
+
 def _check_group(segment: Segment, group: Group, found: _Found) -> None:
     header = group.header
     # Replay, hours and leases rest on the instants of the message logs; those of others are only read by people.
-    if header.appended_at_ms < found.appended_at_ms and segment.header.kind in (FileKind.MESSAGE, FileKind.REALTIME):
+    falls = header.appended_at_ms < found.appended_at_ms and not _sets_back(group)
+    if falls and segment.header.kind in (FileKind.MESSAGE, FileKind.REALTIME):
         what = f"its instant {header.appended_at_ms} is before that of the group before it"
         raise DamagedData(segment.path, segment.position(header.offset), what)
     found.appended_at_ms = header.appended_at_ms

@@ -9,9 +9,10 @@ from delayd.delay.core import DelayCore
 from delayd.delay.rows import COARSE_MS
 from delayd.errors import ClockInDoubt, PastHorizon
 from delayd.hours import HOUR_MS, hour_of_ms
+from delayd.reading.verify import verify_directory
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
-from tests.delay_harness import TARGET_IDS, Wanted, World, new_world
+from tests.delay_harness import DATA, TARGET_IDS, Wanted, World, new_world
 from tests.delay_target import FakeTarget
 
 SECOND_MS, DAY_MS = 1_000, 24 * HOUR_MS
@@ -319,6 +320,60 @@ def test_a_caller_who_is_past_the_horizon_is_told_so() -> None:
     world.settle()
     ((_, error),) = world.outside.refused
     assert isinstance(error, PastHorizon)
+
+
+def stamped_ahead(days: int, *, sealed: bool) -> World:
+    """A log that was stamped by a clock so far ahead, which was believed; the clock is right again."""
+    world = begun()
+    world.send(messages_at("before", BEGIN_MS, BEGIN_MS + 3 * HOUR_MS))
+    live(world, 1_000)
+    world.clock.step_wall(days * DAY_MS)
+    world.clock.trust()
+    ahead_ms = world.clock.now_ms()
+    world.send(messages_at("ahead", ahead_ms, ahead_ms + 2 * HOUR_MS))
+    world.pass_ms(3_000)
+    if sealed:
+        _close_hours(world)
+    world.clock.step_wall(-days * DAY_MS)
+    return world
+
+
+@pytest.mark.parametrize("restart", ["", "before", "after", "after a checkpoint"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_rule_T4_an_operators_word_sets_a_log_back_that_was_stamped_ahead(sealed: bool, restart: str) -> None:
+    world = stamped_ahead(60, sealed=sealed)
+    now_ms = world.clock.now_ms()
+    world.send(messages_at("far hour", now_ms + 60_000, now_ms + 7_200_000))
+    world.settle()
+    assert any("stamped the message log" in wait.why for wait in world.core.waits())
+    if restart == "before":
+        world = world.after_crash(PowerLoss.ALL_LOST)
+    before_ms = world.core.intake.appended_at_ms
+    told: list[bool] = []
+    world.core.follow_clock(lambda: told.append(True))
+    world.settle()
+    assert told == [True]
+    if restart == "after a checkpoint":
+        world.checkpoint()
+    if restart.startswith("after"):
+        world = world.after_crash(PowerLoss.ALL_LOST)
+    sealed_until = max(world.hours().sealed(), default=0)
+    back_ms = world.core.intake.appended_at_ms
+    assert back_ms < before_ms - DAY_MS or sealed
+    assert hour_of_ms(back_ms) > sealed_until
+    world.send(messages_at("after", world.clock.now_ms() + 1_000, world.clock.now_ms() + 5 * HOUR_MS))
+    live(world, 62_000, COARSE_MS)
+    filed = {kept.part.hour for kept in target_of(world).log if b"after-0" in kept.bodies}
+    assert filed == {hour_of_ms(max(world.clock.now_ms(), back_ms))}
+    if not sealed:
+        world.clock.advance(HOUR_MS)
+        live(world, 3_000, COARSE_MS)
+        _close_hours(world)
+        assert min(filed) in world.hours().sealed(), "hours close in time"
+    world.drain(70 * DAY_MS)
+    world.check_books()
+    world.check_sealing()
+    assert verify_directory(DATA, disk=world.disk).sound, "log verify"
 
 
 def _close_hours(world: World) -> None:
