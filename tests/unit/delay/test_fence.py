@@ -5,7 +5,7 @@ import pytest
 from delayd.delay.link import Phase
 from delayd.errors import DelaydError, FencedInstance, NotReady, ServerFenced, StaleEpoch
 from delayd.fence import META
-from tests.delay_harness import TARGET_IDS, World, wanted
+from tests.delay_harness import TARGET_IDS, World, new_world, wanted
 
 SUBJECTS = [b"s"]
 
@@ -46,3 +46,21 @@ def test_rule_H8_a_server_that_a_target_fences_off_gives_no_receipts(kind: type[
     assert [(number, type(error)) for number, error in world.outside.refused] == [(refused, ServerFenced)]
     assert kind.code in world.core.fence.error().message
     assert "delayd target accept" in next(iter(world.core.waits())).command
+
+
+def test_rule_H8_a_server_that_one_target_fences_off_hands_nothing_to_another() -> None:
+    world = World(new_world(TARGET_IDS))
+    subjects = {world.target_of(subject): subject for subject in (b"a", b"b")}
+    assert len(subjects) == 2
+    now_ms = world.clock.now_ms()
+    world.send([(now_ms + 10_000, subject, subject) for subject in subjects.values()])
+    world.settle()
+    world.send([(now_ms, subject, b"first " + subject) for subject in subjects.values()])
+    world.pass_ms(1_000)
+    fencing, other = (world.outside.targets[log_id] for log_id in TARGET_IDS)
+    assert len(other.log) == 1
+    fencing.origin = (world.core.identity.epoch + 1, 0xBAD)
+    world.cut(fencing.log_id)
+    world.pass_ms(20_000)
+    assert world.core.fence.is_up
+    assert len(other.log) == 1, "what is due waits for whoever decides"
