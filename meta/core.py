@@ -77,12 +77,14 @@ class Meta:
         clock: Clock,
         lease_ms: int,
         stop: Callable[[BaseException], None],
+        *,
+        moved: bool = False,
     ) -> None:
         self.transactions = 0
         self._state = state
         self._executor = executor
         self._stop = stop
-        self._registry = Registry(clock, lease_ms, _stored_servers(state, path))
+        self._registry = Registry(clock, lease_ms, _stored_servers(state, path), moved=moved)
         self._table = RouteTable(_stored_routes(state, path, ROUTE_PREFIX), _stored_routes(state, path, LOOK_PREFIX))
         self._operators = OperatorLog(state)
         self._moves = _stored_moves(state, path)
@@ -156,7 +158,7 @@ class Meta:
     def move(self, subject: str, log_id: int, on_done: OnDone) -> None:
         """Give a subject to another realtime server, by an operator's word. Raises UnknownServer, BadSubject."""
         check_subject(subject.encode())
-        if not self._registry.find("realtime", [log_id]):
+        if not self._registry.has("realtime", log_id):
             raise UnknownServer(f"meta knows no realtime server {log_id:016x}; see `delayd servers`")
         if self._table.is_settling(subject):
             raise SlowDown(f"the first route of {subject} is being stored; say it again")

@@ -33,14 +33,19 @@ class _Known:
 
 
 class Registry:
-    """Servers by role and log_id, in memory."""
+    """Servers by role and log_id, in memory.
 
-    def __init__(self, clock: Clock, lease_ms: int, stored: Iterable[Registered]) -> None:
+    `moved` says that meta's own directory lies in another place than before. It may be a copy, and the addresses that
+    it remembers those of the servers that it was copied from: nobody is sent there before they have registered here.
+    """
+
+    def __init__(self, clock: Clock, lease_ms: int, stored: Iterable[Registered], *, moved: bool = False) -> None:
         self._clock = clock
         self._lease_ms = lease_ms
+        self._moved = moved
         # Nobody could register while meta was away, so each known server has a whole lease from now on.
         now_ms = clock.monotonic_ms()
-        self._known = {(each.role, each.log_id): _Known(each, each, now_ms) for each in stored}
+        self._known = {(each.role, each.log_id): _Known(each, each, now_ms, alive=not moved) for each in stored}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -124,12 +129,17 @@ class Registry:
 
     def servers(self, role: str | None = None) -> list[ServerInfo]:
         """All that are known, by role and log_id, alive or not."""
-        return [self._info(self._known[key]) for key in sorted(self._known) if role is None or key[0] == role]
+        found = (self._known[key] for key in sorted(self._known) if role is None or key[0] == role)
+        return [self._info(known) for known in found if self._is_told(known)]
 
     def find(self, role: str, log_ids: Iterable[int]) -> list[ServerInfo]:
         """Those of a role that are known among some log_ids, lowest first."""
         keys = ((role, log_id) for log_id in sorted(set(log_ids)))
-        return [self._info(self._known[key]) for key in keys if key in self._known]
+        return [self._info(self._known[key]) for key in keys if key in self._known and self._is_told(self._known[key])]
+
+    def has(self, role: str, log_id: int) -> bool:
+        """Whether a server is known, told of or not."""
+        return (role, log_id) in self._known
 
     def _check_newer(self, known: _Known, server: Registered) -> None:
         heard = known.server
@@ -160,6 +170,9 @@ class Registry:
         for known in self._known.values():
             if known.server != server and (known.server.host, known.server.port) == (server.host, server.port):
                 known.alive = False
+
+    def _is_told(self, known: _Known) -> bool:
+        return known.heard or not self._moved
 
     def _is_alive(self, known: _Known) -> bool:
         return known.alive and self._clock.monotonic_ms() - known.seen_ms < self._lease_ms

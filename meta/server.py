@@ -21,6 +21,7 @@ from delayd.identity import open_cluster_id, open_identity
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.net.trust import Guard
+from delayd.place import place_of, settle_place
 from delayd.secret import open_secret
 from delayd.state import LmdbState
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -76,9 +77,14 @@ class MetaService:
             self._state = LmdbState(path)
             self._identity = open_identity(self._state, path, _draw_u64)
             self._cluster_id = open_cluster_id(self._state, path, _draw_u64, config.wanted_cluster_id)
+            moved = settle_place(self._state, place_of(config.folder))
+            if moved:
+                log.warning("moved servers_are_told_of_when=they_have_registered_here")
             secret = open_secret(config.data, config.secret_file)
             self._guard = Guard(secret, config.role, self._identity.log_id, lambda: self._cluster_id)
-            self._core = Meta(self._state, path, self._executor, self._clock, config.lease_ms, self._fail_core)
+            self._core = Meta(
+                self._state, path, self._executor, self._clock, config.lease_ms, self._fail_core, moved=moved
+            )
             port = await self._server.listen(config.host, config.port)
         except DelaydError:
             self._close()

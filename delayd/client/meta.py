@@ -13,7 +13,7 @@ from typing import NamedTuple
 from delayd.client.limits import parse_address
 from delayd.client.link import Link
 from delayd.client.retry import Backoff
-from delayd.errors import BadRequest, DelaydError, NoRealtimeServer, UnknownRequest
+from delayd.errors import DelaydError, NoRealtimeServer, UnknownRequest
 from delayd.wire.frame import Frame, Head
 from delayd.wire.meta import PORT_MAX, need_host, read_each
 from delayd.wire.requests import RequestType, need_bool, need_int, need_map, need_u64
@@ -69,7 +69,7 @@ class MetaView:
         for server in read_each(answer.head, _server):
             if server.log_id == log_id:
                 return server
-        raise BadRequest(f"meta routes {subject} to {log_id:016x}, and says no address of it")
+        raise NoRealtimeServer(f"{subject} is served by {log_id:016x}, which has not registered with this meta yet")
 
     def keep_fresh(self) -> None:
         """Ask again every few seconds from now on, until `close`."""

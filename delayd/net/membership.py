@@ -10,10 +10,7 @@ taken it only in the place in which it was made or taken last: its lock keeps ev
 
 import logging
 
-import msgpack
-
 from delayd.errors import (
-    DamagedData,
     DelaydError,
     EpochOutOfRange,
     FencedInstance,
@@ -26,10 +23,9 @@ from delayd.fence import META, Fence
 from delayd.identity import keep_cluster_id, known_cluster_id
 from delayd.net.connection import Connection
 from delayd.net.trust import Guard, Proved, prove
+from delayd.place import keep_place, known_place
 from delayd.secret import Secret
 from delayd.state import State
-
-PLACE_KEY = b"place"
 
 # Refusals that say that this server may not be what it takes itself for, and what an operator can do.
 _FENCING: dict[type[DelaydError], str] = {
@@ -55,7 +51,7 @@ class Membership:
         self.fence = fence
         self._secret = secret
         self._state = state
-        self._taken_in = _known_place(state)  # Where meta took this server last.
+        self._taken_in = known_place(state)  # Where meta took this server last.
 
     def begin(self, *, fresh: bool) -> None:
         """Decide whether to serve before meta is heard; `fresh`: this directory was made in this life."""
@@ -90,14 +86,5 @@ class Membership:
             self.fence.put_up(META, error, command)
 
     def _keep_place(self) -> None:
-        self._state.commit([(PLACE_KEY, msgpack.packb(self.place))])
+        keep_place(self._state, self.place)
         self._taken_in = self.place
-
-
-def _known_place(state: State) -> int | None:
-    try:
-        value = state.get(PLACE_KEY)
-        return None if value is None else msgpack.unpackb(value)
-    except (DamagedData, ValueError):
-        # Meta is asked instead.
-        return None

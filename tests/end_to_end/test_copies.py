@@ -341,6 +341,23 @@ def test_rule_H8_a_new_meta_is_refused_until_it_takes_the_place_of_the_lost_one_
                 assert again.consumed(1) == ["2"]
 
 
+def test_rule_H8_a_copy_of_the_whole_directory_on_other_ports_leaves_production_alone(tmp_path: Path) -> None:
+    data, elsewhere = tmp_path / "data", tmp_path / "copy"
+    with cluster(data) as production:
+        production.send("1")
+        assert production.consumed(1) == ["1"]
+        shutil.copytree(data, elsewhere)
+        with cluster(elsewhere) as copy:
+            # Whoever asks the copy meets the copy, from its first moment on.
+            copy.send("of the copy")
+            assert copy.consumed(1) == ["of the copy"]
+            production.send("2")
+            assert production.consumed(1) == ["2"]
+            assert copy.consumed(1, within_s=1) == []
+        for server in (production.delay, production.realtime):
+            assert "fenced" not in server.log and "target_refused" not in server.log
+
+
 def _target_with_alarm(production: Cluster) -> str:
     alarm_of(production)
     rows = json.loads(command("target", "list", "--meta", production.meta.address, "--format", "json"))

@@ -3,7 +3,8 @@
 import shutil
 from pathlib import Path
 
-from delayd.place import place_of
+from delayd.place import known_place, place_of, settle_place
+from delayd.testing.state import MemoryState
 
 
 def test_a_copy_has_another_place_and_a_renamed_folder_the_same(tmp_path: Path) -> None:
@@ -17,3 +18,13 @@ def test_a_copy_has_another_place_and_a_renamed_folder_the_same(tmp_path: Path) 
     assert place_of(str(tmp_path / "copy")) != place
     folder.rename(tmp_path / "renamed")
     assert place_of(str(tmp_path / "renamed")) == place
+
+
+def test_a_place_is_settled_once_and_a_move_is_noticed() -> None:
+    state = MemoryState()
+    assert not settle_place(state, 5)
+    assert not settle_place(state, 5)
+    assert settle_place(state, 6) and known_place(state) == 6
+    assert not settle_place(state, 6)
+    state.commit([(b"place", b"\xc1")])
+    assert known_place(state) is None and not settle_place(state, 6)

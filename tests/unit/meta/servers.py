@@ -32,9 +32,9 @@ class World:
         self.stopped: list[BaseException] = []
         self.meta = self._open()
 
-    def restart(self) -> None:
+    def restart(self, *, moved: bool = False) -> None:
         self.state = self.state.after_crash()
-        self.meta = self._open()
+        self.meta = self._open(moved=moved)
 
     def register(self, *servers: Registered) -> list[RetryLater | None]:
         """What each of them was answered, as far as it was."""
@@ -57,5 +57,5 @@ class World:
     def alive(self, role: str | None = None) -> dict[int, bool]:
         return {info.server.log_id: info.alive for info in self.meta.servers(role)}
 
-    def _open(self) -> Meta:
-        return Meta(self.state, "state.lmdb", self.executor, self.clock, LEASE_MS, self.stopped.append)
+    def _open(self, *, moved: bool = False) -> Meta:
+        return Meta(self.state, "state.lmdb", self.executor, self.clock, LEASE_MS, self.stopped.append, moved=moved)

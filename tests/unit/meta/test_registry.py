@@ -200,3 +200,17 @@ def test_meta_says_which_servers_it_has_heard_in_this_life() -> None:
     world.restart()
     world.register(delay_server(2))
     assert {info.server.log_id: info.heard for info in world.meta.servers(None)} == {1: False, 2: True}
+
+
+def test_rule_H8_a_copy_of_meta_sends_nobody_to_the_servers_that_it_was_copied_from() -> None:
+    world = World()
+    world.register(realtime_server(1), delay_server(2, epoch=4, place=5))
+    assert world.routes("a").routes == {"a": 1}
+    world.restart(moved=True)
+    assert world.meta.servers(None) == []
+    answer = world.routes("a")
+    assert answer.routes == {"a": 1} and not answer.servers
+    # Nobody's place is kept either: what was copied with it serves at once.
+    world.register(realtime_server(1, port=9, epoch=2, pid=7), delay_server(2, port=8, epoch=5, place=6))
+    assert [info.server.port for info in world.meta.servers(None)] == [8, 9]
+    assert [info.server.port for info in world.routes("a").servers] == [9]
