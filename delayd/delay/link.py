@@ -42,6 +42,8 @@ limited = LogLimit(log)
 
 RETRY_MS = 50  # First wait before a target that was away is tried again; it doubles.
 RETRY_MS_MAX = 2_000
+WINDOW_FRAMES_MAX = 4_096  # Of an answer to a hello, of 4,096 batches each.
+WINDOW_BYTES_MAX = 1 << 30  # Of its rows, 16 each; what is undecided of one epoch is bounded to far less (rule H2).
 ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back.
 
 Sequences = NDArray[np.uint64]
@@ -124,6 +126,7 @@ class Link:
         self._retry_ms = RETRY_MS
         self._retry_at_ms = 0
         self._answer: list[Frame] = []
+        self._answer_bytes = 0
         self._settled: set[tuple[int, int]] = set()
         self._closed = False
 
@@ -209,7 +212,7 @@ class Link:
             wire.close()
             return
         watched = self._wire = WatchedWire(wire, self._clock, self._silence_ms_max)
-        self.phase, self._answer = Phase.ASKED, []
+        self.phase, self._answer, self._answer_bytes = Phase.ASKED, [], 0
         if self._accepts_origin:
             head: dict[str, HeadValue] = {"log_id": self._origin.log_id, "target": self.target}
             watched.call(RequestType.ORIGIN_ACCEPT, head, (), partial(self._origin_accepted, session))
@@ -263,6 +266,11 @@ class Link:
             self._lost(session, answer)
             return
         self._answer.append(answer)
+        self._answer_bytes += len(answer.body)
+        if len(self._answer) > WINDOW_FRAMES_MAX or self._answer_bytes > WINDOW_BYTES_MAX:
+            self._answer = []
+            self._lost(session, BadRequest("the answer to a hello does not end", field="batches"))
+            return
         if answer.flags & MORE:
             return
         try:

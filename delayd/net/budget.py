@@ -26,7 +26,8 @@ QUEUED_UNITS = 64  # Of what waited. A plain request is a unit of some 10 us, so
 FRESH_UNITS = 256  # Of connections that nothing waited of.
 SHARE_UNITS = 16  # Of one connection: a client that waits for an answer needs one. Alone in the queue it gets all.
 UNIT_BYTES = 16 << 10  # A request is so many units as it has times these bytes: their checks take as long as a PING.
-LISTING_UNITS = SHARE_UNITS  # A listing is made of a thousand rows, and STATUS of all counters.
+LISTING_UNITS = QUEUED_UNITS  # A listing is made of a thousand rows: one of them is a turn.
+STATUS_UNITS = SHARE_UNITS  # It is made of all counters.
 RETRY_MS = 1_000
 
 LISTINGS = frozenset(
@@ -36,7 +37,6 @@ LISTINGS = frozenset(
         RequestType.META_SUBJECTS,
         RequestType.QUARANTINE_LIST,
         RequestType.HELLO,
-        RequestType.STATUS,
         RequestType.GROUPS,
         RequestType.SUBJECTS,
     }
@@ -65,7 +65,9 @@ class Member(Protocol):
 
 def units_of(frame_type: int, frame_bytes: int) -> int:
     """What a request costs of a turn."""
-    return (LISTING_UNITS if frame_type in LISTINGS else 1) + frame_bytes // UNIT_BYTES
+    if frame_type in LISTINGS:
+        return LISTING_UNITS
+    return (STATUS_UNITS if frame_type == RequestType.STATUS else 1) + frame_bytes // UNIT_BYTES
 
 
 class Budget:

@@ -7,6 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
+from delayd.delay import link
+from delayd.delay.link import Phase
 from delayd.errors import DelaydError, error_by_code
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
@@ -16,7 +18,7 @@ from tests import delay_target
 from tests.delay_harness import wanted
 from tests.delay_target import Cable, Call
 from tests.fuzz.values import BOUNDARY, NUMBERS
-from tests.unit.delay.handoff import put_on_cable, ready_world
+from tests.unit.delay.handoff import cable_of, link_of, put_on_cable, ready_world, target_of
 
 HOUR_MS = 3_600_000
 LIES = 0.6
@@ -98,3 +100,21 @@ def test_rule_E1_no_answer_of_a_target_ends_a_delay_server(seed: int, monkeypatc
     world.pass_ms(60_000)
     # What was recorded can be read by the next life.
     world.after_crash(PowerLoss.ALL_LOST).pass_ms(60_000)
+
+
+def test_rule_B1_an_answer_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ready_world(frame_rows_max=1)
+    put_on_cable(world, 3)
+    cable = cable_of(world)
+    while cable.up:
+        cable.carry_up()
+    target_of(world).frame_batches = 1
+    target_of(world).sync()
+    monkeypatch.setattr(link, "WINDOW_FRAMES_MAX", 2)
+    world = world.after_crash(PowerLoss.ALL_LOST)
+    world.pass_ms(10_000)
+    assert link_of(world).phase is not Phase.READY and not link_of(world)._answer
+    monkeypatch.setattr(link, "WINDOW_FRAMES_MAX", 4_096)
+    world.pass_ms(10_000)
+    world.drain()
+    world.check_books()

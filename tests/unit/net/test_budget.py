@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from delayd.errors import BadRequest, FrameOverdue, FrameTooLarge, SlowDown, TooManyConnections
 from delayd.net import connection as connection_module
-from delayd.net.budget import FRESH_UNITS, QUEUED_UNITS, SHARE_UNITS, UNIT_BYTES
+from delayd.net.budget import FRESH_UNITS, QUEUED_UNITS, SHARE_UNITS, UNIT_BYTES, units_of
 from delayd.net.connection import Connection
 from delayd.net.files import CONNECTIONS_MAX, CONNECTIONS_MIN, connections_for
 from delayd.net.loop_watch import LoopWatch
@@ -83,6 +83,12 @@ def test_rule_B2_one_connection_gets_its_share_of_a_turn_and_all_together_get_no
             writer.close()
 
     on_loop(scenario)
+
+
+def test_rule_B2_a_listing_costs_a_whole_turn_of_what_waits() -> None:
+    assert units_of(RequestType.GROUPS, 100) >= QUEUED_UNITS
+    assert units_of(RequestType.STATUS, 100) >= SHARE_UNITS
+    assert units_of(RequestType.PING, 100) == 1
 
 
 def test_rule_B2_requests_of_one_connection_are_begun_in_their_order_and_none_is_left() -> None:
