@@ -3,10 +3,13 @@
 What a checkpoint says is fixed at one moment on the loop; all writing is done beside it and holds up no commit.
 """
 
+import bisect
 import logging
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,29 +18,30 @@ from delayd.disk import Disk, File
 from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, NotWritable, ServerStopped, Shortage
 from delayd.executor import Done, Executor
 from delayd.log.checkpoint import CheckpointFile, Payload
-from delayd.log.consume import ConsumePlace, ConsumeTail, Entries, append_entries, entries_of
+from delayd.log.consume import ConsumePlace, ConsumeTail, append_entries, entries_of
 from delayd.state import State
 
 from .groups import GroupCopy
 from .index import Index, Subject
 from .kept import Marks, Pair, copied, encode_group_copy, encode_marks, encode_subject
 
+OFFSET_MAX = 1 << 63  # Above every offset.
 SYNC_FILES_MIN = 64  # From this many consume logs on one syncfs is cheaper than a sync of each.
 OPEN_FILES_MAX = 512  # Held open until they are synced (rule L4).
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumePart:
+class ConsumePart(NamedTuple):
     """Messages of one subject whose entries are to be written: batch offsets, and rows of each batch."""
 
     subject: Subject
     place: ConsumePlace
     tail: ConsumeTail
     end: int  # Behind these messages.
-    offsets: Entries
-    counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    lost: bool  # Whether the log must be rebuilt, so that nothing can be written to it.
+    offsets: "array[int]"
+    firsts: "array[int]"  # The first consume sequence of each batch, then the end.
 
 
 @dataclass(slots=True)
@@ -52,6 +56,7 @@ class Snapshot:
     parts: list[ConsumePart]
     now_ms: int
     evidence: tuple[str, int, int]
+    retains: bool = False  # Whether retention was asked for.
     keep_from: int | None = None  # Retention may remove the message log below, once this is published.
     tails: list[ConsumeTail] = field(default_factory=list)
     damaged: list[tuple[Subject, DamagedData]] = field(default_factory=list)  # Consume logs that took no entries.
@@ -144,16 +149,19 @@ class Checkpointer:
 
 
 def consume_parts(index: Index) -> list[ConsumePart]:
-    """What the consume logs lack, of all subjects: copies, for another thread."""
-    parts: list[ConsumePart] = []
-    for subject in index.fresh:
-        firsts = np.frombuffer(subject.firsts, np.int64)
-        begin = int(np.searchsorted(firsts, np.int64(subject.tail.end)))
-        counts = np.diff(firsts[begin:], append=subject.end)
-        offsets = np.frombuffer(subject.offsets, np.uint64)[begin:].copy()
-        parts.append(ConsumePart(subject, index.place(subject), subject.tail, subject.end, offsets, counts))
-    index.fresh.clear()
-    return parts
+    """What the consume logs lack, of all subjects that have changed: copies, for another thread."""
+    return [consume_part(index, subject, OFFSET_MAX) for subject in index.take_fresh()]
+
+
+def consume_part(index: Index, subject: Subject, stop: int) -> ConsumePart:
+    """What the consume log of a subject lacks of the messages below an offset; later ones may be there already."""
+    begin = bisect.bisect_left(subject.firsts, subject.tail.end)
+    until = max(begin, bisect.bisect_left(subject.offsets, stop))
+    end = subject.firsts[until] if until < len(subject.firsts) else subject.end
+    firsts = subject.firsts[begin:until]
+    firsts.append(end)
+    lost = subject.damage is not None
+    return ConsumePart(subject, index.place(subject), subject.tail, end, lost, subject.offsets[begin:until], firsts)
 
 
 def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) -> None:
@@ -183,10 +191,12 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
 
 def _write_part(disk: Disk, part: ConsumePart, snapshot: Snapshot, unsynced: list[File]) -> ConsumeTail:
     """Write the entries of one subject; a log that can't take them is counted as lost, and all else goes on."""
-    if part.subject.damage is not None:
+    if part.lost:
         return ConsumeTail.lost(part.end)
     try:
-        entries = entries_of(part.offsets, part.counts)
+        entries = entries_of(
+            np.array(part.offsets, np.uint64), np.diff(np.array(part.firsts, np.int64)).astype(np.int64)
+        )
         return append_entries(disk, part.place, part.tail, entries, snapshot.now_ms, unsynced)
     except DamagedData as error:
         snapshot.damaged.append((part.subject, error))

@@ -43,6 +43,11 @@ class GroupCopy(NamedTuple):
     offers: list[Offer]
     oldest: int
 
+    @property
+    def subject(self) -> Subject:
+        """Whose messages they are."""
+        return self.group.subject
+
 
 class Group:
     """One group of one subject."""

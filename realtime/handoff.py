@@ -207,4 +207,6 @@ class Origins:
 
     def window_offset(self, end: int) -> int:
         """The lowest offset of a group with a batch above W; ``end`` when there is none."""
-        return min((held.group_offset for origin in self for held in origin.window.values()), default=end)
+        # A window has its batches in the order of the log.
+        firsts = (next(iter(origin.window.values())) for origin in self if origin.window)
+        return min((held.group_offset for held in firsts), default=end)

@@ -150,6 +150,12 @@ class Index:
             found = self.by_name[name] = Subject(name, self.fresh)
         return found
 
+    def take_fresh(self) -> list[Subject]:
+        """The subjects that have changed since this was asked last."""
+        found = list(self.fresh)
+        self.fresh.clear()
+        return found
+
     def changed(self, subject: Subject) -> None:
         """Have the next checkpoint write what it knows of a subject."""
         self.fresh[subject] = None

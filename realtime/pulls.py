@@ -21,6 +21,7 @@ from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
 
 from .alarms import Alarms
+from .changes import Changes
 from .groups import Group, Waiting
 from .held import Held, Run
 from .index import Index, Subject
@@ -100,6 +101,7 @@ class Pulls:
         self._incarnations: dict[Peer, int] = {}
         self._waiting = 0
         self._held = sum(len(group.held) for group in self.groups.values())
+        self.changes = Changes(self.groups.values())
         self._to_serve: OrderedDict[Group, None] = OrderedDict()  # In the next turns of the loop.
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
@@ -264,6 +266,7 @@ class Pulls:
         subject = self._index.subject(subject_name)
         group = Group(group_id, subject, name, self._index.first(subject))
         group.ready = False
+        self.changes.watch(group)
         record: Record = {"type": GROUP_RECORD, "group_id": group.group_id, "subject": subject_name, "group": name}
         self._log.append_record(record)
         self._next_group_id = max(self._next_group_id, group_id + 1)
@@ -343,6 +346,7 @@ class Pulls:
         if not of_subject:
             del self._of_subject[group.subject.name]
         self._to_serve.pop(group, None)
+        self.changes.forget(group)
         self._held -= len(group.held)
         group.held = Held()
         self.quarantine.forget(group)

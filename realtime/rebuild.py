@@ -163,7 +163,9 @@ class Rebuilder:
             self.counted += 1
             log.info("consume_log_rebuilt subject=%s first=%d end=%d", each.subject.name, each.tail.first, each.end)
         self._last = {each.subject for each in round_.wanted.values()}
-        if self._wanted:
+        if any(subject not in self._last for subject in self._wanted):
+            self._start()
+        elif self._wanted:
             self.retry_at_ms = self._quiet_until_ms
         for each in round_.wanted.values():
             self.on_rebuilt(each.subject)

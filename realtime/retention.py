@@ -15,7 +15,7 @@ from delayd.log.log import Log
 from delayd.log.segment import Segment
 
 from .checkpoint import Snapshot
-from .groups import Group
+from .groups import Group, GroupCopy
 from .index import Index, Subject
 from .kept import Marks
 from .recovery import Recovered
@@ -23,7 +23,7 @@ from .recovery import Recovered
 log = logging.getLogger(__name__)
 
 
-def keep_from(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group], index: Index) -> int:
+def keep_from(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group | GroupCopy], index: Index) -> int:
     """Where the message log may begin once these marks and groups are durable."""
     offset = min(message_log.older_than(oldest_ms), marks.indexed_offset, marks.window_offset)
     for group in groups:

@@ -15,7 +15,7 @@ from realtime import commit as realtime_commit
 from realtime import core as realtime_core
 from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, Written
 from realtime.core import Core
-from realtime.groups import Group
+from realtime.groups import Group, GroupCopy
 from realtime.handoff import Hello, Origin, Origins
 from realtime.held import Run
 from realtime.index import Index, Subject
@@ -25,6 +25,8 @@ from realtime.pull_commit import PullCommit
 from realtime.pulls import Pulls
 from realtime.retention import keep_from
 from tests.simulation.patches import Bugs, Patch
+
+Groups = Iterable[Group | GroupCopy]
 
 # The handoff.
 
@@ -92,11 +94,15 @@ def _checkpoint_before_the_pull_log(self: Core) -> None:
         self._checkpoints.take(self._snapshot(), self._checkpointed)
 
 
-def _keep_for_no_group(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group], index: Index) -> int:
+def _keep_for_no_group(
+    message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group | GroupCopy], index: Index
+) -> int:
     return keep_from(message_log, oldest_ms, marks, (), index)
 
 
-def _keep_no_doubt(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group], index: Index) -> int:
+def _keep_no_doubt(
+    message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group | GroupCopy], index: Index
+) -> int:
     return keep_from(message_log, oldest_ms, replace(marks, window_offset=marks.indexed_offset), groups, index)
 
 

@@ -5,7 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from delayd.log.pull import PullEntry, PullOp
+from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType
+from realtime import core as core_module
 from realtime import pulls as pulls_module
 from realtime.groups import Group
 from realtime.index import Subject
@@ -97,3 +99,60 @@ def test_rule_B2_polls_that_end_cost_each_the_same_however_many_wait(monkeypatch
         return calls(world.core.wake)
 
     assert grows(steps, 500) < MORE
+
+
+def test_rule_B2_a_checkpoint_copies_in_turns_and_stays_what_it_was_at_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_module, "COPIES_A_TURN", 3)
+    work = StepExecutor()
+    world, peer = World(work=work, settings={"tail_bytes": 0}), SimPeer()
+    world.hello(peer, 1)
+    subjects = [f"s{number}" for number in range(10)]
+    pulled = {}
+    for number, subject in enumerate(subjects, 1):
+        world.dispatch(peer, 1, dispatch_batch(number, [b"a", b"b"], subject=subject, w=(1, number - 1)))
+        pulled[subject] = world.pull(peer, subject=subject, most=1)
+    world.core.checkpoint()
+    turns = 1
+    while world.core._copying is not None:
+        # While it copies, groups change and messages come.
+        subject = subjects[-turns]
+        world.ack(peer, pulled[subject].handles, subject=subject)
+        world.dispatch(peer, 1, dispatch_batch(100 + turns, [b"c"], subject=subject, w=(1, 99)))
+        assert world.core.next_wake_ms() <= world.clock.monotonic_ms()
+        world.core.wake()
+        turns += 1
+    assert turns >= 6
+    work.run_all()
+    assert world.core._checkpoints.published == 1
+    acked = subjects[-turns + 1 :]
+    for later in (World(world.disk.after_crash(), world.state.after_crash()), after_stop(world, work)):
+        later.pass_time(60_000)
+        for subject in subjects:
+            bodies = later.pull(SimPeer(), subject=subject).bodies
+            assert sorted(bodies) == ([b"b", b"c"] if subject in acked else [b"a", b"b"]), subject
+            assert later.pull(SimPeer(), "new", subject=subject).bodies == [b"a", b"b", b"c"][: 2 + (subject in acked)]
+
+
+def after_stop(world: World, work: StepExecutor) -> World:
+    stopped: list[bool] = []
+    world.core.stop(lambda: stopped.append(True))
+    while not stopped:
+        work.run_all()
+        world.core.wake()
+    world.core.close()
+    world.lock.release()
+    return World(world.disk, world.state, world.clock.restarted())
+
+
+def test_rule_B2_what_a_turn_copies_is_bounded_however_many_subjects_were_touched() -> None:
+    def steps(count: int) -> int:
+        world, peer = World(settings={"tail_bytes": 0}, work=StepExecutor()), SimPeer()
+        world.hello(peer, 1)
+        batches = [dispatch_batch(number, [b"a"], subject=f"s{number}") for number in range(1, count + 1)]
+        for at in range(0, count, 1_000):
+            world.dispatch(peer, 1, *batches[at : at + 1_000])
+        return lines(world.core.checkpoint)
+
+    assert steps(4_000) <= steps(2_000) + 100
