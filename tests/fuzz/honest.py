@@ -40,6 +40,7 @@ class Honest:
         self.errors: list[str] = []
         self.stopping = asyncio.Event()
         self.first = asyncio.Event()
+        self.produced = False  # The last batch was accepted, so that `sent` is final.
 
     async def probe(self, role: str, connection: Connection) -> None:
         """Ask for a sign of life again and again."""
@@ -68,12 +69,13 @@ class Honest:
             self.took_ms["send"].append(1000 * (time.perf_counter() - begun))
             self.sent += ROWS
             await asyncio.sleep(SEND_EVERY_S)
+        self.produced = True
 
     async def consume(self, connection: Connection) -> None:
         """Pull and acknowledge until all that was sent has come."""
         names: Head = {"subject": SUBJECT, "group": SUBJECT}
         limits: Head = {"max_messages": 1_000, "max_bytes": 1 << 20, "wait_ms": 500, "lease_ms": 60_000, "consumer": ""}
-        while not (self.stopping.is_set() and len(self.came) == self.sent):
+        while not (self.produced and len(self.came) == self.sent):
             answer = await connection.request(RequestType.PULL, names | limits, (), ANSWER_MS)
             position = 0
             handles: list[list[int]] = []
