@@ -15,7 +15,7 @@ from delayd.batch import Batch, DispatchPart, padded
 from delayd.clock import Clock
 from delayd.errors import BatchMalformed, DataError, DiskFull, ServerStopped
 from delayd.executor import Done, Executor
-from delayd.log.control import Record, encode_records
+from delayd.log.control import Record, RecordValue, encode_records
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 
@@ -212,7 +212,7 @@ class GroupCommit:
             self._handing_on = False
 
 
-def hello_of_record(record: dict[str, int | str | list[int]]) -> Hello | None:
+def hello_of_record(record: dict[str, RecordValue]) -> Hello | None:
     """Read the control record of a hello; None for any other record."""
     if record.get("type") != "hello":
         return None
@@ -224,7 +224,7 @@ def hello_of_record(record: dict[str, int | str | list[int]]) -> Hello | None:
     return Hello(log_id, epoch, instance, session, (w[0], w[1]))
 
 
-def accepted_of_record(record: dict[str, int | str | list[int]]) -> int | None:
+def accepted_of_record(record: dict[str, RecordValue]) -> int | None:
     """The delay server that an operator accepted as it is; None for any other record."""
     log_id = record.get("log_id")
     return log_id if record.get("type") == ACCEPTED and isinstance(log_id, int) else None

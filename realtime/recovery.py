@@ -27,7 +27,7 @@ from delayd.log.consume import (
     remove_segments,
     segment_bases,
 )
-from delayd.log.control import decode_records
+from delayd.log.control import RecordValue, decode_records
 from delayd.log.group import Group as LogGroup
 from delayd.log.group import GroupKind
 from delayd.log.log import Log, LogPlace, open_log
@@ -250,7 +250,7 @@ def _replay_pull_log(recovered: Recovered) -> None:
                     recovered.next_pull = max(recovered.next_pull, entry.pull_first + entry.covered)
 
 
-def _create_again(recovered: Recovered, record: dict[str, int | str | list[int]]) -> None:
+def _create_again(recovered: Recovered, record: dict[str, RecordValue]) -> None:
     kind, group_id = record.get("type"), record.get("group_id")
     if kind not in (GROUP_RECORD, DELETED_RECORD):
         return

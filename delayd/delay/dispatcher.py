@@ -7,15 +7,13 @@ there, and not before its new target is noted.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
-import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import BatchKind, ColumnId
 from delayd.clock import Clock
 from delayd.delay.link import Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, without
@@ -23,7 +21,7 @@ from delayd.delay.rows import Rows
 from delayd.delay.subjects import Subjects
 from delayd.delay.waiting import lowest_offset
 from delayd.delay.wheel import Wheel
-from delayd.encode import encode, lay_out
+from delayd.log.control import encode_records
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +157,7 @@ class Dispatcher:
             self._asked.discard(subject)
         if unrouted:
             self._ask_again_ms = self._clock.monotonic_ms() + ASK_AGAIN_MS
+        notes: list[tuple[bytes, int]] = []
         for subject, target in routes.items():
             if subject in self.targets or subject not in self._asked:
                 continue
@@ -167,11 +166,18 @@ class Dispatcher:
                 self._asked.discard(subject)
                 self._ask_again_ms = self._clock.monotonic_ms() + ASK_AGAIN_MS
                 continue
-            note = encode_note(subject, target)
-            self._log_control(note, partial(self.noted, subject, target))
+            notes.append((subject, target))
+        if notes:
+            self._log_control(encode_notes(notes), partial(self.noted, notes))
 
-    def noted(self, subject: bytes, target: int) -> None:
-        """A durable note: rows of the subject may be at the target from now on."""
+    def noted(self, notes: Sequence[tuple[bytes, int]]) -> None:
+        """Durable notes: rows of each subject may be at its target from now on."""
+        for subject, target in notes:
+            self._note(subject, target)
+        for target in {target: None for _, target in notes}:
+            self._link(target).pump()
+
+    def _note(self, subject: bytes, target: int) -> None:
         self._asked.discard(subject)
         self._moving.pop(subject, None)
         self.targets[subject] = target
@@ -183,7 +189,6 @@ class Dispatcher:
         self._link_of[number] = self._index_of[target]
         for rows in self._unrouted.pop(number, []):
             link.offer(without(rows, self._decided))
-        link.pump()
 
     def place(self, target: int, host: str, port: int) -> None:
         """Tell where a target listens."""
@@ -240,7 +245,7 @@ class Dispatcher:
             if not link.sender.holds_subject(number):
                 self._asked.add(subject)
                 log.info("subject_moves target=%016x to=%016x", link.target, target)
-                self._log_control(encode_note(subject, target), partial(self.noted, subject, target))
+                self._log_control(encode_notes([(subject, target)]), partial(self.noted, [(subject, target)]))
 
     def _hand_out(self, rows: Rows) -> None:
         if not len(rows):
@@ -303,8 +308,6 @@ def _split(rows: Rows, keys: NDArray[np.integer]) -> list[Rows]:
     return [ordered[low:high] for low, high in pairwise(cuts)]
 
 
-def encode_note(subject: bytes, target: int) -> bytes:
-    """The control batch of a note (docs/formats/batch.md, Control records)."""
-    record = msgpack.packb({"type": "target", "subject": subject, "log_id": target})
-    ends, heap = lay_out([record], 0)
-    return encode(BatchKind.CONTROL, None, 1, [(ColumnId.BODY_END, ends)], [heap])
+def encode_notes(notes: Sequence[tuple[bytes, int]]) -> bytes:
+    """The control batch of notes (docs/formats/batch.md, Control records)."""
+    return encode_records([{"type": "target", "subject": subject, "log_id": target} for subject, target in notes])

@@ -6,6 +6,7 @@ The order is the rule: epoch, dispatch logs, message log, then the hours; nothin
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import msgpack
 import numpy as np
@@ -33,6 +34,7 @@ from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.hours import hour_from_name, hour_of_ms
 from delayd.identity import Identity
+from delayd.log.control import decode_records
 from delayd.log.dispatch import PART, OutcomeRows, decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log, LogPlace, open_log
@@ -180,13 +182,14 @@ class _Replay:
                 self._producers.accept(entry.batch, entry.base_sequence, header.appended_at_ms)
         elif header.kind == GroupKind.CONTROL:
             for _, batch in group.batches():
-                record = msgpack.unpackb(bytes(batch.heap[: int(batch.uint32s(9)[0])]))
-                if record["type"] == "target":
-                    self._targets[record["subject"]] = record["log_id"]
-                    self.targets_owed.add(record["subject"])
-                elif record["type"] == "log_time":
-                    self.reach_ms = max(self.reach_ms, record["from_ms"])
-                    self.appended_at_ms = header.appended_at_ms
+                for record in decode_records(batch):
+                    if record["type"] == "target":
+                        subject = cast(bytes, record["subject"])
+                        self._targets[subject] = cast(int, record["log_id"])
+                        self.targets_owed.add(subject)
+                    elif record["type"] == "log_time":
+                        self.reach_ms = max(self.reach_ms, cast(int, record["from_ms"]))
+                        self.appended_at_ms = header.appended_at_ms
 
 
 def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:

@@ -13,7 +13,7 @@ from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.encode import encode, lay_out
 from delayd.errors import BatchMalformed
 
-RecordValue = int | str | list[int]
+RecordValue = int | str | bytes | list[int]
 Record = Mapping[str, RecordValue]
 
 

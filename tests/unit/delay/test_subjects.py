@@ -8,13 +8,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from delayd.batch import ProducerPart, parse
+from delayd.batch import BatchKind, ProducerPart, parse
 from delayd.delay import subjects as module
 from delayd.delay.producers import Accepted
 from delayd.delay.recovery import TARGET_PREFIX
 from delayd.delay.rows import ROW, new_rows
 from delayd.delay.subjects import TABLES_BYTES_MAX, Subjects
 from delayd.errors import DelaydError, SlowDown
+from delayd.log.control import decode_records
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
@@ -169,3 +170,20 @@ def test_rule_B1_new_subjects_are_refused_while_no_more_fit_and_known_ones_are_t
     assert any("subjects" in wait.what for wait in world.core.refuses())
     world.checkpoint()
     assert isinstance(send(world, 3, [b"other"], START_MS + 5 * HOUR_MS)[0], Accepted)
+
+
+def test_rule_H5_the_targets_of_one_answer_of_meta_are_noted_in_one_batch_and_found_again() -> None:
+    world = World()
+    names = [b"many.%04d" % index for index in range(1_000)]
+    send(world, 1, names, START_MS + 60_000)
+    noted = [
+        [record["subject"] for record in decode_records(batch)]
+        for group in world.core._log.scan(0, world.core.intake.durable.offset)
+        for _, batch in group.batches()
+        if batch.kind is BatchKind.CONTROL
+    ]
+    assert [sorted(subjects) for subjects in noted] == [names]
+    after = world.after_crash(PowerLoss.ALL_LOST)
+    assert (
+        after.core.dispatcher.targets == world.core.dispatcher.targets and len(after.core.dispatcher.targets) == 1_000
+    )
