@@ -326,6 +326,8 @@ class Core:
         try:
             self._reserve.check(self._commit.queued_bytes + len(frame.body))
             batches, parts, highest = read_frame(frame.body, origin)
+            origin.check_room(len(batches))
+            self._index.check_room(batches)
         except DelaydError:
             self.counters["refused"] += 1
             raise

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from delayd.batch import Batch, ColumnId, DispatchPart
-from delayd.errors import FencedInstance, RestoredOrigin, StaleEpoch, StaleSession
+from delayd.errors import FencedInstance, RestoredOrigin, SlowDown, StaleEpoch, StaleSession
 from delayd.identity import check_epoch
 
 from .peer import Peer
@@ -18,6 +18,11 @@ W = tuple[int, int]
 """A watermark: epoch and batch id; everything up to it, in lexicographic order, is decided (rule H1)."""
 
 W_NONE: W = (0, 0)
+RETRY_MS = 1_000  # For whom a bound refuses.
+ORIGINS_MAX = 1_000  # Delay servers that were ever heard: half a kilobyte each, and a row of LMDB.
+WINDOW_BATCHES_MAX = 262_144  # Of one of them, above W: twice what a delay server leaves undecided. 0.4 KB each, 16 B a row.
+    262_144  # Of one of them, above W: 0.4 KB each and 16 B a row. A delay server has half of it undecided.
+)
 
 
 class Hello(NamedTuple):
@@ -132,6 +137,11 @@ class Origin:
             self.decided_offset = max(self.decided_offset, self.window.pop(key).offset)
         del self.keys[:passed]
 
+    def check_room(self, batches: int) -> None:
+        """Refuse more undecided batches than any delay server has; SlowDown."""
+        if len(self.window) + len(self.expected) + batches > WINDOW_BATCHES_MAX:
+            raise SlowDown(f"{len(self.window)} batches of this delay server are above its W", retry_after_ms=RETRY_MS)
+
     def decided_or_held(self, key: W) -> bool:
         """Whether a batch of this number was taken or decided before."""
         return key <= self.w or key in self.window or key in self.expected
@@ -173,7 +183,11 @@ class Origins:
             StaleEpoch, StaleSession, FencedInstance, EpochOutOfRange: it is not newer than the one heard.
             RestoredOrigin: its dispatch logs lack what they had; a ``named_offset`` of None does not say.
         """
-        origin = self._origins.get(hello.log_id) or Origin(hello.log_id)
+        origin = self._origins.get(hello.log_id)
+        if origin is None:
+            if len(self._origins) >= ORIGINS_MAX:
+                raise SlowDown(f"{ORIGINS_MAX} delay servers were heard here, no more are", retry_after_ms=RETRY_MS)
+            origin = Origin(hello.log_id)
         origin.check_hello(hello)
         if named_offset is not None:
             origin.check_known(named_offset)

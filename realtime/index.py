@@ -6,7 +6,7 @@ are in it (rule L2).
 
 import bisect
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from delayd.log.consume import (
 )
 from delayd.log.log import Log
 
+SUBJECTS_MAX = 262_144  # That have had messages: 0.8 KB of memory each, and a folder on disk.
 READ_ENTRIES = 4_096  # One read of a consume log serves this many messages: 32 KiB.
 SHORTAGE_RETRY_MS = 1_000  # For who asked while this process had no memory or descriptors left.
 
@@ -169,6 +170,18 @@ class Index:
             if found.subject_id < 0:
                 self.number(found, self._next_id)
         return found
+
+    def check_room(self, batches: Sequence[Batch]) -> None:
+        """Refuse batches that would bring one subject too many; SlowDown."""
+        if len(self) + len(batches) <= SUBJECTS_MAX:
+            return
+        unknown = {batch.subject_table for batch in batches if not self._numbered(batch)}
+        if len(self) + len(unknown) > SUBJECTS_MAX:
+            raise SlowDown(f"this server has {len(self)} subjects and takes no more", retry_after_ms=SHORTAGE_RETRY_MS)
+
+    def _numbered(self, batch: Batch) -> bool:
+        found = self.by_name.get(batch.subjects()[0].decode())
+        return found is not None and found.subject_id >= 0
 
     def number(self, subject: Subject, subject_id: int) -> None:
         """Give a subject the id that it keeps."""

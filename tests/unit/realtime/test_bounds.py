@@ -8,6 +8,8 @@ from delayd.batch import HEADER_BYTES, ColumnId, DispatchPart, parse
 from delayd.errors import BadRequest, BadSubject, BatchMalformed, SlowDown
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_maps
+from realtime import handoff as handoff_module
+from realtime import index as index_module
 from realtime import pulls as pulls_module
 from realtime.pulls import HANDLES_MAX
 from realtime.stored import DISPATCH_PART
@@ -241,3 +243,28 @@ def test_rule_E1_a_hello_is_heard_or_refused_whatever_number_it_has(field: str, 
     assert not world.failures and not later.failures
     # Nobody is fenced off by it but the server that it speaks for.
     later.hello(SimPeer(), 1)
+
+
+def test_rule_B1_delay_servers_their_windows_and_subjects_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handoff_module, "ORIGINS_MAX", 2)
+    monkeypatch.setattr(handoff_module, "WINDOW_BATCHES_MAX", 3)
+    monkeypatch.setattr(index_module, "SUBJECTS_MAX", 2)
+    world, peer = served(b"a", b"b")
+    assert _refused(world, 7) is None
+    assert isinstance(_refused(world, 8), SlowDown)
+    end = world.recovered.message_log.end
+    with pytest.raises(SlowDown):
+        world.dispatch(peer, 1, dispatch_batch(3, [b"c"]), dispatch_batch(4, [b"d"]))
+    assert world.recovered.message_log.end == end
+    # Its W gives room, and known subjects stay served when there is none for new ones.
+    world.hello(peer, 2, w=(1, 2))
+    world.dispatch(peer, 2, dispatch_batch(5, [b"e"], subject="second"), dispatch_batch(6, [b"f"]))
+    with pytest.raises(SlowDown):
+        world.dispatch(peer, 2, dispatch_batch(7, [b"g"], subject="third"))
+    world.dispatch(peer, 2, dispatch_batch(8, [b"h"], subject="second"))
+    assert world.pull(peer, subject="second").bodies == [b"e", b"h"]
+
+
+def _refused(world: World, origin: int) -> Exception | None:
+    peer = SimPeer()
+    return peer.errors.get(world.hello_later(peer, 5, origin=origin))
