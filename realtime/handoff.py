@@ -20,9 +20,7 @@ W = tuple[int, int]
 W_NONE: W = (0, 0)
 RETRY_MS = 1_000  # For whom a bound refuses.
 ORIGINS_MAX = 1_000  # Delay servers that were ever heard: half a kilobyte each, and a row of LMDB.
-WINDOW_BATCHES_MAX = 262_144  # Of one of them, above W: twice what a delay server leaves undecided. 0.4 KB each, 16 B a row.
-    262_144  # Of one of them, above W: 0.4 KB each and 16 B a row. A delay server has half of it undecided.
-)
+WINDOW_BATCHES_MAX = 262_144  # Of one of them, above W: 0.4 KB each. No delay server leaves half as many undecided.
 
 
 class Hello(NamedTuple):
