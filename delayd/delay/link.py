@@ -307,7 +307,10 @@ class Link:
     def _raise_alarm(self, what: str) -> None:
         if self.alarm != what:
             log.critical(
-                "target_refused target=%016x reason=%r nothing_is_sent_until=an_operator_decides", self.target, what
+                "target_refused target=%016x reason=%r nothing_is_sent_until=an_operator_decides see=%r",
+                self.target,
+                what,
+                "delayd target list, then delayd target accept or delayd target lost",
             )
         self.alarm = what
         self._end_session(ALARM_RETRY_MS)
