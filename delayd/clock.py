@@ -82,11 +82,12 @@ class JudgedClock:
         self.boot_mark = hashlib.sha256(self._boot_id.encode()).hexdigest()[:BOOT_MARK_DIGITS]
         self._booted_at_ms: int | None = None
         self._previous: ClockEvidence | None = None  # Of another boot.
+        self.in_boot_doubt = False  # Nothing has confirmed the clock since the machine was started.
         if previous is not None:
             if previous.boot_id == self._boot_id and previous.boottime_ms <= boottime_ms:
                 self._anchor = (previous.wall_ms, previous.boottime_ms)
             else:
-                self._booted_at_ms, self._previous = boottime_ms, previous
+                self._booted_at_ms, self._previous, self.in_boot_doubt = boottime_ms, previous, True
 
     def now_ms(self) -> int:
         """Read and judge the wall clock."""
@@ -95,7 +96,7 @@ class JudgedClock:
         anchor_wall_ms, anchor_boottime_ms = self._anchor
         expected_ms = anchor_wall_ms + boottime_ms - anchor_boottime_ms
         if self._booted_at_ms is not None and boottime_ms - self._booted_at_ms >= BELIEVED_AFTER_MS:
-            self._booted_at_ms = None
+            self._believe_boot()
         if wall_ms - expected_ms > JUMP_MS and not self._jump_lasted(wall_ms - expected_ms, boottime_ms):
             return expected_ms
         self._jump = None
@@ -123,7 +124,7 @@ class JudgedClock:
         """Believe the wall clock as it stands: an operator's word."""
         self._anchor = (self._sources.wall_ms(), self._sources.boottime_ms())
         self._jump = None
-        self._booted_at_ms = None
+        self._believe_boot()
 
     def reference(self, ms: int, boot_mark: str = "") -> None:
         """Hear another server's clock, of the boot ``boot_mark``; after a boot, one within 5 s confirms this one.
@@ -133,7 +134,7 @@ class JudgedClock:
         if boot_mark == self.boot_mark:
             return
         if self._booted_at_ms is not None and abs(self._sources.wall_ms() - ms) <= JUMP_MS:
-            self._booted_at_ms = None
+            self._believe_boot()
 
     def restart_evidence(self) -> ClockEvidence:
         """What to keep in the checkpoint file, to be given as ``previous`` at the next start."""
@@ -143,6 +144,9 @@ class JudgedClock:
             # Or a restart would make a doubtful reading one that was believed.
             return self._previous
         return ClockEvidence(self._boot_id, boottime_ms, now_ms)
+
+    def _believe_boot(self) -> None:
+        self._booted_at_ms, self.in_boot_doubt = None, False
 
     def _jump_lasted(self, ahead_ms: int, boottime_ms: int) -> bool:
         doubt = self._jump

@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
-from delayd.errors import BadArgument, BadInstant, NaiveDatetime, PastHorizon
+from delayd.errors import BadArgument, BadInstant, ClockInDoubt, NaiveDatetime, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
+from delayd.wire.frame import Head
+from delayd.wire.requests import need_instant
 
 HORIZON_MS = 2 * 366 * 86_400_000  # Two leap years: 17,568 hours, each a file at the most.
 SKEW_MS_MAX = 1_000  # Users notice a second; below it the offset is corrected silently.
@@ -122,12 +124,13 @@ class ServerClock:
     age, as clocks drift, and at once to one that contradicts it, as the server's clock was set.
     """
 
-    __slots__ = ("_error_us", "_name", "_offset_us", "_sampled_us", "_warned")
+    __slots__ = ("_error_us", "_in_doubt", "_name", "_offset_us", "_sampled_us", "_warned")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._offset_us = 0
         self._error_us = -1  # No sample yet.
+        self._in_doubt = False
         self._sampled_us = 0
         self._warned = False
 
@@ -135,6 +138,17 @@ class ServerClock:
     def known(self) -> bool:
         """Whether there is a sample."""
         return self._error_us >= 0
+
+    def hear(self, asked_us: int, answered_us: int, head: Head) -> None:
+        """Take an answer that came at ``answered_us`` to a request of ``asked_us``, both monotonic.
+
+        A server whose machine was started again and whose clock nobody has confirmed says so: no delay is counted by
+        that clock (rule T4).
+        """
+        now_ms = need_instant(head, "now_ms")
+        self._in_doubt = head.get("clock_in_doubt") is True
+        if not self._in_doubt:
+            self.sample(asked_us, answered_us, now_ms)
 
     def sample(self, asked_us: int, answered_us: int, now_ms: int, wall_us: int | None = None) -> None:
         """Take the `now_ms` of an answer that came at ``answered_us`` to a request of ``asked_us``, both monotonic."""
@@ -149,11 +163,17 @@ class ServerClock:
         self._warn_of_skew(now_ms * 1000 - (wall_ms() * 1000 if wall_us is None else wall_us))
 
     def latest_ms(self, instant_us: int) -> int:
-        """The server's time at a monotonic instant, rounded up by all that may be wrong with it."""
+        """The server's time at a monotonic instant, rounded up by all that may be wrong with it.
+
+        Raises:
+            ClockInDoubt: nobody has confirmed the server's clock.
+        """
+        self._check_believed()
         return (instant_us + self.shift_us + 999) // 1000
 
     def latest_ms_column(self, instants_us: Int64s) -> Int64s:
         """`latest_ms` of each."""
+        self._check_believed()
         return (instants_us + (self.shift_us + 999)) // 1000
 
     def likely_ms(self, instant_us: int) -> int:
@@ -164,6 +184,13 @@ class ServerClock:
     def shift_us(self) -> int:
         """What turns a monotonic instant into the latest time that the server's clock may show then."""
         return self._offset_us + self._error_us
+
+    def _check_believed(self) -> None:
+        if self._in_doubt:
+            raise ClockInDoubt(
+                f"nothing has confirmed the clock of {self._name} since its machine was started, so no delay can be"
+                " counted by it; send again in half a minute, or say deliver_at="
+            )
 
     def _warn_of_skew(self, ahead_us: int) -> None:
         # The wall clock takes no part in anything; users who compute `deliver_at` themselves want to know.

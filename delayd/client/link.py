@@ -15,7 +15,7 @@ from delayd.client.retry import Backoff
 from delayd.errors import DelaydError, ServerUnavailable
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_instant, need_u64
+from delayd.wire.requests import RequestType, need_u64
 
 GREETING_MS_MAX = 5_000.0  # A server that takes connections and answers nothing is as good as away.
 ALIVE_EVERY_MS = 5_000.0  # Also keeps the sample of the server's clock fresh.
@@ -132,7 +132,7 @@ class Link:
             )
 
     def _hear(self, asked_us: int, head: Head) -> None:
-        self.clock.sample(asked_us, monotonic_us(), need_instant(head, "now_ms"))
+        self.clock.hear(asked_us, monotonic_us(), head)
 
     def _failed(self) -> None:
         if not self.failing:

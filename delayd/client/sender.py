@@ -25,6 +25,7 @@ from delayd.client.retry import Backoff, spread_ms
 from delayd.client.rows import Rows
 from delayd.errors import (
     BadRequest,
+    ClockInDoubt,
     DelaydError,
     InternalError,
     OutcomeUnknown,
@@ -183,7 +184,12 @@ class Sender:
             self._next_number += 1
             self._in_use[parcel.number] = None
             part = ProducerPart(self._own_id(), parcel.number, self._low_water())
-            parcel.data = parcel.rows.encode(part, group.link.clock)
+            try:
+                parcel.data = parcel.rows.encode(part, group.link.clock)
+            except ClockInDoubt:
+                # Nothing has left, and another server's clock may be confirmed.
+                self._unbind(parcel)
+                raise
         return connection
 
     async def _send(self, parcel: Parcel, connection: Connection) -> Accepted | Refusal:
@@ -192,7 +198,7 @@ class Sender:
         asked_us = monotonic_us()
         limit_ms = (parcel.deadline - self._loop.time()) * 1000
         answer = await connection.request(RequestType.SEND, {}, parcel.data, limit_ms)
-        group.link.clock.sample(asked_us, monotonic_us(), need_instant(answer.head, "now_ms"))
+        group.link.clock.hear(asked_us, monotonic_us(), answer.head)
         if need_u64(answer.head, "log_id") != group.log_id:
             raise BadRequest(f"{group.link.address} answered for another log than {group.log_id:016x}")
         results = need_maps(answer.head, "results")

@@ -71,7 +71,7 @@ class Requests:
         elif kind is RequestType.STATUS:
             peer.answer(frame.request_id, self._status())
         elif kind is RequestType.PING:
-            peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()})
+            peer.answer(frame.request_id, self._head())
         elif kind is RequestType.QUARANTINE_LIST:
             after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit")
             peer.answer(frame.request_id, list_head(self._core.quarantine.listing(), after, limit))
@@ -173,7 +173,10 @@ class Requests:
         self._core.ask_outcome(need_u64(frame.head, "producer_id"), need_u64(frame.head, "producer_batch"), answered)
 
     def _head(self, **fields: HeadValue) -> Head:
-        return {"log_id": self._core.identity.log_id, "now_ms": self._clock.now_ms(), **fields}
+        head: Head = {"log_id": self._core.identity.log_id, "now_ms": self._clock.now_ms(), **fields}
+        if self._clock.in_boot_doubt:
+            head["clock_in_doubt"] = True
+        return head
 
 
 def split(body: Buffer) -> list[Batch | BatchMalformed]:

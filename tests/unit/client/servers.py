@@ -29,6 +29,7 @@ class SmallServer:
         self.log_id = log_id
         self.port = 0
         self.ahead_ms = 0
+        self.in_doubt = False  # Nothing has confirmed its clock since its machine was started.
         self.seen: list[Frame] = []
         self.crashes: list[Exception] = []
         self.server: Server | None = None
@@ -49,6 +50,9 @@ class SmallServer:
     def now_ms(self) -> int:
         return time.clock_gettime_ns(time.CLOCK_REALTIME) // 1_000_000 + self.ahead_ms
 
+    def timed(self, head: Head) -> Head:
+        return {**head, "now_ms": self.now_ms(), **({"clock_in_doubt": True} if self.in_doubt else {})}
+
     def connected(self, connection: Connection) -> None:
         """Nothing is kept of it."""
 
@@ -60,9 +64,9 @@ class SmallServer:
 
     def received(self, connection: Connection, frame: Frame) -> None:
         if frame.type == RequestType.PING:
-            connection.answer(frame.request_id, {"now_ms": self.now_ms()})
+            connection.answer(frame.request_id, self.timed({}))
         elif frame.type == RequestType.STATUS:
-            connection.answer(frame.request_id, {"log_id": self.log_id, "now_ms": self.now_ms()})
+            connection.answer(frame.request_id, self.timed({"log_id": self.log_id}))
         else:
             self.seen.append(frame)
             self.serve(connection, frame)
@@ -156,7 +160,7 @@ class SmallDelay(SmallServer):
         self.answer(connection, frame, self.keep(frame))
 
     def answer(self, connection: Connection, frame: Frame, result: Head) -> None:
-        head: Head = {"log_id": self.log_id, "now_ms": self.now_ms(), "results": [result]}
+        head = self.timed({"log_id": self.log_id, "results": [result]})
         connection.answer(frame.request_id, head)
 
     def keep(self, frame: Frame) -> Head:

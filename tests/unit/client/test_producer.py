@@ -14,6 +14,7 @@ from delayd.errors import (
     BadInstant,
     BadSubject,
     CallerError,
+    ClockInDoubt,
     MessageTooLarge,
     NaiveDatetime,
     OutcomeUnknown,
@@ -154,6 +155,26 @@ def test_rule_T2_a_delay_counts_by_the_servers_clock_and_is_never_short() -> Non
                 receipt = await producer.send("a", b"x", delay=timedelta(seconds=2))
                 late = receipt.deliver_at_ms - (before + 2_000)
                 assert 0 <= late < 200, f"{late} ms late with a clock {ahead_ms} ms ahead"
+
+    on_loop(scenario)
+
+
+def test_rule_T4_no_delay_is_counted_by_a_clock_that_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayd.client.link.ALIVE_EVERY_MS", 20)
+
+    async def scenario(world: World) -> None:
+        world.delay.ahead_ms, world.delay.in_doubt = 60 * 86_400_000, True
+        async with AsyncProducer(world.address, timeout_ms=100) as producer:
+            with pytest.raises(ClockInDoubt, match="nothing has confirmed the clock"):
+                await producer.send("a", b"x", delay=timedelta(seconds=2))
+            assert (await producer.send("a", b"x", deliver_at_ms=PAST_MS)).sequence == 1
+        async with AsyncProducer(world.address) as producer:
+            sending = asyncio.ensure_future(producer.send("a", b"y", delay=timedelta(seconds=2)))
+            await asyncio.sleep(0.05)
+            assert not sending.done()
+            world.delay.ahead_ms, world.delay.in_doubt = 0, False
+            before_ms = world.delay.now_ms()
+            assert 0 <= (await sending).deliver_at_ms - before_ms <= 12_000
 
     on_loop(scenario)
 
