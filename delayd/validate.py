@@ -255,11 +255,15 @@ def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         longest = max(longest, int(lengths.max()))
         regions.append((lengths, HEADERS_BYTES_MAX if column == ColumnId.HEADERS_END else MESSAGE_BYTES_MAX))
         begin = padded(last)
-        # The word in which an item ends, without the bytes that are the item's.
-        inside = ends & 7
-        if inside.any():
-            behind = _words(batch).take(ends >> 3, mode="clip") >> (inside << 3).astype(np.uint64)
-            behind[inside == 0] = 0
+        if longest & 7 or int(lengths.min()) < longest:
+            # The bytes behind an item in the word that holds its last byte; of a full word a shift by 64 leaves none.
+            ends -= 1
+            inside = ends & 7
+            inside += 1
+            inside <<= 3
+            ends >>= 3
+            behind = _words(batch).take(ends, mode="clip")
+            behind >>= inside.view(np.uint64)
             if behind.any():
                 raise _not_zeros(column, int((behind != 0).argmax()))
     if begin != heap_bytes:
