@@ -65,9 +65,9 @@ LOGS: dict[RequestType, Fields] = {
 DELAY: dict[RequestType, Fields] = {
     RequestType.SEND: {},
     RequestType.OUTCOME: {"log_id": values.u64, "producer_id": values.u64, "producer_batch": values.u64},
-    RequestType.TARGETS: {"after": values.u64, "limit": values.small},
-    RequestType.TARGET_LOST: {"target": values.u64},
-    RequestType.TARGET_ACCEPT: {"target": values.u64},
+    RequestType.TARGETS: {"after": values.u64},
+    RequestType.TARGET_LOST: {"log_id": values.u64},
+    RequestType.TARGET_ACCEPT: {"log_id": values.u64},
 }
 REALTIME: dict[RequestType, Fields] = {
     RequestType.HELLO: {
