@@ -12,7 +12,7 @@ import click
 from delayd.errors import BadRequest, DelaydError
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_bool, need_int, need_list, need_maps, need_str
+from delayd.wire.requests import RequestType, is_u64, need_bool, need_int, need_list, need_maps, need_str
 
 from . import ask
 from .listing import Cell, Column, Kind, show
@@ -119,7 +119,7 @@ async def _pages(connection: Connection, request: RequestType, prefix: str) -> A
 
 def _route(item: HeadValue) -> tuple[str, int]:
     match item:
-        case [str(name), int(log_id)]:
+        case [str(name), log_id] if is_u64(log_id):
             return name, log_id
     raise BadRequest("meta answered a subject that is no pair of a name and a log_id", field="subjects")
 

@@ -228,8 +228,10 @@ class DelayServer:
             for info in answer.servers:
                 if info.heard:
                     core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
-            routes = {name.encode("ascii"): target for name, target in answer.routes.items()}
-            core.dispatcher.routed(routes, [name.encode("ascii") for name in answer.unrouted])
+            # Only what was asked counts: meta may name anything.
+            found = [(subject, answer.routes.get(subject.decode("ascii"))) for subject in subjects]
+            routes = {subject: target for subject, target in found if target is not None}
+            core.dispatcher.routed(routes, [subject for subject in subjects if subject not in routes])
         self._rearm_soon()
 
     async def _find_places(self, registration: Registration, core: DelayCore) -> None:

@@ -13,9 +13,10 @@ from typing import NamedTuple, TypeVar
 from delayd.errors import BadRequest
 from delayd.host import HOST_BYTES_MAX, host_fault
 from delayd.log_limit import LogLimit
+from delayd.validate import check_subject
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import (
-    U64_MAX,
+    is_u64,
     need_bool,
     need_int,
     need_list,
@@ -176,7 +177,8 @@ def read_moves(head: Head) -> list[Move]:
     moves: list[Move] = []
     for item in need_list(head, "moves"):
         match item:
-            case [int(number), str(subject), int(log_id)] if 0 <= number <= U64_MAX and 0 <= log_id <= U64_MAX:
+            case [number, str(subject), log_id] if is_u64(number) and is_u64(log_id):
+                check_subject(subject.encode())
                 moves.append(Move(number, subject, log_id))
             case _:
                 raise BadRequest("moves has an item that is no number, name and log_id", field="moves")
@@ -188,7 +190,7 @@ def read_subject_page(head: Head) -> SubjectPage:
     subjects: list[tuple[str, int]] = []
     for item in need_list(head, "subjects"):
         match item:
-            case [str(name), int(log_id)] if 0 <= log_id <= U64_MAX:
+            case [str(name), log_id] if is_u64(log_id):
                 subjects.append((name, log_id))
             case _:
                 raise BadRequest("subjects has an item that is no pair of a name and a log_id", field="subjects")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from delayd.errors import BadRequest, DelaydError, Detail, UnknownRequest, error_by_code
 from delayd.hours import INSTANT_MS_MAX
@@ -169,6 +169,11 @@ def need_rows(head: Head, name: str, width: int, most: Sequence[int] = ()) -> li
                 if value > limit:
                     raise BadRequest(f"{name} has a {value} where at most {limit} can be", field=name)
     return rows
+
+
+def is_u64(value: HeadValue) -> TypeGuard[int]:
+    """Whether an item of a list is a log_id or another number of 64 bits; a bool is none."""
+    return type(value) is int and 0 <= value <= U64_MAX
 
 
 def as_head(value: HeadValue, name: str) -> Head:
