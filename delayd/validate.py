@@ -248,14 +248,15 @@ def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         np.bitwise_and(ends[:-1] + 7, ~7, out=starts[1:])
         lengths = ends - starts
         last = int(ends[-1])
-        if lengths.min() < 0 or last > heap_bytes:
+        shortest = int(lengths.min())
+        if shortest < 0 or last > heap_bytes:
             # Without a fall the last end is the highest: then it alone is outside.
-            row = int((lengths < 0).argmax()) if lengths.min() < 0 else batch.count - 1
+            row = int((lengths < 0).argmax()) if shortest < 0 else batch.count - 1
             raise _outside(column, row, int(ends[row]), int(starts[row]), heap_bytes)
         longest = max(longest, int(lengths.max()))
         regions.append((lengths, HEADERS_BYTES_MAX if column == ColumnId.HEADERS_END else MESSAGE_BYTES_MAX))
         begin = padded(last)
-        if longest & 7 or int(lengths.min()) < longest:
+        if longest & 7 or shortest < longest:
             # The bytes behind an item in the word that holds its last byte; of a full word a shift by 64 leaves none.
             ends -= 1
             inside = ends & 7
