@@ -14,9 +14,10 @@ from delayd.config import Value
 
 from .processes import HOST, ServerProcess
 from .torture_cut import cut_connections
+from .torture_neighbour import annoy
 
 ROLES = ("meta", "delay", "realtime")
-KINDS = ("one", "two", "all", "stopped", "terminated", "cut", "late")
+KINDS = ("one", "two", "all", "stopped", "terminated", "cut", "late", "hostile")
 READY_S = 30.0  # To recover and say so; a start takes half a second on an idle machine.
 STOPPED_S = (0.5, 3.0)
 APART_S = 0.25  # Of the deaths of one round, and of its starts.
@@ -92,13 +93,15 @@ class Cluster:
 
     async def round(self, draw: random.Random) -> str:
         """Do something terrible to some server, and bring all back; says what it was."""
-        kind = draw.choices(KINDS, (35, 12, 10, 10, 13, 10, 10))[0]
+        kind = draw.choices(KINDS, (30, 12, 10, 10, 13, 10, 10, 12))[0]
         # Those that hold messages are struck most.
         one = draw.choices(ROLES, (1, 3, 3))[0]
         others = draw.sample([role for role in ROLES if role != one], {"two": 1, "all": 2}.get(kind, 0))
         roles = (one, *others)
         if kind == "stopped":
             return await self._stop_one(roles[0], draw)
+        if kind == "hostile":
+            return f"{await annoy(HOST, self.servers[one].port, draw)} at {one}"
         if kind == "late":
             return await self._deliver_late(draw)
         if kind == "cut":

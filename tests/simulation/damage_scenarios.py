@@ -41,7 +41,8 @@ class DamageScenarios(Parts):
         side = self.steps.side()
         part = self.random.choice(READ_BY_REALTIME)
         self._work_at(side)
-        flipped = self._flip_a_bit(side.disk, part)
+        # A consume log is rebuilt; of the message log the last groups could not be told from a torn tail.
+        flipped = self._flip_a_bit(side.disk, part, followed=part == "/message/")
         if flipped is None:
             return
         self._damage(side, flipped)
@@ -81,8 +82,8 @@ class DamageScenarios(Parts):
                 side.retain()
             self.cluster.calm(self.random.choice((60, 400, 2_500)))
 
-    def _flip_a_bit(self, disk: MemoryDisk, part: str) -> Damage | None:
-        path = self._some_file(disk, part, followed=True)
+    def _flip_a_bit(self, disk: MemoryDisk, part: str, *, followed: bool) -> Damage | None:
+        path = self._some_file(disk, part, followed=followed)
         if path is None:
             return None
         node = file_of(disk, path)

@@ -18,12 +18,14 @@ from delayd.delay.link import Link
 from delayd.delay.outcomes import Flushed, OutcomeLog
 from delayd.delay.producers import Allowance, Producers, Waiter
 from delayd.delay.recovery import read_outcomes
-from delayd.delay.retention import SegmentRetention
+from delayd.delay.retention import Retention, SegmentRetention
+from delayd.delay.seal_log import SealLog
 from delayd.delay.sealing import compare
 from delayd.delay.sender import Sender, Wire
 from delayd.delay.window import Window
 from delayd.disk import Disk
 from delayd.errors import SyncFailed
+from delayd.hours import HOUR_MS
 from delayd.identity import Identity, open_identity
 from delayd.log import log as log_module
 from delayd.log.dispatch import NewPart, OutcomeRows
@@ -68,6 +70,19 @@ def _create_without_a_folder_sync(disk: Disk, place: LogPlace, header: FileHeade
     file.pwritev([header.encode()], 0)
     file.sync()
     return Segment(disk, path, file, header)
+
+
+def _leave_what_was_written(self: Segment, cause: Exception) -> None:
+    """The next write stands behind it, or on it."""
+
+
+def _seal_an_hour_early(self: Retention, closed_before_ms: int, now_ms: int) -> None:
+    _sweep(self, closed_before_ms + HOUR_MS, now_ms)
+
+
+def _write_a_seal_without_a_sync(self: SealLog, facts: SealFacts, now_ms: int) -> None:
+    with patch.object(Segment, "flush", _call_it_durable):
+        _add_seal(self, facts, now_ms)
 
 
 # Intake, checkpoint, retention.
@@ -194,6 +209,8 @@ def _nothing() -> None:
 
 
 _flush = Segment.flush
+_sweep = Retention.sweep
+_add_seal = SealLog.add
 _write_outcomes = OutcomeLog._write
 _begin = Producers.begin
 _commit = Intake._commit
@@ -208,6 +225,9 @@ IN_DELAY: Bugs = {
     "L1: a server goes on after a failed fsync": [Patch(Segment, "flush", _go_on_after_a_failed_sync)],
     "L1: recovery does not write back what it finds": [Patch(Segment, "_write_back", _write_nothing_back)],
     "L2: D_h is not synced": [Patch(OutcomeLog, "_write", _write_without_a_sync)],
+    "L3: a failed write is not cut back": [Patch(Segment, "_cut_back", _leave_what_was_written)],
+    "P5: an hour seals before the checkpoint has passed it": [Patch(Retention, "sweep", _seal_an_hour_early)],
+    "S4: a seal is counted before it is durable": [Patch(SealLog, "add", _write_a_seal_without_a_sync)],
     "L4: the name of a new segment is not synced": [Patch(log_module, "_create", _create_without_a_folder_sync)],
     "P5: appended_at goes back with the clock": [Patch(Intake, "_commit", _stamp_by_the_clock_alone)],
     "P6: segments go though rows refer to them": [Patch(SegmentRetention, "release", _release_whatever_is_old)],

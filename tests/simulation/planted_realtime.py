@@ -13,6 +13,7 @@ from delayd.wire.frame import Frame
 from realtime import checkpoint as realtime_checkpoint
 from realtime import commit as realtime_commit
 from realtime import core as realtime_core
+from realtime import quarantine
 from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, Written
 from realtime.core import Core
 from realtime.groups import Group, GroupCopy
@@ -23,10 +24,12 @@ from realtime.kept import Marks
 from realtime.peer import Peer
 from realtime.pull_commit import PullCommit
 from realtime.pulls import Pulls
+from realtime.rebuild import Rebuilder
 from realtime.retention import keep_from
 from tests.simulation.patches import Bugs, Patch
 
 Groups = Iterable[Group | GroupCopy]
+NEVER_MS = 1 << 50
 
 # The handoff.
 
@@ -113,6 +116,13 @@ def _begin_at_what_leaves(self: Index, subject: Subject) -> int:
     return found
 
 
+# Damage.
+
+
+def _rebuild_nothing(self: Rebuilder) -> None:
+    """Who waits for a consume log waits on."""
+
+
 # Consumers.
 
 
@@ -148,6 +158,8 @@ _hear = Origin.hear
 _first = Index.first
 
 IN_REALTIME: Bugs = {
+    "L9: a consume log that is damaged is not rebuilt": [Patch(Rebuilder, "_start", _rebuild_nothing)],
+    "L10: what could not be read is never tried again": [Patch(quarantine, "RETRY_MS", NEVER_MS)],
     "H3: T answers a frame before its fsync": [Patch(realtime_commit, "_write", _answer_before_the_sync)],
     "H3: T answers a window before its fsync": [Patch(GroupCommit, "put", _answer_the_window_at_once)],
     "H3: T takes frames of any session": [Patch(Origins, "session_of", _take_any_session)],
