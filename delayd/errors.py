@@ -97,6 +97,10 @@ class BatchNumberReused(CallerError):
     """A producer sent another batch under a number that it used before (rule I1)."""
 
 
+class ProducerLost(CallerError):
+    """What a producer had sent before is not known any more, so that a repetition could be kept twice (rule L9)."""
+
+
 class HourFull(CallerError):
     """One hour holds as many messages as its loader can bring into memory."""
 

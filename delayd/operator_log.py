@@ -28,7 +28,7 @@ class OperatorLog:
     """Numbers the entries of one server."""
 
     def __init__(self, state: State) -> None:
-        self._last = max((int.from_bytes(key[len(PREFIX) :], "big") for key, _ in state.scan(PREFIX)), default=0)
+        self._last = max((int.from_bytes(key[len(PREFIX) :], "big") for key, _ in state.scan(PREFIX, [])), default=0)
 
     def entry(self, at_ms: int, what: str) -> Pairs:
         """Note a decision; it counts when the transaction that has these pairs is durable."""

@@ -10,8 +10,9 @@ decided while a transaction runs is the next one, so any number of routes costs 
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -22,6 +23,7 @@ from delayd.clock import Clock
 from delayd.errors import (
     BadRequest,
     DamagedData,
+    DamagedValue,
     DiskFull,
     DiskReserve,
     RetryLater,
@@ -29,6 +31,7 @@ from delayd.errors import (
     SlowDown,
     TooManySubjects,
     UnknownServer,
+    key_text,
 )
 from delayd.executor import Done, Executor
 from delayd.operator_log import OperatorLog
@@ -36,9 +39,12 @@ from delayd.state import State
 from delayd.validate import check_subject
 from delayd.wire.meta import SUBJECTS_MAX, Move, Registered, Routes, ServerInfo, SubjectPage, read_registered
 from delayd.wire.requests import U64_MAX
+from delayd.wire.waits import Wait
 
 from .registry import Registry
 from .routes import UNUSED_MAX, RouteTable
+
+log = logging.getLogger(__name__)
 
 SERVER_PREFIX = b"server/"
 ROUTE_PREFIX = b"route/"
@@ -85,10 +91,13 @@ class Meta:
         self._executor = executor
         self._stop = stop
         self._registry = Registry(clock, lease_ms, _stored_servers(state, path), moved=moved)
-        self._table = RouteTable(_stored_routes(state, path, ROUTE_PREFIX), _stored_routes(state, path, LOOK_PREFIX))
+        lost: list[str] = []
+        routes = _stored_routes(state, path, ROUTE_PREFIX, lost)
+        self._table = RouteTable(routes, _stored_routes(state, path, LOOK_PREFIX, []), lost)
         self._operators = OperatorLog(state)
-        self._moves = _stored_moves(state, path)
-        self._last_move = self._moves[-1].number if self._moves else 0
+        self._moves, moves_lost = _stored_moves(state, path)
+        # A lost one may have had the highest number, and no number is given twice.
+        self._last_move = (self._moves[-1].number if self._moves else 0) + moves_lost
         self._clock = clock
         self._gathered = _Changes()
         self._committing = False
@@ -97,6 +106,11 @@ class Meta:
     def idle(self) -> bool:
         """Whether all that was decided is durable and answered."""
         return not self._committing
+
+    def waits(self) -> Iterator[Wait]:
+        """What goes on by nothing but an operator's doing."""
+        for subject in sorted(self._table.lost):
+            yield Wait(f"messages of {subject}", "its route did not check", f"delayd route move {subject} --to LOG_ID")
 
     @property
     def server_count(self) -> int:
@@ -294,30 +308,40 @@ def _server_value(server: Registered) -> bytes:
 
 def _stored_servers(state: State, path: str) -> list[Registered]:
     servers: list[Registered] = []
-    for key, value in state.scan(SERVER_PREFIX):
+    damaged: list[DamagedValue] = []
+    for key, value in state.scan(SERVER_PREFIX, damaged):
         role, log_id = key[len(SERVER_PREFIX) : -9], key[-8:]
         try:
             fields = {"role": role.decode(), "log_id": int.from_bytes(log_id, "big"), **msgpack.unpackb(value)}
             servers.append(read_registered(fields))
         except (ValueError, TypeError, BadRequest) as error:
             raise DamagedData(path, 0, f"the value of {key!r} is no registration ({error})") from error
+    for damage in damaged:
+        # It is known again when it registers.
+        log.warning("value_lost key=%s", key_text(damage.key))
     return servers
 
 
-def _stored_moves(state: State, path: str) -> list[Move]:
+def _stored_moves(state: State, path: str) -> tuple[list[Move], int]:
+    """What operators have moved, by number, and how many of these do not check."""
     moves: list[Move] = []
-    for key, value in state.scan(MOVE_PREFIX):
+    damaged: list[DamagedValue] = []
+    for key, value in state.scan(MOVE_PREFIX, damaged):
         try:
             number, log_id = msgpack.unpackb(value)
             moves.append(Move(int(number), key[len(MOVE_PREFIX) :].decode(), int(log_id)))
         except (ValueError, TypeError) as error:
             raise DamagedData(path, 0, f"the value of {key!r} is no move ({error})") from error
-    return sorted(moves)
+    for damage in damaged:
+        log.warning("value_lost key=%s", key_text(damage.key))
+    return sorted(moves), len(damaged)
 
 
-def _stored_routes(state: State, path: str, prefix: bytes) -> list[tuple[str, int]]:
+def _stored_routes(state: State, path: str, prefix: bytes, lost: list[str]) -> list[tuple[str, int]]:
+    """The routes below a prefix; subjects whose route does not check are named in ``lost``."""
     routes: list[tuple[str, int]] = []
-    for key, value in state.scan(prefix):
+    damaged: list[DamagedValue] = []
+    for key, value in state.scan(prefix, damaged):
         try:
             log_id = msgpack.unpackb(value)
         except ValueError as error:
@@ -325,4 +349,7 @@ def _stored_routes(state: State, path: str, prefix: bytes) -> list[tuple[str, in
         if type(log_id) is not int or not 0 <= log_id <= U64_MAX:
             raise DamagedData(path, 0, f"the value of {key!r} is no log_id")
         routes.append((key[len(prefix) :].decode(), log_id))
+    for damage in damaged:
+        log.critical("route_lost key=%s reason=%r", key_text(damage.key), str(damage))
+        lost.append(damage.key[len(prefix) :].decode("ascii", "replace"))
     return routes

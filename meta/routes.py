@@ -20,7 +20,13 @@ UNUSED_MAX = 100_000  # Routes of subjects that no message has used: 40 MB in me
 class RouteTable:
     """Routes by subject, in memory; about 200 B each."""
 
-    def __init__(self, stored: Iterable[tuple[str, int]], unused: Iterable[tuple[str, int]] = ()) -> None:
+    def __init__(
+        self,
+        stored: Iterable[tuple[str, int]],
+        unused: Iterable[tuple[str, int]] = (),
+        lost: Iterable[str] = (),
+    ) -> None:
+        self.lost = set(lost)  # Subjects whose route did not check: they have none until an operator moves them.
         self._durable = dict(stored)
         looked = {name: log_id for name, log_id in unused if name not in self._durable}
         self._unused = dict.fromkeys(looked)
@@ -73,6 +79,7 @@ class RouteTable:
         else:
             self._names.append(subject)
             self._names_sorted = False
+        self.lost.discard(subject)
         self._durable[subject] = log_id
         self._counts[log_id] += 1
         self._unused.pop(subject, None)
@@ -99,7 +106,7 @@ class RouteTable:
         heapq.heapify(servers)
         decided: dict[str, int] = {}
         for subject in subjects if servers else ():
-            if subject not in self._durable and subject not in self._decided:
+            if subject not in self._durable and subject not in self._decided and subject not in self.lost:
                 count, log_id = servers[0]
                 heapq.heapreplace(servers, (count + 1, log_id))
                 self._decided[subject] = decided[subject] = log_id

@@ -220,7 +220,7 @@ class MetaService:
                 "started_at_ms": self._started_at_ms,
                 "boot": self._clock.boot_mark,
                 "counters": counters,
-                "waits": waits_head(()),
+                "waits": waits_head(self._core.waits()),
                 "refuses": waits_head(()),
             }
         )

@@ -18,10 +18,10 @@ from delayd.clock import Clock, ClockEvidence
 from delayd.config import DelayConfig
 from delayd.delay.hour_table import BESIDE_PREFIX, HourTable, OutcomeEnd, hour_puts, merge_hours, outcome_put
 from delayd.delay.intake import Mark
+from delayd.delay.kept import TARGET_PREFIX
 from delayd.delay.loader import NO_SEQUENCES
 from delayd.delay.pending import PendingRows, Taken
 from delayd.delay.producers import Producers
-from delayd.delay.recovery import TARGET_PREFIX
 from delayd.delay.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
@@ -90,7 +90,9 @@ class Checkpointer:
         beside: HourTable,
         damaged: Callable[[], Iterable[int]],
         on_damaged: Callable[[int, DamagedData], None],
+        filed_below: int,
     ) -> None:
+        self.filed_below = filed_below  # Sequences below are filed.
         self.replay = replay  # Of the last checkpoint in the state.
         self.reach_ms = 0  # The latest appended_at that an operator's word has set back.
         self.appended_at_ms = 0  # Of the last group that a checkpoint of this life covers.
@@ -264,6 +266,7 @@ class Checkpointer:
                 "replay_crc32c": facts.stop.crc32c,
                 "next_sequence": facts.next_sequence,
                 "appended_at_ms": facts.appended_at_ms,
+                "reach_ms": self.reach_ms,
                 "epoch": self._identity.epoch,
                 "hours": hours.tobytes(),
                 "outcomes": np.array([(hour, 0, end.length) for hour, end in facts.ends.items()], END_ROW).tobytes(),
@@ -286,7 +289,7 @@ class Checkpointer:
         for hour, damage in filed.damage.items():
             self._on_damaged(hour, damage)
         self._pending.drop(taken)
-        self.replay, self.appended_at_ms = facts.stop, facts.appended_at_ms
+        self.replay, self.appended_at_ms, self.filed_below = facts.stop, facts.appended_at_ms, facts.next_sequence
         if filed.unpublished is not None:
             self._put_off(filed.unpublished, ended)
             return

@@ -23,24 +23,25 @@ from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.link import Dial, Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour
 from delayd.delay.loading import Loading
-from delayd.delay.mending import SEQUENCE_MAX, Mending, Unloaded
+from delayd.delay.mending import RETRY_MS, SEQUENCE_MAX, Mending, Unloaded
 from delayd.delay.moves import RouteMoves
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Allowance, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Entry, Kind, Quarantine
-from delayd.delay.recovery import recover
+from delayd.delay.recovery import ends_of_all, open_seals, recover
 from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows
+from delayd.delay.seal_log import SealLog
 from delayd.delay.sender import Origin, Sender
 from delayd.delay.sources import Sources
 from delayd.delay.table import message_rows
 from delayd.delay.target_ends import KeepingEnds, TargetEnds
-from delayd.delay.target_words import TargetWords
+from delayd.delay.target_words import TargetWords, accepted_targets
 from delayd.delay.targets import Targets
 from delayd.disk import Disk
-from delayd.errors import BadArgument
-from delayd.executor import Executor
+from delayd.errors import BadArgument, DamagedData, DataError
+from delayd.executor import Done, Executor
 from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
@@ -54,6 +55,7 @@ Decided = Callable[[bool, str], None]
 log = logging.getLogger(__name__)
 
 TICK_MS = 1_000  # How often an idle server looks at hours that ended, hours to load and its clock.
+SEALS = "log"  # The name of the seal log's entry.
 STOP_MS = 2_500  # For the last checkpoint; a stop as a whole has 5 s.
 
 
@@ -101,7 +103,11 @@ class DelayCore:
         self._subjects = found.subjects
         self._pending = found.pending
         self._wheel = found.wheel
-        self._ends = TargetEnds(state, found.target_ends)
+        self._ends = TargetEnds(
+            state,
+            found.target_ends,
+            lambda: ends_of_all(disk, config.folder, self.identity.log_id, accepted_targets(state)),
+        )
         keeping = KeepingEnds(state, self._ends)
         self._loaded_from = hour_of_ms(max(clock.stamp_ms(), found.appended_at_ms))
         if hour_of_ms(found.reach_ms) > self._loaded_from:
@@ -176,6 +182,7 @@ class DelayCore:
             found.beside,
             lambda: self._mending.damaged_hours(),
             lambda hour, error: self._mending.schedule_damaged(hour, error),
+            found.filed_below,
         )
         self._withheld = set(found.quarantined)  # Any of their rows may have been handed over: none is, until known.
         self._loading = Loading(
@@ -185,7 +192,6 @@ class DelayCore:
             self._attached,
             *(found.beside, self._withheld, self._loaded_in_part),
         )
-        self._indexed = found.next_sequence  # Rows below it are in the wheel, kept, or filed.
         self._mending = Mending(
             *(disk, keeping, config.folder, self.identity.log_id, self.identity.epoch, clock, threads.worker),
             *(found.hours, found.beside, self._outcomes, self._sources, found.wheel, found.subjects, found.pending),
@@ -197,7 +203,18 @@ class DelayCore:
             unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)
             self._mending.dispatch_damaged(hour, error, unloaded)
         for hour, (error, sequences) in found.unloaded.items():
-            self._mending.schedule_damaged(hour, error, Unloaded(found.next_sequence, sequences))
+            self._mending.schedule_damaged(hour, error, Unloaded(found.filed_below, sequences))
+        for producer_id, error in found.producers_lost.items():
+            self.quarantine.put(Kind.PRODUCER, f"{producer_id:016x}", error)
+        for subject, error in found.targets_lost.items():
+            self.dispatcher.withheld.add(subject)
+            self.quarantine.put(Kind.TARGET, subject.decode("ascii"), error, subject=subject.decode("ascii"))
+        if found.seals_damage is not None:
+            self.quarantine.put(Kind.SEAL, SEALS, found.seals_damage)
+        seals = (disk, state, config.folder, self.identity, clock.now_ms(), found.hours)
+        self._open_seals = partial(open_seals, *seals, whole=found.flags_unknown)
+        self._seals_due_ms = clock.monotonic_ms() + RETRY_MS
+        self._opening_seals = False
         self._checkpointer.reach_ms = found.reach_ms
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._retention = Retention(
@@ -431,8 +448,6 @@ class DelayCore:
             self._pending.keep(rows.take(np.flatnonzero(~near)))
             rows = rows.take(np.flatnonzero(near))
         self._pending.count(rows)
-        last = committed.stored[-1]
-        self._indexed = last.base_sequence + last.batch.count
         if len(rows) and int(rows["hour"].min()) < self._loaded_from:
             # The clock was set back behind the start: what these hours held was loaded then, so the others are empty.
             self._put_back(rows)
@@ -456,12 +471,45 @@ class DelayCore:
         elif entry.kind is Kind.ROWS:
             done(*(self._held.give_up(entry) if action == "drop" else self._held.retry(entry)))
             self.wake()
+        elif entry.kind is Kind.SEAL:
+            self._try_seals(done)
+        elif entry.kind is Kind.TARGET:
+            self.quarantine.lift(entry.kind, entry.name)
+            self.dispatcher.ask_meta(entry.name.encode("ascii"))
+            done(True, f"meta is asked where {entry.name} goes")
         else:
-            done(False, str(entry.error))
+            self.quarantine.lift(entry.kind, entry.name)
+            self.producers.find_again(int(entry.name, 16))
+            done(True, "its batches are taken again")
+
+    def _try_seals(self, told: Decided | None = None) -> None:
+        """Open the seal log again that was damaged."""
+        if self._opening_seals:
+            return
+        self._opening_seals = True
+        self._seals_due_ms = self._clock.monotonic_ms() + RETRY_MS
+
+        def opened(done: Done[SealLog]) -> None:
+            self._opening_seals = False
+            try:
+                self._retention.use(done.result())
+            except DataError as error:
+                if isinstance(error, DamagedData):
+                    self.quarantine.put(Kind.SEAL, SEALS, error)
+                if told is not None:
+                    told(False, str(error))
+                return
+            self.quarantine.lift(Kind.SEAL, SEALS)
+            if told is not None:
+                told(True, "the seal log is whole again")
+
+        self._threads.worker.submit(self._open_seals, opened)
 
     def _loaded_in_part(self, loaded: LoadedHour) -> None:
         assert loaded.damage is not None, "only then a part is missing"
-        self._mending.schedule_damaged(loaded.hour, loaded.damage, Unloaded(self._indexed, loaded.sequences))
+        self._mending.schedule_damaged(
+            loaded.hour, loaded.damage, Unloaded(self._checkpointer.filed_below, loaded.sequences)
+        )
 
     def _entry(self, id_: str) -> Entry:
         entry = self.quarantine.find(id_)
@@ -502,6 +550,8 @@ class DelayCore:
     def _tick(self) -> None:
         self._mending.step()
         self._held.step()
+        if self.quarantine.get(Kind.SEAL, SEALS) and self._clock.monotonic_ms() >= self._seals_due_ms:
+            self._try_seals()
         now_ms = self._clock.now_ms()
         this_hour = hour_of_ms(now_ms)
         last_hour = hour_of_ms(self.intake.appended_at_ms)

@@ -53,6 +53,7 @@ class Dispatcher:
         self.targets = dict(noted)  # Subject to log_id, durable in the message log (rule H5).
         self.changed = changed  # Subjects whose note no checkpoint holds yet.
         self.forgotten: set[bytes] = set()  # Subjects whose note the next checkpoint takes out of the state.
+        self.withheld: set[bytes] = set()  # Subjects whose target was lost: their rows wait for an operator.
         self._wheel = wheel
         self._subjects = subjects
         self._clock = clock
@@ -269,7 +270,7 @@ class Dispatcher:
         if self._ask_again_ms is not None and self._clock.monotonic_ms() >= self._ask_again_ms:
             self._ask_again_ms = None
             known = self._subjects.names[: self._known]
-            ask = [name for name in known if name and name not in self.targets and name not in self._asked]
+            ask = [name for name in known if name and name not in self.targets and self._may_ask(name)]
         count = len(self._subjects)
         if count > len(self._link_of):
             grown = np.full(2 * count, NO_TARGET, np.int32)
@@ -283,12 +284,20 @@ class Dispatcher:
             if target is not None:
                 self._link(target)
                 self._link_of[number] = self._index_of[target]
-            elif name not in self._asked:
+            elif self._may_ask(name):
                 ask.append(name)
         self._known = count
         if ask:
             self._asked.update(ask)
             self._ask_routes(ask)
+
+    def ask_meta(self, subject: bytes) -> None:
+        """Have a withheld subject's target from meta, by an operator's word."""
+        self.withheld.discard(subject)
+        self._ask_again_ms = self._clock.monotonic_ms()
+
+    def _may_ask(self, subject: bytes) -> bool:
+        return subject not in self._asked and subject not in self.withheld
 
     def _link(self, target: int) -> Link:
         link = self.links.get(target)

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import msgpack
 
 from delayd.batch import Batch
-from delayd.errors import BatchNumberReused, DelaydError, SlowDown
+from delayd.errors import BatchNumberReused, DelaydError, ProducerLost, SlowDown
 
 PREFIX = b"producer/"
 BYTES_MAX = 128 << 20  # Of all producers: 160,000 of them with one number each, or 560,000 numbers.
@@ -84,6 +84,7 @@ class Producers:
         self._now_ms = monotonic_ms()  # When `look` was called.
         self._producers: dict[int, Producer] = {}
         self.held_bytes = 0  # About how much memory the producers and their numbers take.
+        self.lost: set[int] = set()  # Their numbers did not check at the start: none that is not known is taken.
         self._changed: set[int] = set()
         self._forgotten: set[int] = set()  # Removed from the state with the next checkpoint.
         self._waiting: dict[tuple[int, int], tuple[int, int, list[Waiter]]] = {}
@@ -114,6 +115,7 @@ class Producers:
 
         Raises:
             SlowDown: so many numbers were asked for that no more can be remembered.
+            ProducerLost: nobody knows.
         """
         key = (producer_id, number)
         if key in self._waiting:
@@ -124,6 +126,8 @@ class Producers:
             return
         found = self.find(producer_id, number)
         if found is None:
+            if producer_id in self.lost:
+                raise _lost(producer_id)
             self._fence(key)
         answer(found)
 
@@ -146,6 +150,9 @@ class Producers:
                 same = known.columns_crc32c == batch.columns_crc32c and known.heap_crc32c == batch.heap_crc32c
                 waiter(known if same else _reused(number), same)
                 return False
+        if self.lost and producer_id in self.lost:
+            waiter(_lost(producer_id), False)
+            return False
         under_way = self._waiting.get(key)
         if under_way is not None and under_way[:2] != (batch.columns_crc32c, batch.heap_crc32c):
             waiter(_reused(number), False)
@@ -210,10 +217,20 @@ class Producers:
                 break
             self._forget(producer_id)
         removes = [_key(producer_id) for producer_id in sorted(self._forgotten)]
-        puts = [(_key(producer_id), _encode(self._producers[producer_id])) for producer_id in sorted(self._changed)]
+        # What is known of a lost producer is a part only, and must not pass for all of it.
+        changed = sorted(self._changed - self.lost)
+        puts = [(_key(producer_id), _encode(self._producers[producer_id])) for producer_id in changed]
         self._forgotten.clear()
         self._changed.clear()
         return puts, removes
+
+    def find_again(self, producer_id: int) -> None:
+        """Take a lost producer's batches again, by an operator's word; the next checkpoint writes what is known."""
+        self.lost.discard(producer_id)
+        if producer_id in self._producers:
+            self._changed.add(producer_id)
+        else:
+            self._forgotten.add(producer_id)
 
     def load(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Take over what the last checkpoint wrote."""
@@ -364,3 +381,10 @@ def _encode(producer: Producer) -> bytes:
     batches = b"".join(producer.accepted.values())
     fields = {"low_water": producer.low_water, "seen_at_ms": producer.seen_at_ms, "batches": batches}
     return cast(bytes, msgpack.packb(fields))
+
+
+def _lost(producer_id: int) -> ProducerLost:
+    return ProducerLost(
+        f"what producer {producer_id:016x} has sent is not known here any more, for it was damaged on the disk; "
+        "send with a new producer, or have an operator release it with `delayd quarantine release`"
+    )

@@ -28,7 +28,6 @@ class Kind(StrEnum):
     SCHEDULE = "schedule"  # An hour's schedule log: its rows that are not in memory.
     DISPATCH = "dispatch"  # An hour's dispatch log: which of its rows were handed over is not known.
     ROWS = "rows"  # Rows of an hour, or of the message log, whose bodies can't be read.
-    MESSAGE = "message"  # The message log above the checkpoint: no checkpoint passes it.
     SEAL = "seal"  # The seal log: nothing seals.
     TARGET = "target"  # The note where a subject's rows may be.
     PRODUCER = "producer"  # The numbers of a producer's batches.
@@ -38,7 +37,6 @@ RELEASE = {
     Kind.SCHEDULE: "the file is read again now; nothing is lost by it",
     Kind.DISPATCH: "the file is read again now; nothing is lost by it",
     Kind.ROWS: "they are read again now; nothing is lost by it",
-    Kind.MESSAGE: "a checkpoint is tried now; nothing is lost by it",
     Kind.SEAL: "the file is read again now; nothing is lost by it",
     Kind.TARGET: "the subject goes where meta says; if its route was moved since, messages in doubt may come twice",
     Kind.PRODUCER: "its batches are taken again; one that it repeats from before this start may be kept twice",

@@ -8,20 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch
 from delayd.clock import Clock
 from delayd.config import DelayConfig
-from delayd.delay.hour_table import BESIDE_PREFIX, OUTCOME_PREFIX, HourTable, OutcomeEnd, load_hours, load_outcome_ends
-from delayd.delay.hour_table import PREFIX as HOUR_PREFIX
+from delayd.delay.hour_table import HourTable, OutcomeEnd
 from delayd.delay.intake import Mark
+from delayd.delay.kept import heal_hours, read_kept
 from delayd.delay.loader import NO_SEQUENCES, load_hour, order_hour
 from delayd.delay.outcomes import append_parts, reopen_dispatch_log
 from delayd.delay.pending import PendingRows
-from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import forget_quarantine, missing_parts, quarantine_path
 from delayd.delay.seal_log import SealLog, open_seal_log
@@ -31,7 +29,7 @@ from delayd.delay.target_words import Accepted as AcceptedTarget
 from delayd.delay.target_words import accepted_targets, counts
 from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_from_name, hour_of_ms
 from delayd.identity import Identity
 from delayd.log.control import decode_records
@@ -39,12 +37,11 @@ from delayd.log.dispatch import PART, OutcomeRows, decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.schedule import dispatch_path
-from delayd.log.segment import FileKind, Segment
+from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.state import State
 
 log = logging.getLogger(__name__)
 
-TARGET_PREFIX = b"target/"
 NO_OUTCOMES = OutcomeRows(NO_SEQUENCES, np.empty(0, np.int64), np.empty(0, PART), np.empty(0, np.int64))
 
 
@@ -75,6 +72,11 @@ class Recovered:
     damage: list[DamagedData]
     beside: HourTable  # What stands beside damaged schedule logs.
     unloaded: dict[int, tuple[DamagedData, NDArray[np.uint64]]]  # Hours that lack rows: why, and what they have.
+    producers_lost: dict[int, DamagedValue]
+    targets_lost: dict[bytes, DamagedValue]
+    seals_damage: DamagedData | None
+    filed_below: int  # Sequences below are in schedule logs; the others came from the message log.
+    flags_unknown: bool  # Whether an hour may be sealed though the state does not say so.
 
     @property
     def outcome_ends(self) -> dict[int, OutcomeEnd]:
@@ -94,18 +96,17 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         DamagedData, NewerFormat: with the path and what to do.
     """
     folder = config.folder
-    checkpoint = msgpack.unpackb(state.get(b"checkpoint") or msgpack.packb({}))
-    replay = Mark(checkpoint.get("replay_offset", 0), checkpoint.get("replay_crc32c", 0))
-    hours = load_hours(state.scan(HOUR_PREFIX))
+    kept = read_kept(disk, state, folder, identity.log_id)
+    heal_hours(state, kept)
+    replay, hours, targets = Mark(kept.replay_offset, kept.replay_crc32c), kept.hours, kept.targets
     producers = Producers(clock.monotonic_ms)
-    producers.load(state.scan(PRODUCER_PREFIX))
-    targets = {key[len(TARGET_PREFIX) :]: msgpack.unpackb(value) for key, value in state.scan(TARGET_PREFIX)}
-    known, quarantined = load_outcome_ends(state.scan(OUTCOME_PREFIX)), dict[int, DamagedData]()
+    producers.load(kept.producers)
+    producers.lost |= kept.producers_lost.keys()
+    known, quarantined = kept.ends, dict[int, DamagedData]()
     dispatch_logs, decided, target_ends = _recover_outcomes(
         disk, folder, identity, hours, known, quarantined, clock.now_ms(), accepted_targets(state)
     )
-    next_sequence, appended_at_ms = checkpoint.get("next_sequence", 1), checkpoint.get("appended_at_ms", 0)
-    read = _Replay(producers, targets, next_sequence, appended_at_ms, checkpoint.get("reach_ms", 0))
+    read = _Replay(producers, targets, kept.next_sequence, kept.appended_at_ms, kept.reach_ms)
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
     message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take)
     for tail in message_log.recovered:
@@ -134,16 +135,64 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
         seals=None,
         damage=list(quarantined.values()),
-        beside=load_hours(state.scan(BESIDE_PREFIX)),
+        beside=kept.beside,
         unloaded={},
+        producers_lost=kept.producers_lost,
+        targets_lost=_find_targets(message_log, kept.targets_lost, targets, read.targets_owed),
+        seals_damage=None,
+        filed_below=kept.next_sequence,
+        flags_unknown=kept.flags_unknown,
     )
     try:
-        sealed = set(hours.sealed())
-        found.seals = open_seal_log(disk, state, folder, identity.log_id, identity.epoch, clock.now_ms(), sealed)
+        found.seals = open_seals(disk, state, folder, identity, clock.now_ms(), hours, whole=kept.flags_unknown)
     except DamagedData as damage:
+        found.seals_damage = damage
         found.damage.append(damage)
     _load(disk, clock, config, found)
     return found
+
+
+class _Counted:
+    """Hours whose seals the state counts: those that it calls sealed, and those that are deleted."""
+
+    def __init__(self, hours: HourTable) -> None:
+        self._hours = hours
+
+    def __contains__(self, hour: object) -> bool:
+        assert isinstance(hour, int), "an hour is a number"
+        return hour not in self._hours or self._hours.get(hour).sealed
+
+
+def open_seals(
+    disk: Disk, state: State, folder: str, identity: Identity, now_ms: int, hours: HourTable, *, whole: bool
+) -> SealLog:
+    """Open the seal log; with ``whole`` all of it is read, for an hour may be sealed though the state does not say so.
+
+    Raises:
+        DamagedData, Shortage: it does not check or can't be read.
+    """
+    return open_seal_log(disk, state, folder, *identity, now_ms, _Counted(hours), whole=whole)
+
+
+def _find_targets(
+    message_log: Log, lost: dict[bytes, DamagedValue], targets: dict[bytes, int], owed: set[bytes]
+) -> dict[bytes, DamagedValue]:
+    """Find notes whose values do not check in the message log, as far as it is kept; which are still lost."""
+    lost = {subject: error for subject, error in lost.items() if subject not in targets}
+    if not lost:
+        return lost
+    try:
+        for group in message_log.scan(message_log.start, message_log.durable):
+            if group.header.kind == GroupKind.CONTROL:
+                for record in (record for _, batch in group.batches() for record in decode_records(batch)):
+                    if record["type"] == "target" and record["subject"] in lost:
+                        # The last one counts; the next checkpoint writes it anew.
+                        subject = cast(bytes, record["subject"])
+                        targets[subject] = cast(int, record["log_id"])
+                        owed.add(subject)
+    except DamagedData as error:
+        log.warning("notes_not_found reason=%r", str(error))
+    return {subject: error for subject, error in lost.items() if subject not in targets}
 
 
 def stored_batches(group: Group) -> list[Stored]:
@@ -205,14 +254,16 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
     # Of a quarantined hour any row may have been handed over: none is, until its dispatch log is restored.
     for hour in sorted(wanted - found.quarantined.keys()):
         decided = found.decided.get(hour, NO_SEQUENCES)
-        loaded = load_hour(disk, config.folder, found.identity.log_id, hour, found.hours.get(hour), decided)
+        files = (found.hours.get(hour), decided, found.beside.get(hour))
+        loaded = load_hour(disk, config.folder, found.identity.log_id, hour, *files)
         numbers = found.subjects.numbers(loaded.names)
         found.wheel.add_hour(hour)
         for rows in order_hour(loaded, numbers, found.pending.views(0), decided):
             found.wheel.add_hour(hour, rows)
         if loaded.damage is not None:
             found.damage.append(loaded.damage)
-    found.pending.settle(found.loaded_until)
+            found.unloaded[hour] = loaded.damage, loaded.sequences
+    found.pending.settle(found.loaded_until, found.quarantined)
 
 
 def _recover_outcomes(
@@ -245,10 +296,7 @@ def _recover_outcomes(
         segments[hour], outcomes = opened
         # Numpy's unique hashes, which for a million rows takes a second; a repetition among them does no harm.
         decided[hour] = np.sort(outcomes.sequences, kind="stable")
-        for target in np.unique(outcomes.parts["target_log_id"]).tolist():
-            parts = outcomes.parts[outcomes.parts["target_log_id"] == target]
-            offsets = parts["target_offset"][counts(parts, accepted.get(target))]
-            target_ends[target] = max(target_ends.get(target, 0), int(offsets.max(initial=0)))
+        _note_ends(target_ends, outcomes, accepted)
     return segments, decided, target_ends
 
 
@@ -264,6 +312,28 @@ def _open_beside(
     except DamagedData as damage:
         quarantined[hour] = damage
         return None
+
+
+def ends_of_all(disk: Disk, folder: str, log_id: int, accepted: Mapping[int, AcceptedTarget]) -> dict[int, int]:
+    """The highest offset that any dispatch log names, by target; those that can't be read are left out."""
+    found: dict[int, int] = {}
+    for _, path in list_dispatch_logs(disk, folder):
+        try:
+            segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=False)
+            try:
+                _note_ends(found, read_outcomes(segment), accepted)
+            finally:
+                segment.close()
+        except (DamagedData, UnfinishedFile, FileNotFoundError) as error:
+            log.warning("ends_not_known path=%s reason=%r", path, str(error))
+    return found
+
+
+def _note_ends(ends: dict[int, int], outcomes: OutcomeRows, accepted: Mapping[int, AcceptedTarget]) -> None:
+    for target in np.unique(outcomes.parts["target_log_id"]).tolist():
+        parts = outcomes.parts[outcomes.parts["target_log_id"] == target]
+        offsets = parts["target_offset"][counts(parts, accepted.get(target))]
+        ends[target] = max(ends.get(target, 0), int(offsets.max(initial=0)))
 
 
 def open_dispatch_log(

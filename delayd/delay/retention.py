@@ -135,6 +135,10 @@ class Retention:
         else:
             self._executor.submit(self._seals.last_hour, read)
 
+    def use(self, seals: SealLog) -> None:
+        """Seal with a log that was damaged and is whole again."""
+        self._seals = seals
+
     def close(self) -> None:
         """Close the seal log."""
         if self._seals is not None:

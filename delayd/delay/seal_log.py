@@ -4,6 +4,7 @@ Invariant: a seal is durable before the state counts it, and an hour has one sea
 is found again, never written a second time. For one thread, the worker.
 """
 
+import logging
 from collections.abc import Container
 from typing import NamedTuple
 
@@ -11,13 +12,15 @@ import msgpack
 
 from delayd.batch import BatchKind
 from delayd.disk import Disk
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, open_log
 from delayd.log.seal import NO_SEAL, Seal, SealFacts, decode_seals, encode_seal, seal_place
 from delayd.state import State
 
 KEY = b"seal"
+
+log = logging.getLogger(__name__)
 
 
 class SealMark(NamedTuple):
@@ -86,26 +89,41 @@ class SealLog:
 
 
 def open_seal_log(
-    disk: Disk, state: State, folder: str, log_id: int, epoch: int, now_ms: int, sealed: Container[int]
+    disk: Disk,
+    state: State,
+    folder: str,
+    log_id: int,
+    epoch: int,
+    now_ms: int,
+    sealed: Container[int],
+    *,
+    whole: bool = False,
 ) -> SealLog:
     """Open the seal log at its end; seals of hours that are not ``sealed`` by the state wait to be counted.
+
+    With ``whole`` it is read from its beginning, as it is when the state's mark does not check (rule L9).
 
     Raises:
         DamagedData: it is shorter than the state counts, or what lies behind does not follow.
     """
-    row = state.get(KEY)
-    mark = SealMark(*msgpack.unpackb(row)) if row else SealMark()
-    log = open_log(disk, seal_place(folder, log_id), now_ms, mark.offset, mark.crc32c)
+    mark = SealMark()
+    try:
+        row = state.get(KEY)
+        if row and not whole:
+            mark = SealMark(*msgpack.unpackb(row))
+    except DamagedValue as error:
+        log.warning("value_rebuilt key=%s source=%s", key_text(error.key), seal_place(folder, log_id).folder)
+    seal_log = open_log(disk, seal_place(folder, log_id), now_ms, mark.offset, mark.crc32c)
     uncounted: dict[int, tuple[SealMark, Seal]] = {}
     end = mark
-    for group in log.scan(mark.offset, log.durable, mark.crc32c):
+    for group in seal_log.scan(mark.offset, seal_log.durable, mark.crc32c):
         seals = [seal for _, batch in group.batches() if batch.kind == BatchKind.SEAL for seal in decode_seals(batch)]
         for seal in seals:
             if (seal.number, seal.previous_sha256) != (end.seals, end.sha256):
-                log.close()
+                seal_log.close()
                 what = f"seal {seal.number} does not follow the {end.seals} seals before it"
-                raise DamagedData(log.place.folder, group.header.offset, what)
+                raise DamagedData(seal_log.place.folder, group.header.offset, what)
             if seal.facts.hour not in sealed:
                 uncounted[seal.facts.hour] = (end, seal)
             end = SealMark(group.end, group.header.header_crc32c, seal.number + 1, seal.sha256)
-    return SealLog(log, epoch, end, uncounted)
+    return SealLog(seal_log, epoch, end, uncounted)

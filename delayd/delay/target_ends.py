@@ -4,24 +4,39 @@ Hours are sealed and deleted, and the knowledge of what a target had acknowledge
 a commit of `KeepingEnds` says of an hour is durable together with the ends of all that the hour's dispatch log names.
 """
 
+import logging
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 import msgpack
 
-from delayd.errors import DamagedValue
+from delayd.errors import DamagedValue, key_text
 from delayd.state import State
 
 PREFIX = b"end/"
 KEY = struct.Struct(">4sQ")
 
+log = logging.getLogger(__name__)
+
 
 class TargetEnds:
-    """Ends by log_id: those in the state, those that unsealed dispatch logs name, and those of this life."""
+    """Ends by log_id: those in the state, those that unsealed dispatch logs name, and those of this life.
 
-    def __init__(self, state: State, found: Mapping[int, int]) -> None:
-        self._ends = {KEY.unpack(key)[1]: int(msgpack.unpackb(value)) for key, value in state.scan(PREFIX)}
+    ``everywhere`` reads all dispatch logs: where a value of the state does not check (rule L9).
+    """
+
+    def __init__(
+        self, state: State, found: Mapping[int, int], everywhere: Callable[[], Mapping[int, int]] = dict
+    ) -> None:
+        damaged: list[DamagedValue] = []
+        self._ends = {KEY.unpack(key)[1]: int(msgpack.unpackb(value)) for key, value in state.scan(PREFIX, damaged)}
+        if damaged:
+            # What the deleted ones named is not known any more; a target that lost that much is not noticed.
+            for error in damaged:
+                log.warning("value_rebuilt key=%s source=%s", key_text(error.key), "the dispatch logs that are kept")
+            for target, offset in everywhere().items():
+                self.name(target, offset)
         for target, offset in found.items():
             self.name(target, offset)
 

@@ -3,6 +3,7 @@
 Two slots are written in turn, so that from the second publication on a durable one is there at every instant.
 """
 
+import logging
 import struct
 from typing import NamedTuple, cast
 
@@ -10,7 +11,7 @@ import msgpack
 from crc32c import crc32c
 
 from delayd.disk import Disk, File, open_named
-from delayd.errors import DamagedData, NewerFormat
+from delayd.errors import DamagedData, DataError, NewerFormat
 from delayd.log.segment import FileKind
 
 MAGIC = b"delaydcp"
@@ -20,6 +21,8 @@ SLOT_BYTES = 4 << 20  # The hour table of all 17,568 hours needs 562 KB.
 PAYLOAD_BYTES_MAX = SLOT_BYTES - HEADER.size
 NAME = "checkpoint"
 
+log = logging.getLogger(__name__)
+
 Value = int | str | bytes | list["Value"] | None
 Payload = dict[str, Value]
 
@@ -28,23 +31,43 @@ class CheckpointFile:
     """The writer of one directory's checkpoint file; opening it makes the newest slot durable (rule L1)."""
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
+        self._disk = disk
+        self._folder = folder
         self._log_id = log_id
-        path = f"{folder}/{NAME}"
-        self._file = open_named(disk, path, write=True, create=not disk.exists(path))
+        self._file: File | None = None
+        self._generation = 0
         try:
-            found = _newest(path, self._file, log_id)
+            self._file = self._open()
+        except DataError as error:
+            # It repeats what the state says: the next publication opens it again.
+            log.warning("checkpoint_file_rebuilt reason=%r", str(error))
+
+    def _open(self) -> File:
+        path = f"{self._folder}/{NAME}"
+        file = open_named(self._disk, path, write=True, create=not self._disk.exists(path))
+        try:
+            try:
+                found = _newest(path, file, self._log_id)
+            except DamagedData as error:
+                log.warning("checkpoint_file_rebuilt reason=%r", str(error))
+                found = None
+                # Of a slot that could be read again later a reader would take the older of two.
+                file.truncate(0)
             if found:
                 # A writer that died may have left it unsynced, and the next publication goes over the other slot.
-                self._file.pwritev([self._file.pread(found.size_bytes, found.position)], found.position)
-            self._file.sync()
-            disk.sync_folder(folder)
+                file.pwritev([file.pread(found.size_bytes, found.position)], found.position)
+            file.sync()
+            self._disk.sync_folder(self._folder)
         except BaseException:
-            self._file.close()
+            file.close()
             raise
         self._generation = found.generation if found else 0
+        return file
 
     def publish(self, payload: Payload, now_ms: int) -> None:
         """Write the older slot and fsync it; after a DiskFull or OSError the newest slot is still the same one."""
+        if self._file is None:
+            self._file = self._open()
         data = cast(bytes, msgpack.packb(payload))
         if len(data) > PAYLOAD_BYTES_MAX:
             raise AssertionError(f"a checkpoint of {len(data)} bytes does not fit its slot")
@@ -59,7 +82,8 @@ class CheckpointFile:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def read_checkpoint(disk: Disk, folder: str, log_id: int | None = None) -> Payload | None:

@@ -5,6 +5,7 @@ is done to the wall clock (rule T3).
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -14,6 +15,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from delayd.clock import ClockEvidence, SystemClock
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.disk import RealDisk
+from delayd.errors import DamagedData
 from delayd.executor import ThreadExecutor
 from delayd.holder import LOCK, holder_name
 from delayd.log.checkpoint import Payload, read_checkpoint
@@ -22,6 +24,9 @@ from delayd.state import LmdbState
 STATE = "state.lmdb"
 RUNS_MAX = 1_000  # Of one job at a time; each ends within a turn of the loop, so this is never reached.
 LOOK_S = 1.0  # How often the plan of the jobs is held against the wall clock.
+
+
+log = logging.getLogger(__name__)
 
 
 class Core(Protocol):
@@ -51,7 +56,7 @@ class Home:
         )
         self.state_path = f"{config.folder}/{STATE}"
         self.state = LmdbState(self.state_path)
-        self.clock = SystemClock(_evidence(read_checkpoint(self.disk, config.folder)))
+        self.clock = SystemClock(_evidence(_last_checkpoint(self.disk, config.folder)))
         self._loop = asyncio.get_running_loop()
         self._after_job = after_job
         self.executors = [ThreadExecutor(f"{config.role}-{name}", self._post) for name in threads]
@@ -117,6 +122,15 @@ class Home:
     def _called(self, done: Callable[[], object]) -> None:
         done()
         self._after_job()
+
+
+def _last_checkpoint(disk: RealDisk, folder: str) -> Payload | None:
+    try:
+        return read_checkpoint(disk, folder)
+    except DamagedData as error:
+        # It is made anew; the clock is judged as in another boot until then (rule T1).
+        log.warning("checkpoint_file_rebuilt reason=%r", str(error))
+        return None
 
 
 def _evidence(checkpoint: Payload | None) -> ClockEvidence | None:

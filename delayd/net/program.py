@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from delayd.errors import CallerError, DamagedData, DataError, DelaydError, ServerStopped
+from delayd.errors import CallerError, DamagedData, DataError, DelaydError, ServerStopped, Shortage
 from delayd.holder import LOCK, leaving, mark_stopping
 from delayd.net.collector import QuietCollector
 from delayd.net.files import FILES_MIN, connections_max, raise_file_limit
@@ -187,6 +187,8 @@ def configure_logging(level: int = logging.INFO) -> None:
 
 
 def _exit_code(error: BaseException, *, starting: bool) -> int:
+    if isinstance(error, Shortage):
+        return EXIT_BUG  # Another try may find memory and files.
     if isinstance(error, ServerStopped | DamagedData):
         return EXIT_STOPPED
     if starting and isinstance(error, CallerError | DataError):

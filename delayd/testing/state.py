@@ -42,7 +42,7 @@ class MemoryState:
         stored = [(key, self._pairs[key]) for key in sorted(self._pairs) if key.startswith(prefix)]
         return check_pairs(NAME, stored, damaged)
 
-    def keys(self) -> list[bytes]:
+    def all_keys(self) -> list[bytes]:
         """All keys, for tests that damage each of them."""
         return sorted(self._pairs)
 

@@ -1,0 +1,212 @@
+"""What the state says at a start, and where that is had from when a value of it does not check (rule L9).
+
+| value | is rebuilt from | else |
+|---|---|---|
+| ``checkpoint`` | the checkpoint file, with its hour table | the start is refused by name |
+| ``hour/`` | the checkpoint file if it says the same replay offset, else the hour's own file | the start is refused |
+| ``beside/`` | the file itself | the start is refused |
+| ``outcomes/`` | the checkpoint file, else what the dispatch log itself proves | |
+| ``seal`` | the seal log, from its beginning | |
+| ``target/`` | control records of the message log | the subject waits for an operator |
+| ``producer/`` | nothing: its batches are refused | an operator, or the producer's end |
+| ``end/`` | all dispatch logs that are kept | |
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgpack
+import numpy as np
+
+from delayd.batch import Batch
+from delayd.delay.hour_table import (
+    BESIDE_PREFIX,
+    OUTCOME_PREFIX,
+    PREFIX,
+    HourFile,
+    HourTable,
+    OutcomeEnd,
+    hour_of_key,
+    hour_puts,
+    load_hours,
+    load_outcome_ends,
+)
+from delayd.delay.loader import open_schedule_log
+from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
+from delayd.delay.quarantine import schedule_beside_path
+from delayd.disk import Disk
+from delayd.errors import DamagedData, DamagedValue, key_text
+from delayd.log.checkpoint import Payload, read_checkpoint
+from delayd.log.dispatch import END_ROW
+from delayd.log.schedule import decode_hours, schedule_path
+from delayd.state import State
+
+log = logging.getLogger(__name__)
+
+TARGET_PREFIX = b"target/"
+CHECKPOINT_KEY = b"checkpoint"
+
+Pairs = list[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class Kept:
+    """What the last checkpoint left."""
+
+    replay_offset: int = 0
+    replay_crc32c: int = 0
+    next_sequence: int = 1
+    appended_at_ms: int = 0
+    reach_ms: int = 0
+    hours: HourTable = field(default_factory=HourTable)
+    beside: HourTable = field(default_factory=HourTable)
+    ends: dict[int, OutcomeEnd] = field(default_factory=dict)
+    producers: Pairs = field(default_factory=list)
+    producers_lost: dict[int, DamagedValue] = field(default_factory=dict)
+    targets: dict[bytes, int] = field(default_factory=dict)
+    targets_lost: dict[bytes, DamagedValue] = field(default_factory=dict)
+    flags_unknown: bool = False  # Whether an hour may be sealed though its row does not say so.
+
+
+def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> Kept:
+    """Read the state of a delay server; what is rebuilt is told, and written back with the next commit of its row.
+
+    Raises:
+        DamagedValue: a value does not check that nothing else says.
+    """
+    kept, damaged = Kept(), list[DamagedValue]()
+    published = _published(disk, folder, log_id)
+    hours = load_hours(state.scan(PREFIX, damaged))
+    if _read_checkpoint(state, kept, hours, published):
+        for error in damaged:
+            hour = _hour(error)
+            hours.set(hour, _hour_file(disk, folder, log_id, hour, kept, published, error))
+            kept.flags_unknown = True
+        kept.hours = hours
+    damaged = []
+    kept.beside = load_hours(state.scan(BESIDE_PREFIX, damaged))
+    for error in damaged:
+        hour = _hour(error)
+        path = schedule_beside_path(folder, hour)
+        kept.beside.set(hour, _measured(disk, path, log_id, hour, kept.replay_offset, error))
+    damaged = []
+    kept.ends = load_outcome_ends(state.scan(OUTCOME_PREFIX, damaged))
+    for error in damaged:
+        hour = _hour(error)
+        kept.ends[hour] = OutcomeEnd(_published_ends(published).get(hour, 0))
+        _told(error, "the checkpoint file")
+    damaged = []
+    kept.producers = state.scan(PRODUCER_PREFIX, damaged)
+    kept.producers_lost = {int.from_bytes(error.key[len(PRODUCER_PREFIX) :]): error for error in damaged}
+    damaged = []
+    for key, value in state.scan(TARGET_PREFIX, damaged):
+        kept.targets[key[len(TARGET_PREFIX) :]] = msgpack.unpackb(value)
+    kept.targets_lost = {error.key[len(TARGET_PREFIX) :]: error for error in damaged}
+    return kept
+
+
+def heal_hours(state: State, kept: Kept) -> None:
+    """Write the replay offset and the hour table back, when one of them was rebuilt: one transaction."""
+    if kept.flags_unknown:
+        names = ("replay_offset", "replay_crc32c", "next_sequence", "appended_at_ms", "reach_ms")
+        row = msgpack.packb({name: getattr(kept, name) for name in names})
+        removes = [key for key, _ in state.scan(PREFIX, []) if (hour_of_key(key) or 0) not in kept.hours]
+        state.commit([*hour_puts(kept.hours.rows), (CHECKPOINT_KEY, row)], removes)
+
+
+def _read_checkpoint(state: State, kept: Kept, hours: HourTable, published: Payload | None) -> bool:
+    """Read the replay offset; False when the hour table comes with it, for the state's own can't be trusted."""
+    damage: DamagedValue | None = None
+    row: Payload | None = None
+    try:
+        value = state.get(CHECKPOINT_KEY)
+        row = None if value is None else cast(Payload, msgpack.unpackb(value))
+    except DamagedValue as error:
+        damage = error
+        if published is None:
+            raise
+    if row is None and damage is None and (published is None or not len(hours)):
+        # No checkpoint was counted yet.
+        return True
+    of_state = row is not None
+    if row is None:
+        assert published is not None, "or it was raised"
+        row = published
+        # What the state counts may be one checkpoint newer than the file: then its rows are filed again (rule P4).
+        kept.hours = _of_file(hours, published)
+        kept.flags_unknown = True
+        if damage is not None:
+            _told(damage, "the checkpoint file")
+    numbers = (row[name] for name in ("replay_offset", "replay_crc32c", "next_sequence", "appended_at_ms"))
+    kept.replay_offset, kept.replay_crc32c, kept.next_sequence, kept.appended_at_ms = (cast(int, n) for n in numbers)
+    kept.reach_ms = cast(int, row.get("reach_ms", 0))
+    return of_state
+
+
+def _of_file(hours: HourTable, published: Payload) -> HourTable:
+    """The hour table of the checkpoint file; an hour that the state counts alike has the state's flags."""
+    table = HourTable(decode_hours(cast(bytes, published["hours"])).copy())
+    for hour in table.rows["hour"].tolist():
+        newer, file = hours.get(hour), table.get(hour)
+        if newer._replace(flags=0) == file._replace(flags=0):
+            table.set(hour, newer)
+    return table
+
+
+def _hour_file(
+    disk: Disk, folder: str, log_id: int, hour: int, kept: Kept, published: Payload | None, error: DamagedValue
+) -> HourFile:
+    if published is not None and published["replay_offset"] == kept.replay_offset:
+        table = HourTable(decode_hours(cast(bytes, published["hours"])))
+        if hour in table:
+            _told(error, "the checkpoint file")
+            return table.get(hour)
+    return _measured(disk, schedule_path(folder, hour), log_id, hour, kept.replay_offset, error)
+
+
+def _measured(disk: Disk, path: str, log_id: int, hour: int, replay_offset: int, error: DamagedValue) -> HourFile:
+    """What of an hour's file a checkpoint with this replay offset counts: each batch names the range it is of (P3)."""
+    file = HourFile()
+    try:
+        segment = open_schedule_log(disk, path, log_id, hour)
+    except DamagedData:
+        raise error from None
+    try:
+        for group in segment.scan(0, 0):
+            batches: list[Batch] = [batch for _, batch in group.batches()]
+            if any(batch.schedule.source_end > replay_offset for batch in batches):
+                break
+            file = HourFile(group.end, file.rows + group.header.row_count, group.header.header_crc32c)
+    finally:
+        segment.close()
+    _told(error, path)
+    return file
+
+
+def _published(disk: Disk, folder: str, log_id: int) -> Payload | None:
+    try:
+        return read_checkpoint(disk, folder, log_id)
+    except DamagedData as error:
+        log.warning("checkpoint_file_rebuilt reason=%r", str(error))
+        return None
+
+
+def _published_ends(published: Payload | None) -> dict[int, int]:
+    if published is None:
+        return {}
+    rows = np.frombuffer(cast(bytes, published["outcomes"]), END_ROW)
+    return {int(row["hour"]): int(row["length"]) for row in rows}
+
+
+def _hour(error: DamagedValue) -> int:
+    hour = hour_of_key(error.key)
+    if hour is None:
+        raise error
+    return hour
+
+
+def _told(error: DamagedValue, source: str) -> None:
+    log.warning("value_rebuilt key=%s source=%s", key_text(error.key), source)
