@@ -11,7 +11,7 @@ from functools import partial
 import msgpack
 
 from delayd.delay.dispatcher import Dispatcher
-from delayd.errors import DiskFull
+from delayd.errors import DamagedValue, DiskFull, key_text
 from delayd.executor import Done, Executor
 from delayd.state import State
 from delayd.wire.meta import Move
@@ -25,7 +25,12 @@ class RouteMoves:
     """What is done of the moves that meta told; `worker` writes the number of the last one."""
 
     def __init__(self, state: State, dispatcher: Dispatcher, worker: Executor) -> None:
-        value = state.get(SEEN_KEY)
+        try:
+            value = state.get(SEEN_KEY)
+        except DamagedValue as error:
+            # Meta tells all of them again; what is done already is not done twice.
+            log.warning("value_rebuilt key=%s source=meta", key_text(error.key))
+            value = None
         self.seen = 0 if value is None else int(msgpack.unpackb(value))
         self._state = state
         self._dispatcher = dispatcher

@@ -8,17 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from delayd.disk import Disk, RealDisk
-from delayd.errors import BadArgument, DamagedData, DataError
+from delayd.disk import Disk, RealDisk, open_named
+from delayd.errors import BadArgument, DamagedData, DamagedValue, DataError
+from delayd.holder import is_held
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
+from delayd.log.log import segment_name
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
 from delayd.reading.groups import LogMoved, TornTail, file_size
 from delayd.reading.schedule import take_snapshot
 from delayd.reading.verify_file import HOURLY, FileReport, Place, State, damage_report, verify_file
+from delayd.state import LMDB_FILE, check_stored
+from delayd.state_file import Pair, read_pairs
 
+STATE_KIND = "state"
 LOGS = {
     Role.DELAY: {
         "message": FileKind.MESSAGE,
@@ -92,6 +97,8 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     disk = disk or RealDisk()
     places: list[Place] = []
     gone: list[FileReport] = []
+    states: list[FileReport] = []
+    missing: list[FileReport] = []
     for path in _home_paths(disk, data):
         home = _read_home(disk, path)
         own = list(_places(disk, home))
@@ -101,9 +108,12 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
         if home.logs["message"] not in kinds and kinds & later:
             error = DamagedData(f"{path}/message", 0, "the message log is gone, other logs are there")
             gone.append(damage_report(error.path, home.logs["message"].name.lower(), error))
+        missing += _missing(disk, home)
+        states += _state(disk, path)
     if not places:
         raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
-    return VerifyReport((*gone, *_verify(disk, places, progress, chained=True)))
+    states += _state(disk, f"{data.rstrip('/')}/meta")
+    return VerifyReport((*gone, *_verify(disk, places, progress, chained=True), *missing, *states))
 
 
 def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:
@@ -177,6 +187,77 @@ def _identify(disk: Disk, path: str) -> Directory | None:
 def _role_by_folders(disk: Disk, path: str) -> Role:
     names = disk.list_folder(path)
     return Role.REALTIME if "consume" in names or "pull" in names else Role.DELAY
+
+
+def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
+    """Files that the checkpoint counts and that are not there."""
+    if home.role is not Role.DELAY or home.log_id is None:
+        return
+    directory = Directory(home.path, home.role, home.log_id)
+    lost = [path for path in _counted(disk, directory) if not disk.exists(path)]
+    # Retention of a running server publishes that it removes a file before it does.
+    counted = _counted(disk, directory) if lost else {}
+    for path in lost:
+        if path in counted:
+            kind = path[len(home.path) + 1 :].partition("/")[0]
+            error = DamagedData(path, 0, f"the file is gone, and the checkpoint counts {counted[path]}")
+            yield damage_report(path, kind, error)
+
+
+def _counted(disk: Disk, directory: Directory) -> dict[str, str]:
+    """The files that the checkpoint counts something in, by path, and what."""
+    try:
+        snapshot = take_snapshot(disk, directory)
+    except DataError:
+        return {}
+    counted: dict[str, str] = {}
+    kept = {hour: each for hour, each in snapshot.hours.items() if not each.removed}
+    for hour, each in kept.items():
+        if each.length:
+            counted[schedule_path(directory.path, hour)] = f"{each.rows:,} messages in it"
+        if each.sealed:
+            counted[dispatch_path(directory.path, hour)] = f"the outcomes of {each.rows:,} messages in it"
+    for hour, length in snapshot.outcome_ends.items():
+        if length and hour not in snapshot.hours.keys() - kept.keys():
+            counted.setdefault(dispatch_path(directory.path, hour), f"{length:,} bytes in it")
+    if any(each.sealed for each in snapshot.hours.values()):
+        folder = f"{directory.path}/seal"
+        counted[f"{folder}/{segment_name(0)}"] = "sealed hours"
+    return counted
+
+
+def _state(disk: Disk, path: str) -> Iterator[FileReport]:
+    """The state of a stopped server, value by value; that of a running one is for itself alone (rule L6)."""
+    folder = f"{path}/state.lmdb"
+    file = f"{folder}/{LMDB_FILE}"
+    lock = f"{path}/LOCK"
+    if not disk.exists(folder) or (os.path.exists(lock) and is_held(os.stat(lock))):
+        return
+    if not disk.exists(file):
+        error = DamagedData(file, 0, "the file is gone; nothing else says who this server is")
+        yield damage_report(file, STATE_KIND, error)
+        return
+    opened = open_named(disk, file)
+    try:
+        size = opened.size()
+        pairs = read_pairs(file, opened.pread, size) if size else []
+        damaged = [found for pair in pairs if (found := _value_error(file, pair)) is not None]
+        for value in damaged:
+            yield damage_report(file, STATE_KIND, value, size)
+        if not damaged:
+            yield FileReport(file, STATE_KIND, State.OK, size, rows=len(pairs))
+    except DataError as error:
+        yield damage_report(file, STATE_KIND, error)
+    finally:
+        opened.close()
+
+
+def _value_error(path: str, pair: Pair) -> DamagedValue | None:
+    try:
+        check_stored(path, pair.key, pair.stored, pair.position)
+    except DamagedValue as error:
+        return error
+    return None
 
 
 def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:

@@ -15,9 +15,11 @@ from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
 from delayd.log.dispatch import END_ROW, PART, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
 from delayd.reading.verify import VerifyReport, verify_directory, verify_files
 from delayd.reading.verify_file import FileReport, State
+from delayd.state import LmdbState
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 
 
@@ -439,3 +441,32 @@ def test_seal_logs_and_the_files_of_quarantined_hours_are_verified(tmp_path: Pat
         assert report_on(report, path).state is State.OK
         flip(path, 100)
         assert report_on(verify_directory(books.root), path).state is not State.OK
+
+
+def test_files_that_the_checkpoint_counts_and_that_are_gone_are_named(books: Books) -> None:
+    for path, counts in (
+        (schedule_path(books.delay, HOUR + 1), "counts "),
+        (dispatch_path(books.delay, HOUR), "bytes in it"),
+    ):
+        Path(path).unlink()
+        damaged = {report.path: report for report in verify_directory(books.root).damaged}
+        assert "the file is gone" in damaged[path].sentence and counts in damaged[path].sentence
+
+
+def test_rule_L9_damaged_values_of_a_stopped_server_s_state_are_named(books: Books) -> None:
+    state = LmdbState(f"{books.delay}/state.lmdb")
+    state.commit([(b"target/mails", b"1"), (b"epoch", b"2")])
+    state.close()
+    file = Path(books.delay) / "state.lmdb" / "data.mdb"
+    assert verify_directory(books.root).sound
+    data = bytearray(file.read_bytes())
+    data[data.rindex(b"target/mails") + len(b"target/mails")] ^= 1
+    file.write_bytes(data)
+    (damaged,) = verify_directory(books.root).damaged
+    assert damaged.path == str(file) and "the value of target/mails in " in damaged.sentence
+    file.write_bytes(data[:8192])
+    (damaged,) = verify_directory(books.root).damaged
+    assert "is not there" in damaged.sentence or "bytes early" in damaged.sentence
+    file.unlink()
+    (damaged,) = verify_directory(books.root).damaged
+    assert "nothing else says who this server is" in damaged.sentence
