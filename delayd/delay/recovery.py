@@ -187,7 +187,7 @@ def _find_targets(
                 for record in (record for _, batch in group.batches() for record in decode_records(batch)):
                     if record["type"] == "target" and record["subject"] in lost:
                         # The last one counts; the next checkpoint writes it anew.
-                        subject = cast(bytes, record["subject"])
+                        subject = record["subject"]
                         targets[subject] = cast(int, record["log_id"])
                         owed.add(subject)
     except DamagedData as error:
