@@ -132,10 +132,14 @@ class Group:
         self.quarantined.take(offer.consume_first, offer.consume_first + offer.count)
 
     def begin_at(self, first: int) -> None:
-        """Messages below are not kept any more, so new ones begin here."""
+        """Messages below are not kept any more: what was offered of them without knowing that is not."""
         if self.next < first:
             self._changes()
             self.next = first
+        offered = self.redeliver.oldest
+        if offered is not None and offered < first:
+            self._changes()
+            self.redeliver.take(offered, first)
 
     def _changes(self) -> None:
         if self.before_change is not None:

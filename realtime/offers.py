@@ -63,7 +63,7 @@ class Offers:
 
     def take(self, first: int, end: int) -> None:
         """Messages [first, end) are not offered any more."""
-        while first < end:
+        while first < end and self._order:
             number = self._at.get(first)
             if number is None:
                 self._take_out_of_order(first, end)

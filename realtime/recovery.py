@@ -118,7 +118,19 @@ def recover(
     )
     _read_message_log(recovered)
     _replay_pull_log(recovered)
+    if message_log.start:
+        _settle_starts(recovered)
     return recovered
+
+
+def _settle_starts(recovered: Recovered) -> None:
+    """Groups that were made again while nobody could say which message is the first begin there, not at 0."""
+    for group in recovered.groups.values():
+        if min(group.next, group.next if group.redeliver.oldest is None else group.redeliver.oldest) == 0:
+            try:
+                group.begin_at(recovered.index.first(group.subject))
+            except RetryLater:
+                continue  # Its consume log is rebuilt; the group begins there after that.
 
 
 def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> None:

@@ -253,3 +253,30 @@ def test_groups_and_subjects_are_listed_while_a_consume_log_is_rebuilt() -> None
         world.pull(SimPeer(), subject="mail")
     head, _ = world.ask(SimPeer(), RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 5})
     assert [row["name"] for row in need_maps(head, "subjects")] == ["mail", "orders"]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_rule_L9_a_group_that_is_made_again_without_its_consume_log_begins_at_the_first_kept(checkpoint: bool) -> None:
+    world, sent = filled(120)
+    for name in SUBJECTS:
+        pull_all(world, name)
+    world.pass_time(60_000)
+    world.core.retain()
+    first = world.recovered.index.first(world.recovered.index.by_name["mail"])
+    pulled = world.pull(SimPeer(), "late", subject="mail", most=3)
+    assert world.ack(SimPeer(), pulled.handles, "late", subject="mail") == []
+    disk, state = world.disk.after_crash(), world.state.after_crash()
+    disk.remove(f"{FOLDER}/00000000/{0:020}.log")
+    work = StepExecutor()
+    world = World(disk, state, settings=SETTINGS, work=work)
+    if checkpoint:
+        # The checkpoint comes before the rebuild has ended, and so does the next life.
+        world.core.checkpoint()
+        work.run_all()
+        world = World(disk.after_crash(), state.after_crash(), settings=SETTINGS)
+    else:
+        work.run_all()
+        world.core.wake()
+    world.pass_time(60_000)
+    assert first > 0 and pulled.bodies + pull_all(world, "mail", "late") == sent["mail"][first:]
+    assert not world.failures
