@@ -134,7 +134,8 @@ class Mending:
         self._unloaded: dict[int, Unloaded] = {}
         self._asked: dict[int, list[Ended]] = {}  # Who waits for a try.
         self._dropping: set[int] = set()
-        self._due_ms = clock.monotonic_ms() + RETRY_MS
+        # What an earlier life set aside is tried at once, so that it is listed if it is still so.
+        self._due_ms = clock.monotonic_ms() + (0 if len(beside) else RETRY_MS)
         self._round: list[int] = []
 
     def damaged_hours(self) -> set[int]:
