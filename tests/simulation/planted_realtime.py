@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from delayd.batch import Batch, DispatchPart
-from delayd.disk import File
 from delayd.log.group import NewGroup
 from delayd.log.log import Log
 from delayd.wire.frame import Frame
-from realtime import checkpoint as realtime_checkpoint
 from realtime import commit as realtime_commit
 from realtime import core as realtime_core
 from realtime import quarantine
@@ -84,11 +82,6 @@ def _keep_no_window(self: Origins, end: int) -> int:
 
 
 # Checkpoints and retention.
-
-
-def _close_consume_logs_without_a_sync(disk: object, path: str, unsynced: list[File]) -> None:
-    while unsynced:
-        unsynced.pop().close()
 
 
 def _checkpoint_before_the_pull_log(self: Core) -> None:
@@ -170,9 +163,6 @@ IN_REALTIME: Bugs = {
     "H2: T forgets what an older epoch sent": [Patch(Origin, "hear", _forget_older_epochs)],
     "H2: T's checkpoint passes batches that are in doubt": [Patch(Origins, "window_offset", _keep_no_window)],
     "H2: T's retention passes batches that are in doubt": [Patch(realtime_core, "keep_from", _keep_no_doubt)],
-    "P2: T's checkpoint counts consume logs that are not synced": [
-        Patch(realtime_checkpoint, "_sync", _close_consume_logs_without_a_sync)
-    ],
     "Q1: T's checkpoint does not wait for the pull log": [Patch(Core, "checkpoint", _checkpoint_before_the_pull_log)],
     "Q1: an acknowledgement is answered before its fsync": [
         Patch(PullCommit, "when_durable", _acknowledge_before_the_sync)
