@@ -13,7 +13,6 @@ from tests.simulation.steps import Kinds
 
 FILE_HEADER_BYTES = 64
 LASTING = 1 << 40  # Reads that fail: until the disk is mended.
-READ_BY_REALTIME = ("/message/", "/consume/")
 
 
 class DamageScenarios(Parts):
@@ -25,12 +24,18 @@ class DamageScenarios(Parts):
 
     def asked_for(self) -> Kinds:
         """What is drawn only where it is asked for: a few seeds in a thousand show what is not mended yet."""
-        return [(3, self.realtime_file_gone), (3, self.consume_bit_flips)]
+        return [(3, self.realtime_file_gone), (3, self.consume_bit_flips), (4, self.consume_reads_fail)]
 
     def realtime_reads_fail(self) -> None:
-        """A realtime server's disk can't read some kind of file, once or for a while (rule L10)."""
+        """A realtime server's disk can't read the message log, once or for a while (rule L10)."""
+        self._fail_reads("/message/")
+
+    def consume_reads_fail(self) -> None:
+        """A realtime server's disk can't read consume logs, once or for a while (rule L10)."""
+        self._fail_reads("/consume/")
+
+    def _fail_reads(self, part: str) -> None:
         side = self.steps.side()
-        part = self.random.choice(READ_BY_REALTIME)
         reads = self.random.choice((1, 1, 3, LASTING))
         self.tell(f"     {reads} reads of {part} at {side.name} fail")
         self.cluster.damaged = True

@@ -19,7 +19,7 @@ PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME}
 
 
 FAVOURED = {  # Kinds of steps that happen more often in runs with a bug that only they can show.
-    "L9: a consume log that is damaged is not rebuilt": ("realtime_reads_fail",),
+    "L9: a consume log that is damaged is not rebuilt": ("consume_reads_fail",),
     "L10: what could not be read is never tried again": ("realtime_reads_fail",),
 }
 BROKEN = (TypeError, AttributeError, NameError, ImportError)  # A planted bug that does not fit the code is none.
