@@ -6,7 +6,7 @@ its log_id. Invariant: while a reason stands the server gives no receipts and ha
 
 import logging
 
-from delayd.errors import DelaydError, ServerFenced
+from delayd.errors import DelaydError, RetryLater, ServerFenced
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,10 @@ class Fence:
         self._reasons[by], self._commands[by] = reason, command
         self._look()
         if known is None or known.code != reason.code:
-            log.critical(
-                "fenced by=%s code=%s reason=%r nothing_is_served_until=%r", by, reason.code, reason.message, command
-            )
+            # A moved directory is taken as soon as meta has been asked: only what stays so is an alarm.
+            level = logging.WARNING if isinstance(reason, RetryLater) else logging.CRITICAL
+            said = "fenced by=%s code=%s reason=%r nothing_is_served_until=%r"
+            log.log(level, said, by, reason.code, reason.message, command)
 
     def take_down(self, by: str) -> None:
         """What `by` said does not hold any more."""
