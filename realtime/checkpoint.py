@@ -139,11 +139,13 @@ class Checkpointer:
 
     def _keep_tails(self, snapshot: Snapshot) -> None:
         for part, tail in zip(snapshot.parts, snapshot.tails, strict=True):
-            if tail.valid:
-                part.subject.tail = tail
+            subject = part.subject
+            if tail.valid and subject.damage is None and subject.tail is part.tail:
+                subject.tail = tail
             else:
-                # What it lacks stays in memory until it is rebuilt.
-                self._index.changed(part.subject)
+                # It must be rebuilt, or was rebuilt since the snapshot, up to an older offset: what was written is not
+                # in the files of the rebuild, so it stays in memory.
+                self._index.changed(subject)
         for subject, damage in snapshot.damaged:
             self._index.damaged(subject, damage)
 

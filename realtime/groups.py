@@ -53,7 +53,7 @@ class Group:
     """One group of one subject."""
 
     __slots__ = ("before_change", "dirty", "given_back", "group_id", "held", "name", "next", "quarantined", "ready",
-                 "redeliver", "subject", "waiting")  # fmt: skip
+                 "redeliver", "settled", "subject", "waiting")  # fmt: skip
 
     def __init__(self, group_id: int, subject: Subject, name: str, start: int) -> None:
         self.group_id = group_id
@@ -66,6 +66,7 @@ class Group:
         self.given_back = Ranges()
         self.waiting: OrderedDict[Waiting, None] = OrderedDict()  # In order of arrival.
         self.ready = True  # False until the record of a new group is durable.
+        self.settled = True  # False while nobody could say which message is the first that it gets.
         self.dirty = True
         self.before_change: Callable[[Group], None] | None = None  # A checkpoint may have to take a copy first.
 
@@ -133,6 +134,7 @@ class Group:
 
     def begin_at(self, first: int) -> None:
         """Messages below are not kept any more: what was offered of them without knowing that is not."""
+        self.settled = True
         if self.next < first:
             self._changes()
             self.next = first

@@ -97,10 +97,13 @@ class Subject:
         return Run(self.offsets[at], row, end - sequence, self.sizes[at])
 
     def on_disk(self, disk: Disk, place: ConsumePlace, sequence: int) -> Run:
-        """Find a message in the consume log."""
+        """Find a message in the consume log; DamagedData when that has no entry of it."""
         page = self._page
         at = sequence - self._page_first
         if page is None or not 0 <= at < len(page):
+            if not self.tail.first <= sequence < self.tail.end:
+                has = f"it has entries from {self.tail.first} to {self.tail.end}"
+                raise DamagedData(place.folder, 0, f"{has}, and none of the consume sequence {sequence}")
             count = min(READ_ENTRIES, self.tail.end - sequence)
             page = self._page = _read(disk, place, sequence, count, self.tail)
             # Rows of one batch stand next to each other, so their entries count up.
@@ -265,8 +268,11 @@ class Index:
             )
             if found < subject.tail.end:
                 return found
-        at = bisect.bisect_left(subject.offsets, start)
-        return subject.firsts[at] if at < len(subject.firsts) else subject.end
+        in_memory = subject.firsts[0] if subject.firsts else subject.end
+        if in_memory > subject.tail.end:
+            what = f"it ends at {subject.tail.end}, and what is in memory begins at {in_memory}"
+            raise DamagedData(self.place(subject).folder, 0, what)
+        return subject.first_in_memory(start)
 
 
 def _read(disk: Disk, place: ConsumePlace, sequence: int, count: int, tail: ConsumeTail) -> Entries:

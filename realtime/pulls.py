@@ -204,7 +204,7 @@ class Pulls:
         try:
             first = self._index.first(subject)
         except RetryLater:
-            return  # It failed again, and is rebuilt again.
+            return  # It failed again, and is rebuilt again; or it can't be read now, and a pull finds out.
         for group in self._of_subject.get(subject.name, ()):
             group.begin_at(first)
             if group.waiting:
@@ -266,9 +266,10 @@ class Pulls:
         subject = self._index.subject(subject_name)
         group = Group(group_id, subject, name, self._index.first(subject))
         group.ready = False
-        self.changes.watch(group)
         record: Record = {"type": GROUP_RECORD, "group_id": group.group_id, "subject": subject_name, "group": name}
         self._log.append_record(record)
+        # Not before: the disk may be full, and the next group gets this id.
+        self.changes.watch(group)
         self._next_group_id = max(self._next_group_id, group_id + 1)
         self.groups[subject_name, name] = group
         insort(self._names, (subject_name, name))
@@ -302,8 +303,8 @@ class Pulls:
     def begin_anew(self, lost: LostGroup) -> None:
         """Have a group whose progress is lost begin at the earliest message that is kept."""
         assert lost.names is not None, "who has no names begins nothing"
-        del self.lost[lost.names]
         self._make(*lost.names, lost.group_id)
+        del self.lost[lost.names]
 
     def delete(self, group: Group | LostGroup, deleted: Callable[[], None]) -> None:
         """Make an end of a group; ``deleted`` is called when that is durable. What it held is nobody's any more."""
@@ -390,6 +391,8 @@ class Pulls:
             waiting = next(iter(group.waiting))
             try:
                 self._check_held(group)
+                if not group.settled:
+                    group.begin_at(self._index.first(group.subject))
                 parts = self._parts.of(group, waiting)
             except ServerStopped:
                 raise

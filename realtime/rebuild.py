@@ -39,7 +39,7 @@ from .index import Index, Subject
 PIECE_BYTES = 16 << 20  # Of the message log in one job: some 10 ms, so that checkpoints wait for no more.
 ROUND_SUBJECTS = 1_000  # Rebuilt in one pass over the log.
 RETRY_MS = 10_000
-QUIET_MS = 1_000  # Between two rounds, where one did not do.
+QUIET_MS = 1_000  # Between two rounds for one subject, where one did not do.
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,7 @@ class Rebuilder:
         self._clock = clock
         self._wanted: dict[Subject, None] = {}
         self._under_way = False
-        self._last: set[Subject] = set()  # Of the last round.
-        self._quiet_until_ms = 0
+        self._quiet_until_ms: dict[Subject, int] = {}  # Of those that were rebuilt a moment ago.
         self._indexed_offset: Callable[[], int] = lambda: 0
 
     def begin(self, indexed_offset: Callable[[], int]) -> None:
@@ -109,11 +108,7 @@ class Rebuilder:
             *(subject.name, damage.path, damage.position, damage.what),
         )
         self._wanted[subject] = None
-        now_ms = self._clock.monotonic_ms()
-        if now_ms < self._quiet_until_ms and subject in self._last:
-            # What has just been rebuilt does not check again: its disk may be failing.
-            self.retry_at_ms = self._quiet_until_ms
-        elif self.retry_at_ms is None:
+        if self.retry_at_ms is None:
             self._start()
 
     def wake(self) -> None:
@@ -125,9 +120,15 @@ class Rebuilder:
     def _start(self) -> None:
         if self._under_way or not self._wanted:
             return
+        now_ms = self._clock.monotonic_ms()
+        quiet = self._quiet_until_ms = {each: end for each, end in self._quiet_until_ms.items() if now_ms < end}
+        # What was rebuilt a moment ago and does not check again has to wait: its disk may be failing.
+        subjects = [each for each in self._wanted if each not in quiet][:ROUND_SUBJECTS]
+        if not subjects:
+            self.retry_at_ms = min(quiet[each] for each in self._wanted)
+            return
         self._under_way = True
         stop = self._indexed_offset()
-        subjects = list(self._wanted)[:ROUND_SUBJECTS]
         found = [_wanted(self._index, subject, stop, self._clock.now_ms()) for subject in subjects]
         start = min(self._log.start, stop)
         self._go_on(_Round({each.name: each for each in found}, start, stop, start))
@@ -151,22 +152,19 @@ class Rebuilder:
             self._go_on(round_)
             return
         self._under_way = False
-        self._quiet_until_ms = self._clock.monotonic_ms() + QUIET_MS
+        quiet_until_ms = self._clock.monotonic_ms() + QUIET_MS
         if round_.start < self._log.start:
             # Retention has removed what it counted: once more.
-            self.retry_at_ms = self._quiet_until_ms
+            self.retry_at_ms = quiet_until_ms
             return
         for each in round_.wanted.values():
             del self._wanted[each.subject]
             each.subject.rebuilt(each.tail)
             self._index.changed(each.subject)
+            self._quiet_until_ms[each.subject] = quiet_until_ms
             self.counted += 1
             log.info("consume_log_rebuilt subject=%s first=%d end=%d", each.subject.name, each.tail.first, each.end)
-        self._last = {each.subject for each in round_.wanted.values()}
-        if any(subject not in self._last for subject in self._wanted):
-            self._start()
-        elif self._wanted:
-            self.retry_at_ms = self._quiet_until_ms
+        self._start()
         for each in round_.wanted.values():
             self.on_rebuilt(each.subject)
 

@@ -127,10 +127,11 @@ def _settle_starts(recovered: Recovered) -> None:
     """Groups that were made again while nobody could say which message is the first begin there, not at 0."""
     for group in recovered.groups.values():
         if min(group.next, group.next if group.redeliver.oldest is None else group.redeliver.oldest) == 0:
+            group.settled = False
             try:
                 group.begin_at(recovered.index.first(group.subject))
             except RetryLater:
-                continue  # Its consume log is rebuilt; the group begins there after that.
+                continue  # Its consume log is rebuilt, or can be read again before the group gets anything.
 
 
 def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> None:
@@ -280,5 +281,5 @@ def _create_again(recovered: Recovered, record: dict[str, RecordValue]) -> None:
     try:
         start = recovered.index.first(subject)
     except RetryLater:
-        start = 0  # It moves to the first message that is kept once the consume log is rebuilt.
+        start = 0  # `_settle_starts` moves it to the first message that is kept.
     recovered.groups[group_id] = Group(group_id, subject, name, start)

@@ -14,7 +14,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delayd.disk import Buffer, Disk, File
-from delayd.errors import DamagedData, read_error
+from delayd.errors import DamagedData, NewerFormat, read_error
 from delayd.log.segment import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -141,7 +141,7 @@ def read_entries(
     count = min(count, base + SEGMENT_ENTRIES - sequence)
     first, last = (sequence - base) // PAGE_ENTRIES, (sequence + count - 1 - base) // PAGE_ENTRIES
     pages: list[Entries] = []
-    segment = _open_to_read(disk, place, base)
+    segment = _open(disk, place, base, write=False)
     try:
         data = segment.file.pread((last - first + 1) * PAGE_BYTES, FILE_HEADER_BYTES + first * PAGE_BYTES)
     except OSError as error:
@@ -181,7 +181,7 @@ def check_tail(disk: Disk, place: ConsumePlace, tail: ConsumeTail) -> None:
 
 def read_unchecked(disk: Disk, place: ConsumePlace, base: int) -> Entries:
     """All whole entries of a segment as they stand there, for a reader that has another way to check them."""
-    segment = _open_to_read(disk, place, base)
+    segment = _open(disk, place, base, write=False)
     try:
         data = segment.file.pread(SEGMENT_ENTRIES // PAGE_ENTRIES * PAGE_BYTES, FILE_HEADER_BYTES)
     except OSError as error:
@@ -255,14 +255,17 @@ def _paged(place: ConsumePlace, tail: ConsumeTail, entries: Entries) -> tuple[li
     return buffers, crc
 
 
-def _open_to_read(disk: Disk, place: ConsumePlace, base: int) -> Segment:
+def _open(disk: Disk, place: ConsumePlace, base: int, *, write: bool) -> Segment:
+    """Open a segment; whatever it is instead is damage, since the message log says anew what it should be."""
     path = place.path(base)
     try:
-        segment = open_segment(disk, path, FileKind.CONSUME, place.log_id, write=False)
+        segment = open_segment(disk, path, FileKind.CONSUME, place.log_id, write=write)
     except FileNotFoundError:
         raise DamagedData(path, 0, "the file is gone") from None
     except UnfinishedFile:
         raise DamagedData(path, 0, "the file header is missing") from None
+    except NewerFormat as error:
+        raise DamagedData(path, 0, f"it has the format version {error.version}") from None
     except OSError as error:
         raise read_error(path, 0, error) from error
     try:
@@ -294,17 +297,9 @@ def _open_at(disk: Disk, place: ConsumePlace, tail: ConsumeTail, now_ms: int) ->
             # A log that was rebuilt begins within a segment: what lies before is a hole.
             file.truncate(_position(tail.count))
         return file
-    try:
-        segment = open_segment(disk, path, FileKind.CONSUME, place.log_id, write=True)
-    except FileNotFoundError:
-        raise DamagedData(path, 0, "the file is gone") from None
-    except UnfinishedFile:
-        raise DamagedData(path, 0, "the file header is missing") from None
-    except OSError as error:
-        raise read_error(path, 0, error) from error
+    segment = _open(disk, place, tail.base, write=True)
     end, size = _position(tail.count), segment.file.size()
     try:
-        _check_place(place, segment, tail.base)
         if size < end:
             raise DamagedData(path, size, f"the file ends {end - size} bytes early")
         if size > end:

@@ -123,3 +123,16 @@ def test_rule_L8_a_roll_of_the_message_log_that_finds_no_space_is_tried_again() 
     world.pass_time(1_000)
     assert asked in peer.answers
     assert world.pull(peer).bodies == [bytes(4_096), b"b"]
+
+
+def test_rule_L8_a_group_that_could_not_be_made_leaves_nothing_to_the_one_that_is_made_next() -> None:
+    world, peer = served(b"a", b"b")
+    fill(world)
+    for _ in range(3):
+        with pytest.raises(DiskReserve):
+            world.pull(peer)
+    free(world)
+    pulled = world.pull(peer)
+    assert pulled.bodies == [b"a", b"b"] and not world.ack(peer, pulled.handles)
+    world.core.checkpoint()
+    assert world.restarted().pull(SimPeer()).bodies == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from delayd.errors import Rebuilding, SlowDown, read_error
+from delayd.errors import DamagedData, Rebuilding, SlowDown, read_error
 from delayd.log import consume
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES
 from delayd.log.log import Log
@@ -24,6 +24,7 @@ from .world import SimPeer, World, pull_head
 FOLDER = "/data/realtime/consume"
 SETTINGS = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 1_000}
 SUBJECTS = ("orders", "mail")
+VERSION_POSITION = 8  # In the header of a file.
 PATH = f"{FOLDER}/00000000/{0:020}.log"
 OTHER = f"{FOLDER}/00000001/{0:020}.log"
 
@@ -92,6 +93,7 @@ DAMAGES: dict[str, Callable[[MemoryDisk], None]] = {
     "an entry's row beyond its batch": lambda disk: flip(disk, PATH, FILE_HEADER_BYTES + ENTRY_BYTES, 8),
     "an entry's offset": lambda disk: flip(disk, PATH, FILE_HEADER_BYTES + 3 * ENTRY_BYTES + 3, 1),
     "the header": lambda disk: flip(disk, PATH, 20),
+    "the header's version": lambda disk: flip(disk, PATH, VERSION_POSITION, 2),
     "missing": lambda disk: disk.remove(PATH),
     "empty": lambda disk: cut(disk, PATH, 0),
     "half": lambda disk: cut(disk, PATH, size_of(disk, PATH) // 2),
@@ -280,3 +282,99 @@ def test_rule_L9_a_group_that_is_made_again_without_its_consume_log_begins_at_th
     world.pass_time(60_000)
     assert first > 0 and pulled.bodies + pull_all(world, "mail", "late") == sent["mail"][first:]
     assert not world.failures
+
+
+@pytest.mark.parametrize("found_while", ["it waits for the pull log", "it waits for its thread", "it is written"])
+def test_rule_L9_a_rebuild_beside_a_checkpoint_loses_nothing_of_what_the_checkpoint_wrote(found_while: str) -> None:
+    work, pulls = StepExecutor(), StepExecutor()
+    world, peer = World(settings=SETTINGS, work=work, pulls=pulls), SimPeer()
+    world.hello(peer, 1)
+    bodies = [f"{number}".encode().ljust(120, b".") for number in range(1, 61)]
+    for number, body in enumerate(bodies, 1):
+        world.dispatch(peer, 1, dispatch_batch(number, [body], w=(1, number - 1)))
+        if number == 20:
+            first = world.send(peer, RequestType.PULL, pull_head(most=1))
+            world.core.checkpoint()
+            pulls.run_all()
+            work.run_all()
+            assert bodies_of(peer.answers[first][0][1]) == bodies[:1]
+    pulled = world.pull(peer, most=4)
+    assert pulled.bodies == bodies[1:5]
+    subject = world.recovered.index.by_name["orders"]
+    world.core.checkpoint()
+    if found_while != "it waits for the pull log":
+        pulls.run_all()
+    if found_while == "it is written":
+        work.run_one()
+    flip(world.disk, PATH, FILE_HEADER_BYTES + 8 * ENTRY_BYTES)
+    subject._page = None
+    waiting = SimPeer()
+    world.send(waiting, RequestType.PULL, pull_head(wait_ms=5_000, most=100))
+    assert subject.damage is not None and not waiting.answers
+    while work.step():
+        pass
+    pulls.run_all()
+    work.run_all()
+    world.core.wake()
+    assert bodies_of(waiting.answers[1][0][1]) == bodies[5:]
+    for _ in range(2):
+        # Nothing of it is left to chance by the next checkpoints, nor by the next life.
+        world.core.checkpoint()
+        pulls.run_all()
+        work.run_all()
+    later = World(world.disk.after_crash(), world.state.after_crash(), settings=SETTINGS)
+    assert pull_all(later, "orders", "other") == bodies
+    assert not world.failures and not later.failures
+
+
+def test_rule_L9_consume_logs_that_do_not_check_again_are_not_rebuilt_without_a_pause() -> None:
+    work = StepExecutor()
+    world, sent = filled(work=work)
+    peers = {name: SimPeer() for name in SUBJECTS}
+    world.disk.faults.fail_reads["/consume/"] = 1 << 40
+    for name in SUBJECTS:
+        world.send(peers[name], RequestType.PULL, pull_head(subject=name, wait_ms=5_000, most=1_000))
+    for _ in range(100):
+        work.step()
+        world.core.wake()
+    assert not work.waiting and world.core._rebuilder.counted <= 2 * len(SUBJECTS)
+    world.disk.faults.fail_reads.clear()
+    world.pass_time(rebuild_module.QUIET_MS)
+    work.run_all()
+    world.core.wake()
+    for name in SUBJECTS:
+        assert bodies_of(peers[name].answers[1][0][1]) == sent[name]
+
+
+def test_rule_L9_a_consume_log_without_an_entry_of_a_message_is_rebuilt() -> None:
+    world, sent = filled()
+    subject = world.recovered.index.by_name["mail"]
+    subject.tail = consume.tail_before(world.recovered.index.place(subject), 7)
+    with pytest.raises(DamagedData, match="none of the consume sequence 3"):
+        subject.on_disk(world.disk, world.recovered.index.place(subject), 3)
+    with pytest.raises(DamagedData, match="none of the consume sequence 7"):
+        subject.on_disk(world.disk, world.recovered.index.place(subject), 7)
+    assert pull_all(world, "mail") == sent["mail"] and not world.failures
+
+
+def test_rule_L10_a_group_that_is_made_again_during_a_shortage_begins_at_the_first_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, sent = filled(120)
+    for name in SUBJECTS:
+        pull_all(world, name)
+    world.pass_time(60_000)
+    world.core.retain()
+    first = world.recovered.index.first(world.recovered.index.by_name["mail"])
+    pulled = world.pull(SimPeer(), "late", subject="mail", most=3)
+
+    def short(*where: object) -> None:
+        raise OSError(errno.EMFILE, "short")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index_module, "read_entries", short)
+        world = World(world.disk.after_crash(), world.state.after_crash(), settings=SETTINGS)
+    world.pass_time(60_000)
+    found = pull_all(world, "mail", "late")
+    assert first > 0 and sorted(found) == sorted(sent["mail"][first:]) and set(pulled.bodies) <= set(found)
+    assert "quarantined" not in caplog.text and not world.failures
