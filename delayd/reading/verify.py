@@ -191,9 +191,12 @@ def _role_by_folders(disk: Disk, path: str) -> Role:
 
 def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
     """Files that the checkpoint counts and that are not there."""
-    if home.role is not Role.DELAY or home.log_id is None:
+    if home.log_id is None:
         return
     directory = Directory(home.path, home.role, home.log_id)
+    yield from _missing_segments(disk, directory)
+    if home.role is not Role.DELAY:
+        return
     lost = [path for path in _counted(disk, directory) if not disk.exists(path)]
     # Retention of a running server publishes that it removes a file before it does.
     counted = _counted(disk, directory) if lost else {}
@@ -202,6 +205,24 @@ def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
             kind = path[len(home.path) + 1 :].partition("/")[0]
             error = DamagedData(path, 0, f"the file is gone, and the checkpoint counts {counted[path]}")
             yield damage_report(path, kind, error)
+
+
+def _missing_segments(disk: Disk, directory: Directory) -> Iterator[FileReport]:
+    """Logs of which the segment is gone that holds what the checkpoint counts; retention removes only what is below."""
+    try:
+        published = read_checkpoint(disk, directory.path, directory.log_id) or {}
+    except DataError:
+        return
+    for log, name in PUBLISHED_OFFSETS[directory.role].items():
+        offset, folder = published.get(name, 0), f"{directory.path}/{log}"
+        names = _log_names(disk, folder)
+        if not isinstance(offset, int) or not offset or (names and int(names[0].removesuffix(".log")) <= offset):
+            continue
+        if names or log != "message":
+            error = DamagedData(
+                folder, 0, f"the segment with offset {offset} is gone, up to which its checkpoint counts"
+            )
+            yield damage_report(folder, log, error)
 
 
 def _counted(disk: Disk, directory: Directory) -> dict[str, str]:
@@ -244,7 +265,10 @@ def _state(disk: Disk, path: str) -> Iterator[FileReport]:
         damaged = [found for pair in pairs if (found := _value_error(file, pair)) is not None]
         for value in damaged:
             yield damage_report(file, STATE_KIND, value, size)
-        if not damaged:
+        if not damaged and not pairs and any(disk.exists(f"{path}/{name}") for name in (*ONE_FOLDER, CHECKPOINT)):
+            # As a start leaves it that found no state and refused to go on.
+            yield damage_report(file, STATE_KIND, DamagedData(file, 0, "it holds nothing, and this server has lived"))
+        elif not damaged:
             yield FileReport(file, STATE_KIND, State.OK, size, rows=len(pairs))
     except DataError as error:
         yield damage_report(file, STATE_KIND, error)

@@ -15,6 +15,7 @@ from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
 from delayd.log.dispatch import END_ROW, PART, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
+from delayd.log.log import LogPlace, open_log
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
 from delayd.reading.verify import VerifyReport, verify_directory, verify_files
@@ -448,6 +449,38 @@ def test_files_that_the_checkpoint_counts_and_that_are_gone_are_named(books: Boo
     Path(path).unlink()
     damaged = {report.path: report for report in verify_directory(books.root).damaged}
     assert "the file is gone, and the checkpoint counts" in damaged[path].sentence
+
+
+@pytest.mark.parametrize("log", ["message", "pull"])
+def test_a_log_whose_last_segment_is_gone_is_named(tmp_path: Path, log: str) -> None:
+    folder = f"{tmp_path}/realtime"
+    disk = RealDisk()
+    kinds = {"message": FileKind.REALTIME, "pull": FileKind.PULL}
+    for name, kind in kinds.items():
+        place = LogPlace(f"{folder}/{name}", kind, 7, 1 << 20)
+        opened = open_log(disk, place, START_MS, 0, 0)
+        opened.append([NewGroup(GroupKind.TICK, [], 1, START_MS)], START_MS)
+        opened.flush()
+        opened.close()
+    checkpoint = CheckpointFile(disk, folder, 7)
+    checkpoint.publish({"indexed_offset": 80, "pull_offset": 80}, START_MS)
+    checkpoint.close()
+    assert verify_directory(str(tmp_path)).sound
+    (segment,) = Path(folder, log).iterdir()
+    # A later segment alone, as when files of another copy lie there.
+    segment.rename(segment.with_name(f"{4096:020d}.log"))
+    damaged = {report.path: report.sentence for report in verify_directory(str(tmp_path)).damaged}
+    assert "the segment with offset 80 is gone" in damaged[f"{folder}/{log}"]
+    if log == "pull":
+        segment.with_name(f"{4096:020d}.log").unlink()
+        (damage,) = verify_directory(str(tmp_path)).damaged
+        assert damage.path == f"{folder}/pull"
+
+
+def test_a_state_that_holds_nothing_beside_logs_is_named(books: Books) -> None:
+    LmdbState(f"{books.delay}/state.lmdb").close()
+    (damaged,) = verify_directory(books.root).damaged
+    assert "it holds nothing, and this server has lived" in damaged.sentence
 
 
 def test_rule_L9_damaged_values_of_a_stopped_server_s_state_are_named(books: Books) -> None:
