@@ -126,6 +126,7 @@ class OutcomePart(NamedTuple):
     hour: int
 
 
+SUBJECTS_CRC32C_AT = HEADER_BYTES + 20  # In a SCHEDULE batch's kind part, behind what `SchedulePart` has.
 KindPart = ProducerPart | SchedulePart | DispatchPart | OutcomePart | None
 PARTS: dict[BatchKind, tuple[struct.Struct, type[ProducerPart | SchedulePart | DispatchPart | OutcomePart]]] = {
     BatchKind.PRODUCER: (struct.Struct("<QQQ"), ProducerPart),
@@ -280,6 +281,15 @@ class Batch:
         columns = self.buffer[HEADER_BYTES + self.kind_bytes : self.heap_offset]
         if crc32c(columns) != self.columns_crc32c:
             raise BatchMalformed("the checksum of its columns differs")
+
+    def verify_subjects(self) -> None:
+        """Check the checksum of a SCHEDULE batch's subject table, which a load reads without the rest of the heap.
+
+        `delayd.validate.check_subjects` has proved that all of it is there. BatchMalformed when it differs.
+        """
+        (known,) = struct.unpack_from("<I", self.buffer, SUBJECTS_CRC32C_AT)
+        if crc32c(self.subject_table) != known:
+            raise BatchMalformed("the checksum of its subject table differs")
 
     def _subject_table_bytes(self) -> int:
         if not self.subject_count:

@@ -80,6 +80,8 @@ def encode_pieces(
         raise BatchMalformed(f"a heap of {len(heap_bytes)} bytes is not a multiple of 8")
     if offset + len(heap_bytes) > BYTES_MAX or not 0 < count <= ROWS_MAX:
         raise BatchMalformed(f"{count} rows in {offset + len(heap_bytes)} bytes are over the limit of a batch")
+    if kind is BatchKind.SCHEDULE:
+        kind_part = kind_part[:-4] + crc32c(_table_of(heap_bytes, subject_count)).to_bytes(4, "little")
     return _front(kind, kind_part, count, len(columns), columns_bytes, heap_bytes, subject_count), heap_bytes
 
 
@@ -114,6 +116,13 @@ def _front(
     )[:HEADER_CHECKED]
     header_crc32c = crc32c(kind_part, crc32c(checked))
     return b"".join((checked, header_crc32c.to_bytes(4, "little"), kind_part, columns))
+
+
+def _table_of(heap: bytes, subject_count: int) -> bytes:
+    """The subject table that a heap begins with."""
+    ends = 4 * subject_count
+    names = int.from_bytes(heap[max(0, ends - 4) : ends], "little")
+    return heap[: ends + (-ends & 7) + names + (-names & 7)]
 
 
 @lru_cache(maxsize=1024)

@@ -46,7 +46,7 @@ _COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
     BatchKind.SEAL: (frozenset({ColumnId.SEAL}), frozenset({ColumnId.SEAL})),
 }
 _WITH_SUBJECTS = frozenset({BatchKind.PRODUCER, BatchKind.SCHEDULE, BatchKind.DISPATCH})
-_WITH_RESERVE = frozenset({BatchKind.SCHEDULE, BatchKind.DISPATCH, BatchKind.OUTCOME})  # Their parts end in four zeros.
+_WITH_RESERVE = frozenset({BatchKind.DISPATCH, BatchKind.OUTCOME})  # Their parts end in four zeros.
 
 
 def check_batch(batch: Batch) -> None:
@@ -66,6 +66,8 @@ def check_batch(batch: Batch) -> None:
         _check_few_rows(batch, begin, heap_bytes)
     else:
         _check_rows(batch, begin, heap_bytes)
+    if batch.kind is BatchKind.SCHEDULE:
+        batch.verify_subjects()
 
 
 def check_headers(batch: Batch) -> None:

@@ -196,6 +196,7 @@ class DelayCore:
             *(disk, keeping, config.folder, self.identity.log_id, self.identity.epoch, clock, threads.worker),
             *(found.hours, found.beside, self._outcomes, self._sources, found.wheel, found.subjects, found.pending),
             *(self._earlier, self.quarantine, found.quarantined, self._withheld, found.quarantined_ends),
+            lambda: self._loaded_until,
             lambda: not (self._loading.running or self._checkpointer.running or self._stopped is not None),
             self._attached,
         )
@@ -592,9 +593,9 @@ class DelayCore:
         ends, moved = {**self._quarantined_ends, **outcomes.ends}, sorted(outcomes.moved & outcomes.ends.keys())
         outcomes.moved.clear()
         self._checkpointer.begin(
-            *(intake.durable, intake.next_sequence, intake.appended_at_ms, notes, ends, moved),
+            *(intake.durable, intake.durable_sequence, intake.appended_at_ms, notes, ends, moved),
             outcomes.take_handed_over(),
-            partial(self._checkpointed, intake.next_sequence),
+            partial(self._checkpointed, intake.durable_sequence),
             sorted(forgotten),
         )
 

@@ -117,6 +117,7 @@ class Intake:
         self.next_sequence = next_sequence
         self.appended_at_ms = appended_at_ms  # Of the last group that is durable; never decreases (rule P5).
         self.durable = durable
+        self.durable_sequence = next_sequence  # Every row below ``durable`` has a lower one, and no row above it.
         self.queued_bytes = 0
         self.subjects_full = False  # Whether batches of subjects that are new here are refused (rule B1).
         self._knows_subjects = knows_subjects
@@ -256,7 +257,7 @@ class Intake:
         self._tick = False
         self._executor.submit(
             partial(_write, self._log, groups, appended_at_ms),
-            partial(self._committed, stored, controls, appended_at_ms),
+            partial(self._committed, stored, controls, appended_at_ms, self.next_sequence),
         )
 
     def _take_batches(self) -> list[Batch]:
@@ -271,7 +272,12 @@ class Intake:
         return batches
 
     def _committed(
-        self, stored: list[Stored], controls: list[Control], appended_at_ms: int, done: Done[Written]
+        self,
+        stored: list[Stored],
+        controls: list[Control],
+        appended_at_ms: int,
+        next_sequence: int,
+        done: Done[Written],
     ) -> None:
         self._committing = False
         try:
@@ -289,7 +295,7 @@ class Intake:
             return
         if appended_at_ms < self.appended_at_ms:
             self._set_back_ms = None
-        self.appended_at_ms = appended_at_ms
+        self.appended_at_ms, self.durable_sequence = appended_at_ms, next_sequence
         # First, so that the thread has the next group while this one is answered and indexed: each takes about as long.
         self._commit()
         # A checkpoint may begin at any of these calls, so what the group says is known before its rows are.

@@ -154,7 +154,7 @@ def scan_groups(disk: Disk, path: str, log_id: int, hour: int, file: HourFile) -
 
 
 def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile, beside: str = "") -> Iterator[Stored]:
-    """Yield the batches that the checkpoint counts, as far as their subject tables: columns verified, no bodies.
+    """Yield the batches that the checkpoint counts, as far as their subject tables, verified; without bodies.
 
     ``beside`` is the path of the file beside the hour's own, when that is meant; offsets in it have `BESIDE` added.
 
@@ -219,6 +219,7 @@ def _read_front(segment: Segment, offset: int, size: int, ahead: int) -> Batch:
             raise BatchMalformed(f"a batch of {batch.total_bytes} bytes, the group's table says {size}")
         batch.verify_columns()
         check_subjects(batch)
+        batch.verify_subjects()
     except (BatchMalformed, BadSubject) as error:
         raise DamagedData(segment.path, position, f"the batch at offset {offset}: {error}") from None
     return batch

@@ -106,6 +106,7 @@ class Mending:
         damaged: dict[int, DamagedData],
         withheld: set[int],
         known_ends: Mapping[int, OutcomeEnd],
+        loaded_until: Callable[[], int],
         may_begin: Callable[[], bool],
         ended: Callable[[], None],
     ) -> None:
@@ -129,6 +130,7 @@ class Mending:
         self._damaged = damaged  # Hours whose dispatch log takes nothing.
         self._withheld = withheld  # Hours of which nothing is in the wheel.
         self._known_ends = known_ends  # Of dispatch logs that were damaged at the start.
+        self._loaded_until = loaded_until
         self._may_begin = may_begin
         self._ended = ended
         self._unloaded: dict[int, Unloaded] = {}
@@ -335,7 +337,7 @@ class Mending:
         else:
             self._hours.remove([hour])
         self._beside.remove([hour])
-        self._sources.joined(hour, joined.offset)
+        self._sources.joined(hour, joined.offset, loaded=hour <= self._loaded_until())
         if joined.lost_rows:
             log.critical("rows_lost hour=%s rows=%d", hour_name(hour), joined.lost_rows)
         self._quarantine.lift(Kind.SCHEDULE, hour_name(hour))

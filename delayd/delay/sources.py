@@ -85,9 +85,13 @@ class Sources:
         for key in [key for key in self._cache if key[0] == hour]:
             self._cache_bytes -= self._cache.pop(key).total_bytes
 
-    def joined(self, hour: int, offset: int) -> None:
-        """The file beside an hour's schedule log is part of it now, from ``offset`` on."""
-        self._joined[hour] = offset
+    def joined(self, hour: int, offset: int, *, loaded: bool) -> None:
+        """The file beside an hour's schedule log is part of it now, from ``offset`` on.
+
+        An hour is ``loaded`` once, so rows that were found beside it are in the first file that joined after that.
+        """
+        if loaded:
+            self._joined.setdefault(hour, offset)
         self.forget_hour(hour)
 
     def close(self) -> None:

@@ -125,6 +125,7 @@ class Targets:
             if restored:
                 # Sequences that were given after the backup was made may be at the target: none is given twice (I5).
                 self._intake.next_sequence += RESTORED_STEP
+                self._intake.tick()  # A group says so to the next start.
             link.accept()
             done(f"target {log_id:016x} is accepted as it is and spoken to again")
 

@@ -70,6 +70,12 @@ class Checks:
             cluster.calm(DRAIN_STEP_MS)
         self.delivered_after_ms = machine.monotonic_ms - begun_ms
         begun_ms = machine.monotonic_ms
+        while len(world.core.quarantine):
+            assert machine.monotonic_ms - begun_ms < DELIVERED_WITHIN_MS, (
+                f"{DELIVERED_WITHIN_MS} ms after all files were restored, set aside: {world.core.quarantine.listing()}"
+            )
+            cluster.calm(DRAIN_STEP_MS)
+        begun_ms = machine.monotonic_ms
         within_ms = CONSUMED_WITHIN_MS + (TRIED_AGAIN_WITHIN_MS if cluster.damaged else 0)
         while self._undelivered() or self._unacknowledged():
             assert machine.monotonic_ms - begun_ms < within_ms, (

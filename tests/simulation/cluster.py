@@ -209,6 +209,11 @@ class Cluster:
             except (Crash, ServerStopped, OSError) as death:
                 self._tell(f"{NAME} dies in its start: {death}")
                 remains = remains_after(remains, self.death_after(death), self.random.randrange(1 << 16))
+            except DamagedData as damage:
+                assert self.damaged, f"{NAME} finds damage that nobody did: {damage}"
+                self._tell(f"{NAME} does not start: {damage}")
+                remains = remains_after(remains, None, 0)
+                self.delay_damages.mend(remains.disk)
             except DiskFull as full:
                 self._tell(f"{NAME} does not start: {full}")
                 remains = remains_after(remains, None, 0)

@@ -33,6 +33,10 @@ class Damages:
         """Note damage that has been done."""
         self._found.append(damage)
 
+    def any(self, disk: MemoryDisk) -> bool:
+        """Whether anything is damaged now."""
+        return bool(self._found or disk.faults.fail_reads)
+
     def mend(self, disk: MemoryDisk) -> None:
         """Put all files back as they were; no read fails any more."""
         disk.faults.fail_reads.clear()

@@ -6,13 +6,16 @@ Invariant: what is damaged here is put back as it was, so that nothing may be lo
 from __future__ import annotations
 
 from delayd.testing.disk import MemoryDisk
+from tests.simulation.cluster import HOUR_MS
 from tests.simulation.damage import Damage, Flipped, Gone, file_of, files_of
+from tests.simulation.delay_side import NAME
 from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.steps import Kinds
 
 FILE_HEADER_BYTES = 64
 LASTING = 1 << 40  # Reads that fail: until the disk is mended.
+READ_BY_DELAY = ("/message/", "/schedule/", "/dispatch/")
 
 
 class DamageScenarios(Parts):
@@ -20,11 +23,17 @@ class DamageScenarios(Parts):
 
     def kinds(self) -> Kinds:
         """What may be drawn now."""
-        return [(4, self.realtime_reads_fail), (3, self.realtime_bit_flips)]
+        kinds: Kinds = [(4, self.realtime_reads_fail), (3, self.realtime_bit_flips)]
+        if self.cluster.delay_up:
+            kinds += [(4, self.delay_reads_fail)]
+        return kinds
 
     def asked_for(self) -> Kinds:
         """What is drawn only where it is asked for: a few seeds in a thousand show what is not mended yet."""
-        return [(3, self.realtime_file_gone), (3, self.consume_bit_flips), (4, self.consume_reads_fail)]
+        kinds: Kinds = [(3, self.realtime_file_gone), (3, self.consume_bit_flips), (4, self.consume_reads_fail)]
+        if self.cluster.delay_up:
+            kinds += [(3, self.delay_file_changed)]
+        return kinds
 
     def realtime_reads_fail(self) -> None:
         """A realtime server's disk can't read the message log, once or for a while (rule L10)."""
@@ -83,6 +92,65 @@ class DamageScenarios(Parts):
         if self.chance(0.5):
             self.cluster.mend()
             self._work_at(side)
+
+    def delay_reads_fail(self) -> None:
+        """The delay server's disk can't read some kind of file, once or for a while (rule L10)."""
+        cluster = self.cluster
+        part = self.random.choice(READ_BY_DELAY)
+        reads = self.random.choice((1, 1, 3, LASTING))
+        self._work_at_delay()
+        if not cluster.delay_up:
+            return
+        self.tell(f"     {reads} reads of {part} at {NAME} fail")
+        cluster.damaged = True
+        cluster.world.disk.faults.fail_reads[part] = reads
+        self._work_at_delay()
+        if self.chance(0.5):
+            cluster.mend()
+            self._work_at_delay()
+
+    def delay_file_changed(self) -> None:
+        """An hour's schedule log is gone or has a bit that flipped, and is restored (rules L5, L10)."""
+        cluster = self.cluster
+        self._work_at_delay()
+        if not cluster.delay_up:
+            return
+        disk = cluster.world.disk
+        # The last outcomes of a dispatch log are no damage when they are lost: nobody could tell them from a torn tail.
+        part = "/schedule/"
+        if self.chance(0.5):
+            path = self._some_file(disk, part)
+            if path is None:
+                return
+            self.tell(f"     {path} at {NAME} is gone")
+            damage: Damage | None = Gone(disk, path)
+        else:
+            damage = self._flip_a_bit(disk, part, followed=False)
+        if damage is None:
+            return
+        cluster.damaged = True
+        cluster.delay_damages.add(damage)
+        if self.chance(0.3):
+            self.delay_dies_and_starts()
+        self._work_at_delay()
+        if self.chance(0.5):
+            cluster.mend()
+            self._work_at_delay()
+
+    def _work_at_delay(self) -> None:
+        cluster = self.cluster
+        for _ in range(self.random.choice((1, 2))):
+            if not cluster.delay_up:
+                return
+            self.steps.send_rows((-1_000, 1_500, HOUR_MS))
+            if self.chance(0.6):
+                self.steps.checkpoint_delay()
+            cluster.calm(self.random.choice((60, 400, 2_500)))
+            if self.chance(0.3) and cluster.delay_up:
+                into_ms = cluster.machine.wall_ms % HOUR_MS
+                cluster.advance(max(0, HOUR_MS - into_ms + self.random.choice((-2_000, 100))))
+                cluster.calm(1_200)
+                cluster.world.sweep()
 
     def _work_at(self, side: RealtimeSide) -> None:
         for _ in range(self.random.choice((1, 2))):

@@ -134,7 +134,8 @@ class DelayLife(World):
             dispatcher.routed({}, subjects)
             return
         self._place()
-        dispatcher.routed({subject: self.target_of(subject) for subject in subjects}, [])
+        known = {subject: self.target_of(subject) for subject in subjects if subject in self.router.routes}
+        dispatcher.routed(known, [subject for subject in subjects if subject not in known])
 
     def look_around(self) -> None:
         """See World."""

@@ -28,6 +28,9 @@ NEVER_GIVEN = 1 << 40  # A sequence that no message has.
 def lie(cluster: Cluster) -> None:
     """Put a wrong sequence into the last hour that could seal now; no sweep may seal that hour."""
     world = cluster.world
+    if cluster.delay_damages.any(world.disk):
+        # Nothing of it could be read, here as well.
+        return
     if world.own.begun or not world.core._outcomes.idle:
         # An outcome that is on its way into the file would be written behind the lie.
         return

@@ -199,7 +199,7 @@ def pads_of(batch: Batch) -> list[int]:
         if column in batch.offsets:
             for end in batch.uint32s(column).tolist():
                 pads += range(heap + end, heap + padded(end))
-    if batch.kind in (BatchKind.SCHEDULE, BatchKind.DISPATCH):
+    if batch.kind is BatchKind.DISPATCH:
         pads += range(HEADER_BYTES + batch.kind_bytes - 4, HEADER_BYTES + batch.kind_bytes)
     return pads
 
