@@ -33,8 +33,11 @@ class Fence:
         if known is None or known.code != reason.code:
             # A moved directory is taken as soon as meta has been asked: only what stays so is an alarm.
             level = logging.WARNING if isinstance(reason, RetryLater) else logging.CRITICAL
-            said = "fenced by=%s code=%s reason=%r nothing_is_served_until=%r"
-            log.log(level, said, by, reason.code, reason.message, command)
+            log.log(
+                level,
+                "fenced by=%s code=%s reason=%r nothing_is_served_until=%r",
+                *(by, reason.code, reason.message, command),
+            )
 
     def take_down(self, by: str) -> None:
         """What `by` said does not hold any more."""

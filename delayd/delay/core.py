@@ -238,6 +238,11 @@ class DelayCore:
             *(self.identity.log_id, self.identity.epoch, len(found.pending), len(found.wheel), len(found.hours)),
         )
 
+    def ask_targets_first(self) -> None:
+        """Serve nobody until each target has answered: this directory was moved, restored or copied (rule H8)."""
+        for link in self.dispatcher.links.values():
+            link.ask_first()
+
     # Requests.
 
     def send(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> None:

@@ -25,6 +25,7 @@ from delayd.errors import (
     EpochOutOfRange,
     FencedInstance,
     HandoffRefused,
+    NotReady,
     RequestTimedOut,
     RestoredOrigin,
     StaleEpoch,
@@ -198,6 +199,18 @@ class Link:
         self._retry_at_ms = self._clock.monotonic_ms()
         self.pump()
 
+    def ask_first(self) -> None:
+        """Serve nobody until this target has answered a hello: it may hold what this directory does not know (H8)."""
+        if self.is_lost or self.refusal is not None:
+            return
+        why = NotReady(
+            "this directory may have been moved, restored or copied, and that realtime server "
+            "was not asked yet whether it holds more than is known here"
+        )
+        self._fence.put_up(self._name, why, f"start that realtime server; or delayd target lost {self.target:016x}")
+        if self.phase is not Phase.CLOSED:
+            self._end_session(RETRY_MS)
+
     def close(self) -> None:
         """Send nothing more; what is under way is asked for by the next start."""
         self._closed = True
@@ -289,8 +302,10 @@ class Link:
                 )
             )
         elif log_id != self.target:
+            self._fence.take_down(self._name)
             self._raise_alarm(f"its log_id is {log_id:016x} now")
         elif end_offset < named:
+            self._fence.take_down(self._name)
             self._raise_alarm(f"its log ends at {end_offset}, and it had acknowledged {named}")
         else:
             self.alarm, self.refusal = "", None

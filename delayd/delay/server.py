@@ -83,7 +83,9 @@ class DelayServer:
             partial(time.sleep, REST_S),
         )
         secret, place = open_secret(config.data, config.secret_file), place_of(config.folder)
-        membership = self._membership = Membership(secret, home.state, home.state_path, place, core.fence)
+        membership = self._membership = Membership(
+            secret, home.state, home.state_path, place, core.fence, core.ask_targets_first
+        )
         membership.begin(fresh=core.identity.epoch == 1)
         self._registration = Registration(
             config.meta, self._registered, membership, on_now_ms=home.clock.reference, moves=core.moves

@@ -9,6 +9,7 @@ taken it only in the place in which it was made or taken last: its lock keeps ev
 """
 
 import logging
+from collections.abc import Callable
 
 from delayd.errors import (
     DelaydError,
@@ -42,15 +43,25 @@ log = logging.getLogger(__name__)
 class Membership:
     """The secret, the cluster and the place of one server; all methods belong to the loop's thread.
 
-    `place` is of its folder (see `delayd.place`). `fence` is put up while this server may not serve.
+    `place` is of its folder (see `delayd.place`). `fence` is put up while this server may not serve. `on_doubt` is
+    called when it may not be what it takes itself for: moved, restored or copied.
     """
 
-    def __init__(self, secret: Secret, state: State, state_path: str, place: int, fence: Fence) -> None:
+    def __init__(
+        self,
+        secret: Secret,
+        state: State,
+        state_path: str,
+        place: int,
+        fence: Fence,
+        on_doubt: Callable[[], None] = lambda: None,
+    ) -> None:
         self.cluster_id = known_cluster_id(state, state_path)
         self.place = place
         self.fence = fence
         self._secret = secret
         self._state = state
+        self._on_doubt = on_doubt
         self._taken_in = known_place(state)  # Where meta took this server last.
 
     def begin(self, *, fresh: bool) -> None:
@@ -60,6 +71,7 @@ class Membership:
         elif self._taken_in != self.place:
             reason = NotReady("this directory lies in another place than before, and meta has not taken it there yet")
             self.fence.put_up(META, reason, "start meta; if this is a copy, stop this server")
+            self._on_doubt()
 
     def guard(self, role: str, log_id: int) -> Guard:
         """What checks those who connect to this server."""
@@ -84,6 +96,7 @@ class Membership:
         command = _FENCING.get(type(error))
         if command is not None:
             self.fence.put_up(META, error, command)
+            self._on_doubt()
 
     def _keep_place(self) -> None:
         keep_place(self._state, self.place)

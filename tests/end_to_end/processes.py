@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,11 +20,18 @@ HOST = "127.0.0.1"
 class ServerProcess:
     """One server; leaves nothing behind when its `with` block ends, and shows its log if it could not start."""
 
-    def __init__(self, role: str, data: Path, settings: Mapping[str, Value] | None = None) -> None:
+    def __init__(
+        self,
+        role: str,
+        data: Path,
+        settings: Mapping[str, Value] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.role = role
         self.port = 0
         self._data = data
         self._settings = dict(settings or {})
+        self._environment = dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -44,6 +52,10 @@ class ServerProcess:
     def log(self) -> str:
         """All that its lives have written to stderr."""
         return self._log_path.read_text()
+
+    def elsewhere(self, data: Path) -> ServerProcess:
+        """The same server on another directory, and on any free port."""
+        return ServerProcess(self.role, data, self._settings, self._environment)
 
     def start(self) -> None:
         """Start and wait for the ready line; the port is the same in each life."""
@@ -67,7 +79,12 @@ class ServerProcess:
         command = [sys.executable, "-m", "tests.end_to_end.serve", self.role, str(config)]
         with self._log_path.open("a") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, **self._environment},
             )
 
     def kill(self) -> None:

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from .torture import torture
+from .torture import ALL_KINDS, torture
 from .torture_ledger import Delivered, Fate, Ledger, body_of
 
 GROUP = ("orders", "billing")
 OTHER = ("orders", "audit")
 DUE_MS = 1_800_000_000_000
+# What can't be read is tried again after half a minute; all else is over within seconds.
+QUICK_KINDS = tuple(kind for kind in ALL_KINDS if kind != "disk")
 LATER = 1_000.0  # On the monotonic clock, far behind the end of the first delivery's lease.
 
 
@@ -34,7 +36,7 @@ def deliver(ledger: Ledger, *, delivered: Delivered | None = None, now_ms: int =
 @pytest.mark.timeout(110)
 def test_five_rounds_of_torture_break_no_promise(tmp_path: Path) -> None:
     lines: list[str] = []
-    result = torture(tmp_path, rounds=5, seed=17, say=lines.append)
+    result = torture(tmp_path / "data", rounds=5, seed=17, say=lines.append, kinds=QUICK_KINDS)
     assert result.good, "\n".join([*lines, *result.ledger.violations])
     assert result.rounds == 5
     assert any(line.strip().startswith("audit numpy=") and line.endswith(" agree") for line in lines)
@@ -71,6 +73,16 @@ def test_a_message_that_comes_after_it_was_acknowledged_is_noticed(ledger: Ledge
     ledger.acknowledged(GROUP, [0])
     deliver(ledger, now=LATER)
     assert "after it was acknowledged" in ledger.violations[0]
+
+
+def test_only_what_was_sent_before_a_clock_was_set_back_may_be_early_by_that_much(ledger: Ledger) -> None:
+    ledger.clock_is_ahead(3_600_000)
+    deliver(ledger, now_ms=DUE_MS - 3_600_000)
+    ledger.clock_is_right()
+    assert ledger.violations == []
+    ledger.send("orders", DUE_MS, 10)
+    deliver(ledger, delivered=came(number=1, sequence=78), now_ms=DUE_MS - 1)
+    assert "early by 1 ms" in ledger.violations[0]
 
 
 def test_an_early_message_is_noticed(ledger: Ledger) -> None:

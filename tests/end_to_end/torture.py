@@ -1,8 +1,9 @@
 """Torture of real processes: ``python -m tests.end_to_end.torture --rounds N [--seed S]``.
 
-Each round kills or stops servers at some moment while producers and consumers go on; now and then everything drains and
-the books are checked; sometimes, and at the end, by SQL and with ``--audit three`` by Spark as well. One line a round
-and a summary; the exit code is 1 if any promise was broken, or if the audits differ.
+Each round kills or stops servers at some moment, or does something to their disk, clock or directories, while producers
+and consumers go on; now and then everything drains and the books are checked; sometimes, and at the end, by SQL, with
+``--audit three`` by Spark as well. One line a round and a summary; the exit code is 1 if any promise was broken, or if
+the audits differ. ``--kinds`` says what rounds do.
 """
 
 import argparse
@@ -13,20 +14,24 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from delayd.reading.books import AuditReport
 from tests.three_audits import audit_three_ways
 
 from .torture_books import check_books
-from .torture_cluster import ROLES, Cluster, Failed
+from .torture_cluster import KINDS, ROLES, Cluster, Failed
+from .torture_faults import EXCUSED, FAULTS, Faults
 from .torture_ledger import Fate, Ledger
 from .torture_load import CONSUMERS, LEASE, Load
 
 DRAIN_EVERY = 8
+ALL_KINDS = {**KINDS, **FAULTS}
+DISK_RETRY_S = 35.0  # A server tries every 30 s what it could not read.
 COMPARE_EVERY = 24  # Rounds; a multiple of the former, for the books are compared when everything has drained.
 DRAIN_S = 30.0  # After the last start: a lease, the clients' waits between tries, and what had gathered.
 BEFORE_S = (0.05, 2.5)  # A round strikes after so long: often while the last one is not yet forgotten.
@@ -55,15 +60,21 @@ class Result:
 class Torture:
     """One torture in one directory."""
 
-    def __init__(self, data: Path, rounds: int, seed: int, say: Callable[[str], None], spark: bool) -> None:
+    def __init__(
+        self, data: Path, rounds: int, seed: int, say: Callable[[str], None], spark: bool, kinds: Sequence[str]
+    ) -> None:
         self._data = data
         self._spark = spark
+        self._kinds = kinds
         self._rounds = rounds
         self._seed = seed
         self._say = say
         self._draw = random.Random(f"{seed} rounds")
         self._ledger = Ledger(tuple(CONSUMERS))
-        self._cluster = Cluster(data, self._draw, LEASE // timedelta(milliseconds=1))
+        self._faults = Faults(data, self._ledger, kinds)
+        lease_ms = LEASE // timedelta(milliseconds=1)
+        self._cluster = Cluster(data, self._draw, lease_ms, self._faults.environment)
+        self._retry_s = 0.0  # What could not be read is tried again after so long.
         self._drain_s_max = 0.0
         self._done = 0
 
@@ -81,6 +92,7 @@ class Torture:
             self._ledger.broken(f"{type(error).__name__}: {error}")
         finally:
             self._cluster.kill(ROLES)
+        self._faults.remove()
         return Result(self._done, self._ledger, report, self._drain_s_max)
 
     async def _strike(self, load: Load) -> None:
@@ -88,8 +100,7 @@ class Torture:
         for number in range(1, self._rounds + 1):
             before = await self._wait(load)
             self._cluster.check()
-            told = await self._cluster.round(self._draw)
-            self._cluster.check()
+            told = await self._round()
             load.check()
             self._done = number
             self._say(f"{number:4} {before}: {told}; sent {len(ledger.sent)}, got {ledger.deliveries}")
@@ -101,6 +112,19 @@ class Torture:
                 return
             if number < self._rounds:
                 load.resume()
+
+    async def _round(self) -> str:
+        """Do one of the terrible things; says which."""
+        weights = [ALL_KINDS[kind] for kind in self._kinds]
+        (kind,) = self._draw.choices(self._kinds, weights)
+        if kind in KINDS:
+            told = await self._cluster.round(kind, self._draw)
+        else:
+            told = await self._faults.round(kind, self._cluster, self._draw)
+        if kind == "disk":
+            self._retry_s = DISK_RETRY_S
+        self._cluster.check(EXCUSED.get(kind, ()))
+        return told
 
     async def _wait(self, load: Load) -> str:
         """Wait for the moment to strike; says what it is."""
@@ -122,10 +146,11 @@ class Torture:
         """Let everything that is due arrive, and check the books of the running servers."""
         ledger, began = self._ledger, time.monotonic()
         await load.quiet()
-        due_until_ms = _now_ms() + 4_000
+        due_until_ms, within_s = _now_ms() + 4_000, DRAIN_S + self._retry_s
+        self._retry_s = 0.0
         while missing := ledger.missing(due_until_ms):
             # What was sent ahead is not due before then.
-            if time.monotonic() > began + DRAIN_S and _now_ms() > due_until_ms + DRAIN_S * 1000:
+            if time.monotonic() > began + within_s and _now_ms() > due_until_ms + within_s * 1000:
                 for group, number in missing:
                     ledger.broken(f"not delivered: {ledger.tell(number)} to {group}")
                 break
@@ -149,9 +174,17 @@ class Torture:
         shutil.rmtree(folder)
 
 
-def torture(data: Path, rounds: int, seed: int, say: Callable[[str], None], *, spark: bool = False) -> Result:
+def torture(
+    data: Path,
+    rounds: int,
+    seed: int,
+    say: Callable[[str], None],
+    *,
+    spark: bool = False,
+    kinds: Sequence[str] = tuple(ALL_KINDS),
+) -> Result:
     """Run a torture in an empty directory; with ``spark`` its books are audited in Spark, too."""
-    return asyncio.run(Torture(data, rounds, seed, say, spark).run())
+    return asyncio.run(Torture(data, rounds, seed, say, spark, kinds).run())
 
 
 def main() -> int:
@@ -160,6 +193,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--audit", choices=("two", "three"), default="two", help="three: in Spark, too")
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=tuple(ALL_KINDS),
+        default=tuple(ALL_KINDS),
+        metavar="KIND",
+        help=f"what rounds do, all by default: {', '.join(ALL_KINDS)}",
+    )
     options = parser.parse_args()
     data = Path(tempfile.mkdtemp(prefix="delayd-torture-"))
     logging.basicConfig(filename=data / "clients.log", level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -168,7 +209,8 @@ def main() -> int:
     print(f"seed {options.seed}, data in {data}", flush=True)
     began = time.monotonic()
     spark = options.audit == "three"
-    result = torture(data, options.rounds, options.seed, lambda line: print(line, flush=True), spark=spark)
+    say = partial(print, flush=True)
+    result = torture(data, options.rounds, options.seed, say, spark=spark, kinds=options.kinds)
     show(result, time.monotonic() - began)
     if result.good:
         shutil.rmtree(data)

@@ -3,6 +3,7 @@
 Invariant: it knows nothing of how the servers work. A violation is a broken promise, as a user would see it.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -68,7 +69,16 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.copies: dict[Group, dict[int, Copy]] = {group: {} for group in self.groups}
+        self._ahead_ms, self._ahead_before = 0, 0
         self.awaited: dict[Group, set[int]] = {group: set() for group in self.groups}
+
+    def clock_is_ahead(self, ahead_ms: int) -> None:
+        """The servers' clock was set ahead: what leaves is early by the servers' clock only, or not at all."""
+        self._ahead_ms, self._ahead_before = ahead_ms, sys.maxsize
+
+    def clock_is_right(self) -> None:
+        """It was set back; what is sent from here on is never early by anybody's clock."""
+        self._ahead_before = len(self.sent)
 
     def broken(self, what: str) -> None:
         """Note a broken promise."""
@@ -128,6 +138,9 @@ class Ledger:
         if number is None:
             return None
         self.deliveries += 1
+        if number < self._ahead_before:
+            # Who judges is the delay server's clock, and what it showed is in the books of both sides.
+            now_ms += self._ahead_ms
         if now_ms < delivered.deliver_at_ms:
             self.broken(f"early by {delivered.deliver_at_ms - now_ms} ms: {self.tell(number)} at {group}")
         copy = self.copies[group].setdefault(number, Copy())
