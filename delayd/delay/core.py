@@ -23,6 +23,7 @@ from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.link import Dial, Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour
 from delayd.delay.loading import Loading
+from delayd.delay.log_watch import LogWatch
 from delayd.delay.mending import RETRY_MS, SEQUENCE_MAX, Mending, Unloaded
 from delayd.delay.moves import RouteMoves
 from delayd.delay.outcomes import OutcomeLog
@@ -218,6 +219,10 @@ class DelayCore:
         self._opening_seals = False
         self._checkpointer.reach_ms = found.reach_ms
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
+        self._log_watch = LogWatch(
+            *(found.log, threads.commit, threads.worker, clock, self.quarantine),
+            lambda: self.checkpoint(lambda offset: None),
+        )
         self._retention = Retention(
             disk,
             keeping,
@@ -479,6 +484,8 @@ class DelayCore:
             self.wake()
         elif entry.kind is Kind.SEAL:
             self._try_seals(done)
+        elif entry.kind is Kind.LOG:
+            self._log_watch.look(done)
         elif entry.kind is Kind.TARGET:
             self.quarantine.lift(entry.kind, entry.name)
             self.dispatcher.ask_meta(entry.name.encode("ascii"))
@@ -556,6 +563,7 @@ class DelayCore:
     def _tick(self) -> None:
         self._mending.step()
         self._held.step()
+        self._log_watch.step()
         if self.quarantine.get(Kind.SEAL, SEALS) and self._clock.monotonic_ms() >= self._seals_due_ms:
             self._try_seals()
         now_ms = self._clock.now_ms()

@@ -163,6 +163,27 @@ class Log:
             end = following.base_offset
         return end
 
+    def missing(self) -> list[DamagedData]:
+        """What has happened to durable bytes behind this log's back: files that are gone or shorter than they were.
+
+        For the thread that removes segments.
+        """
+        found: list[DamagedData] = []
+        for segment in self._segments:
+            valid = segment.position(segment.durable)
+            if not self.disk.exists(segment.path):
+                found.append(DamagedData(segment.path, 0, "the file was removed under the running server"))
+            elif (size := segment.file.size()) < valid:
+                found.append(DamagedData(segment.path, size, f"{valid - size} bytes were cut off the running server's"))
+        return found
+
+    def roll(self, now_ms: int) -> None:
+        """Have the next groups go to a new file, on the thread that appends."""
+        last = self._segments[-1]
+        if last.end > last.base_offset:
+            self.disk.make_folder(self.place.folder)
+            self._roll(last, now_ms)
+
     def close(self) -> None:
         """Close every file; what was appended must have been flushed."""
         for segment in self._segments:
