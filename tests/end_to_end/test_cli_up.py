@@ -123,7 +123,8 @@ def test_a_server_that_is_killed_is_started_again_on_its_port(running: Up, role:
     second = running.ready(role)[1]
     assert second.port == first.port
     assert second.pid != first.pid
-    assert f"delayd: the {role} server was ended by SIGKILL; it is started again in 0.2 s\n" in running.errors
+    said = f"delayd: the {role} server was ended by SIGKILL; it is started again in 0.2 s\n"
+    running.until(lambda: said in running.errors, "it says so")
     assert running.lines.count("ready") == 1
 
 
@@ -139,8 +140,11 @@ def test_a_server_that_stopped_itself_is_not_started_again_and_the_others_go_on(
     others = [running.ready(role)[0].pid for role in ("meta", "realtime")]
     _tell(running, "delay", "end", 3)
     running.until(lambda: "stays down until `delayd up` is started anew" in running.errors, "it says so")
-    assert "the delay server stopped itself, for its data is damaged or an fsync failed" in running.errors
-    assert "the meta and realtime servers go on; look at the disk" in running.errors
+    stopped = "the delay server stopped itself, for its data is damaged or an fsync failed"
+    running.until(lambda: stopped in running.errors, "it says why")
+    running.until(
+        lambda: "the meta and realtime servers go on; look at the disk" in running.errors, "it says what goes on"
+    )
     # A restart would come within a fifth of a second; another server's restart shows that one has passed.
     os.kill(others[1], signal.SIGKILL)
     _until_ready_again(running, "realtime", 2)
@@ -159,8 +163,9 @@ def test_a_server_that_does_not_start_on_damage_is_named_and_the_others_are_read
     with up(tmp_path, "--port", "0", fakes=True) as running:
         running.until(lambda: f"ready without {role}" in running.lines, "the others are ready")
         assert len(running.ready("meta")) == len(running.ready(other)) == 1
-        assert f"delayd: the {role} server does not start, for its data is damaged" in running.errors
-        assert f"the meta and {other} servers go on" in running.errors
+        damaged = f"delayd: the {role} server does not start, for its data is damaged"
+        running.until(lambda: damaged in running.errors, "it is named")
+        running.until(lambda: f"the meta and {other} servers go on" in running.errors, "the others are named")
         assert running.end() == 3
         assert "ready" not in running.lines
 

@@ -12,7 +12,8 @@ MIB = 1 << 20
 
 def test_memory_is_what_a_process_keeps() -> None:
     before = memory_bytes(os.getpid())
-    kept = bytearray(os.urandom(32 * MIB))
+    # More than malloc ever takes from what it kept of memory that was freed before: 32 MiB.
+    kept = bytearray(os.urandom(48 * MIB))
     assert abs(memory_bytes(os.getpid()) - before - len(kept)) < 8 * MIB
 
 
