@@ -23,17 +23,15 @@ class DamageScenarios(Parts):
 
     def kinds(self) -> Kinds:
         """What may be drawn now."""
-        kinds: Kinds = [(4, self.realtime_reads_fail), (3, self.realtime_bit_flips)]
+        kinds: Kinds = [(4, self.realtime_reads_fail), (4, self.consume_reads_fail), (3, self.realtime_bit_flips)]
+        kinds += [(3, self.consume_bit_flips), (3, self.realtime_file_gone)]
         if self.cluster.delay_up:
             kinds += [(4, self.delay_reads_fail)]
         return kinds
 
     def asked_for(self) -> Kinds:
         """What is drawn only where it is asked for: a few seeds in a thousand show what is not mended yet."""
-        kinds: Kinds = [(3, self.realtime_file_gone), (3, self.consume_bit_flips), (4, self.consume_reads_fail)]
-        if self.cluster.delay_up:
-            kinds += [(3, self.delay_file_changed)]
-        return kinds
+        return [(3, self.delay_file_changed)] if self.cluster.delay_up else []
 
     def realtime_reads_fail(self) -> None:
         """A realtime server's disk can't read the message log, once or for a while (rule L10)."""
