@@ -48,6 +48,28 @@ def test_rule_H8_a_directory_in_another_place_serves_when_meta_has_taken_it() ->
     assert life(state, PLACE).fence.is_up
 
 
+def test_rule_H8_targets_are_asked_first_when_a_directory_may_be_a_copy() -> None:
+    state, asked = MemoryState(), [0]
+
+    def ask() -> None:
+        asked[0] += 1
+
+    def begun(place: int, *, fresh: bool = False) -> Membership:
+        membership = Membership(SECRET, state, "state.lmdb", place, Fence("delay", 1), ask)
+        membership.begin(fresh=fresh)
+        return membership
+
+    begun(PLACE, fresh=True)
+    at_home = begun(PLACE)
+    at_home.refused(DiskReserve("full"))
+    assert asked == [0]
+    # A folder that was removed and made again can have the number of the old one.
+    at_home.refused(PlaceTaken("another process"))
+    assert asked == [1]
+    begun(OTHER_PLACE)
+    assert asked == [2]
+
+
 def test_a_place_that_does_not_check_is_asked_of_meta() -> None:
     state = MemoryState()
     life(state, PLACE, fresh=True)
