@@ -95,6 +95,7 @@ class Checks:
         world = self._cluster.world
         world.check_books()
         self._quarantine()
+        self._nobody_else()
         self._seals()
         if world.books.sealed:
             report = verify_seals(DATA, disk=world.disk)
@@ -183,6 +184,12 @@ class Checks:
                     group.subject.name for group in pulls.groups.values() if pulls.quarantine.rows_of(group.subject)
                 ]
                 assert not rotten, f"{side.name} has quarantined messages of {rotten}"
+
+    def _nobody_else(self) -> None:
+        """All that was given was acknowledged by who had it: the servers say that nothing is left (rule Q1)."""
+        for books in self._cluster.books:
+            untried = books.given.keys() - books.tried
+            assert not untried, f"acknowledged by nobody of {books.group}: consume sequences {sorted(untried)[:5]}"
 
     def _seals(self) -> None:
         """No accepted row belongs to an hour that was sealed without it."""

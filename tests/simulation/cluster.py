@@ -6,11 +6,12 @@ Invariant: nothing happens by itself, and the same calls in the same order give 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from random import Random
 
 from delayd.config import YEAR_MS
 from delayd.errors import DamagedData, DiskFull, ServerStopped, SyncFailed
-from delayd.testing.clock import START_MS, SimMachine
+from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import CAPACITY_BYTES, READ_FAILED, Crash, Faults, MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.delay_harness import TARGET_IDS, Remains, new_world
@@ -223,6 +224,33 @@ class Cluster:
                 self._tell(f"{NAME} starts: epoch {self.world.core.identity.epoch}")
                 return
         raise AssertionError(f"{NAME} does not start in {START_TRIES} tries")
+
+    def boot(self, way: PowerLoss, ahead_ms: int) -> None:
+        """The machine loses power and is on again, with a wall clock that is so far ahead; all servers start."""
+        for side in self.sides:
+            side.die(way, self.random.randrange(1 << 16))
+        self.delay_dies(way)
+        known = [side.clock.restart_evidence() for side in self.sides]
+        delay_known = self._remains.clock.restart_evidence()
+        self.machine.boots += 1
+        self.step_wall(ahead_ms)
+        for side, evidence in zip(self.sides, known, strict=True):
+            side.clock = SimClock(machine=self.machine, previous=evidence)
+            self.side_starts(side, faults=False)
+        self._remains = replace(self._remains, clock=SimClock(machine=self.machine, previous=delay_known))
+        self.delay_starts(faults=False)
+
+    def delay_backup(self) -> Remains:
+        """A copy of the delay server's directory and state, as they are now."""
+        world = self.world
+        disk, state = (world.disk, world.state) if self.delay_up else (self._remains.disk, self._remains.state)
+        copied = disk.after_kill()
+        return Remains(copied, state.after_crash(copied), world.outside, world.clock)
+
+    def delay_copy(self, backup: Remains) -> DelayLife:
+        """Start a server on a copy; nothing of it goes on by itself."""
+        clock = SimClock(machine=self.machine, previous=backup.clock.restart_evidence())
+        return self._delay_life(Remains(backup.disk, backup.state, backup.outside, clock))
 
     def side_starts(self, side: RealtimeSide, *, faults: bool) -> None:
         """The next life of a realtime server."""

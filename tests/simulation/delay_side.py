@@ -68,6 +68,7 @@ class DelayLife(World):
 
     def __init__(self, remains: Remains, cluster: Surroundings, seed: int, settings: dict[str, int]) -> None:
         self.failure: Exception | None = None
+        self.dispatched: set[object] = set()  # Listeners that got frames of this life.
         self.swept = False  # Whether hours may be sealed or removed by what the worker does next.
         self.network = cluster.network
         self.router = cluster.router
@@ -155,7 +156,7 @@ class DelayLife(World):
         self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
     ) -> None:
         def opened(line: Line) -> None:
-            connected(_Watched(line, self.clock, self._cluster.wall))
+            connected(_Watched(line, self.clock, self._cluster.wall, self.dispatched))
 
         self.network.dial(host, opened, lost, self)
 
@@ -163,13 +164,15 @@ class DelayLife(World):
 class _Watched:
     """A connection on which nothing may leave early."""
 
-    def __init__(self, line: Line, clock: SimClock, wall: WallBound) -> None:
+    def __init__(self, line: Line, clock: SimClock, wall: WallBound, dispatched: set[object]) -> None:
+        self._dispatched = dispatched
         self._line = line
         self._clock = clock
         self._wall = wall
 
     def call(self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer) -> None:
         if frame_type == RequestType.DISPATCH:
+            self._dispatched.add(self._line.listener)
             now_ms = min(self._clock.now_ms(), self._wall.latest_ms())
             for buffer in body:
                 latest_ms = int(parse(buffer).int64s(ColumnId.DELIVER_AT_MS).max())

@@ -18,9 +18,14 @@ from tests.simulation.run import STEPS, Run
 PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME}
 
 
-FAVOURED = {  # Kinds of steps that happen more often in runs with a bug that only they can show.
+FAVOURED: dict[
+    str, tuple[str, ...]
+] = {  # Kinds of steps that happen more often in runs with a bug that only they can show.
     "L9: a consume log that is damaged is not rebuilt": ("consume_reads_fail",),
     "L10: what could not be read is never tried again": ("realtime_reads_fail",),
+    "H8: nobody notices that a delay server was restored": ("delay_is_restored",),
+    "H8: nobody notices a copy of a delay server": ("delay_copy_runs_beside",),
+    "T1: rows leave by a clock that is in doubt after a boot": ("clock_is_wrong_at_boot",),
 }
 BROKEN = (TypeError, AttributeError, NameError, ImportError)  # A planted bug that does not fit the code is none.
 

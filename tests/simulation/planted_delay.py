@@ -34,7 +34,7 @@ from delayd.log.seal import SealFacts
 from delayd.log.segment import FileHeader, Segment
 from delayd.testing.clock import SimClock
 from tests.property.test_delay_lives import PLANTED as PLANTED_IN_LIVES
-from tests.simulation.patches import Bugs, Patch
+from tests.simulation.patches import Bugs, Patch, changed
 
 SLOT_MS = 500
 NEVER_MS = 1 << 50
@@ -244,6 +244,12 @@ IN_DELAY: Bugs = {
     "H4: rows that never arrived are not sent again": [Patch(Sender, "take_back", _take_nothing_back)],
     "H5: a note is not logged": [Patch(Dispatcher, "routed", _note_nothing)],
     "H5: a first row does not wait for its note": [Patch(Dispatcher, "routed", _note_and_go_on)],
+    "H4: rows of a window's answer that were recorded before are recorded again": [
+        Patch(Link, "_arrived", changed(Link._arrived, "new.any()", "len(new) and [new.fill(True)]"))
+    ],
+    "T1: rows leave by a clock that is in doubt after a boot": [
+        Patch(Dispatcher, "step", changed(Dispatcher.step, "self._trusted or self._clock.confirmed", "True"))
+    ],
     "T1: a jump of the clock is believed at once": [Patch(delayd_clock, "JUMP_MS", NEVER_MS)],
     "T2: rows leave a slot early": [Patch(Dispatcher, "step", _step_early), Patch(Sender, "pump", _pump_early)],
 }

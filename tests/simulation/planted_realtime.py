@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from delayd.batch import Batch, DispatchPart
+from delayd.delay.link import Link
 from delayd.log.group import NewGroup
 from delayd.log.log import Log
+from delayd.log.pull import PullOp
 from delayd.wire.frame import Frame
 from realtime import commit as realtime_commit
 from realtime import core as realtime_core
@@ -24,7 +26,7 @@ from realtime.pull_commit import PullCommit
 from realtime.pulls import Pulls
 from realtime.rebuild import Rebuilder
 from realtime.retention import keep_from
-from tests.simulation.patches import Bugs, Patch
+from tests.simulation.patches import Bugs, Patch, changed
 
 Groups = Iterable[Group | GroupCopy]
 NEVER_MS = 1 << 50
@@ -62,6 +64,10 @@ def _hear_any_hello(self: Core, peer: Peer, frame: Frame) -> None:
 
 def _refuse_no_hello(self: Origin, hello: Hello) -> None:
     """Whatever it says, it is heard."""
+
+
+def _know_every_origin(self: Origin, named_offset: int) -> None:
+    """Whatever its dispatch logs lack, it is heard."""
 
 
 def _remember_nothing(
@@ -135,6 +141,17 @@ def _count_what_is_lost(
     return []
 
 
+def _acknowledge_for_anybody(
+    self: Pulls,
+    op: PullOp,
+    group: Group,
+    handles: Sequence[Sequence[int]],
+    answer: Callable[[list[list[int]]], None],
+) -> None:
+    found = [run for _, start, covered in handles for run in group.held.within(start, start + covered)]
+    _acknowledge(self, op, group, [(run.incarnation, run.start, run.messages) for run in found], answer)
+
+
 def _lapse_never(self: Pulls) -> None:
     list(self._leases.due(self._clock.monotonic_ms()))
     for waiting in self._deadlines.due(self._clock.monotonic_ms()):
@@ -149,6 +166,12 @@ _put = GroupCommit.put
 _hello = Core._hello
 _hear = Origin.hear
 _first = Index.first
+_acknowledge = Pulls.acknowledge
+
+_HEARD_ALL_THE_SAME = [
+    Patch(Origin, "check_known", _know_every_origin),
+    Patch(Link, "_greeted", changed(Link._greeted, "highest >= next_sequence", "False")),
+]
 
 IN_REALTIME: Bugs = {
     "L9: a consume log that is damaged is not rebuilt": [Patch(Rebuilder, "_start", _rebuild_nothing)],
@@ -171,5 +194,15 @@ IN_REALTIME: Bugs = {
     "Q1: acknowledgements of lost pulls count": [Patch(Pulls, "_lost", _count_what_is_lost)],
     "Q3: retention passes what a group has not acknowledged": [Patch(realtime_core, "keep_from", _keep_for_no_group)],
     "Q3: a new group begins at messages that are being removed": [Patch(Index, "first", _begin_at_what_leaves)],
+    "H8: nobody notices that a delay server was restored": _HEARD_ALL_THE_SAME,
+    "H8: nobody notices a copy of a delay server": [
+        *_HEARD_ALL_THE_SAME,
+        Patch(Origin, "check_hello", changed(Origin.check_hello, "hello.instance != self.instance", "False")),
+    ],
+    "H7: T greets though it lost what it had acknowledged": [
+        Patch(Core, "_hello", changed(Core._hello, "if named and not", "if False and not")),
+        Patch(Link, "_greeted", changed(Link._greeted, "end_offset < named", "False")),
+    ],
+    "Q1: acknowledgements of anybody count": [Patch(Pulls, "acknowledge", _acknowledge_for_anybody)],
     "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],
 }

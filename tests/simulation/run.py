@@ -11,7 +11,9 @@ from random import Random
 
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
+from tests.simulation.clock_scenarios import ClockScenarios
 from tests.simulation.cluster import Cluster
+from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.damage_scenarios import DamageScenarios
 from tests.simulation.disk_scenarios import DiskScenarios
 from tests.simulation.handoff_scenarios import HandoffScenarios
@@ -38,8 +40,14 @@ class Run:
         self._begun_ms = self.cluster.machine.boottime_ms
         self._steps = Steps(self.cluster, self._random, self.tell)
         parts = (self.cluster, self._steps, self._random, self.tell)
-        self._handoff, self._disks = HandoffScenarios(*parts), DiskScenarios(*parts)
         self._damages = DamageScenarios(*parts)
+        self._scenarios = (
+            HandoffScenarios(*parts),
+            DiskScenarios(*parts),
+            self._damages,
+            CopyScenarios(*parts),
+            ClockScenarios(*parts),
+        )
         self._asked_for = favoured
         drawn = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
         self._favoured = favoured or drawn
@@ -79,7 +87,7 @@ class Run:
 
     def _all_kinds(self) -> Kinds:
         asked_for = [kind for kind in self._damages.asked_for() if kind[1].__name__ in self._asked_for]
-        return asked_for + self._steps.kinds() + self._handoff.kinds() + self._disks.kinds() + self._damages.kinds()
+        return asked_for + self._steps.kinds() + [kind for each in self._scenarios for kind in each.kinds()]
 
     def _step(self, number: int) -> None:
         self.cluster.network.forget_ended()

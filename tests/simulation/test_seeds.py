@@ -14,8 +14,8 @@ import pytest
 from tests.delay_harness import small_slots
 from tests.simulation.run import Run
 
-SEEDS = 2_000
-PARTS = 20  # Seeds are shared out among so many tests, which may run beside each other.
+SEEDS = 1_000
+PARTS = 10  # Seeds are shared out among so many tests, which may run beside each other.
 COLLECT_EVERY = 10  # Clusters; one is some MB.
 
 
