@@ -330,7 +330,10 @@ class MemoryFile:
     def sync(self) -> None:
         """One sync; the file's name is not part of it."""
         self._check(writing=False)
-        if self._disk.count_sync(f"sync {self._path}", self._path, self._inode):
+        takes_effect = self._disk.count_sync(f"sync {self._path}", self._path, self._inode)
+        if self._inode.tell_loss():
+            raise SyncFailed(self._path, os.strerror(errno.EIO))
+        if takes_effect:
             self._inode.sync()
 
     def truncate(self, size: int) -> None:

@@ -53,6 +53,7 @@ class Inode:
     cached: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     pending: list[DataChange] = field(default_factory=list)
+    loss_untold: bool = False  # A sync of the whole file system lost data of it, which its own next sync reports.
 
     def change(self, change: DataChange) -> None:
         """Change what programs see; not durable before `sync`."""
@@ -68,6 +69,16 @@ class Inode:
     def fail_sync(self) -> None:
         """Lose the dirty pages as Linux does: programs still read them, and no later sync writes them."""
         self.pending.clear()
+
+    def fail_sync_with_others(self) -> None:
+        """Lose them in a sync of the file system: this file's own next sync says so, once, as on Linux."""
+        self.loss_untold = self.loss_untold or bool(self.pending)
+        self.fail_sync()
+
+    def tell_loss(self) -> bool:
+        """Whether data was lost and nobody was told; told from now on."""
+        untold, self.loss_untold = self.loss_untold, False
+        return untold
 
     def after_power_loss(self, way: PowerLoss, random: Random) -> Inode:
         """The file as the next start finds it."""
@@ -120,7 +131,7 @@ class Folder:
             if isinstance(node, Folder):
                 node.fail_sync_all()
             else:
-                node.fail_sync()
+                node.fail_sync_with_others()
 
     def after_power_loss(self, way: PowerLoss, random: Random) -> Folder:
         """The folder as the next start finds it, with all below it."""

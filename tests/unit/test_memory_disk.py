@@ -371,3 +371,18 @@ def test_a_crash_frees_every_lock() -> None:
     disk.make_folder("/data")
     disk.lock("/data/LOCK", "delay")
     disk.after_crash(PowerLoss.ALL_KEPT).lock("/data/LOCK", "delay")
+
+
+def test_a_file_that_lost_data_in_a_failed_sync_of_the_file_system_reports_it_once_itself() -> None:
+    disk = MemoryDisk()
+    file = durable_file(disk)
+    clean = disk.open("/data/clean", create=True)
+    file.pwritev([NEW], 0)
+    disk.faults.fail_sync_at = disk.syncs + 1
+    with pytest.raises(SyncFailed):
+        disk.sync_filesystem("/data")
+    clean.sync()
+    with pytest.raises(SyncFailed):
+        file.sync()
+    file.sync()
+    assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == OLD
