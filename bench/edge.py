@@ -20,7 +20,7 @@ from delayd.client.producer import AsyncProducer
 from tests.end_to_end.wall_clock import WallClock
 
 LATER = "bench.later"
-PARTS = 4  # Of the flood: the load is due behind the first, the hour begins behind the second.
+PARTS = 4  # The flood comes in four parts: the load falls due after the first, the hour begins after the second.
 FILL_S = 5  # Until the servers are up, with 50,000 messages a second more to fill the coming hour.
 FILL_MESSAGES_S = 50_000
 CHECKPOINT_BYTES = 64 << 20

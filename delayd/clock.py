@@ -81,7 +81,7 @@ class JudgedClock:
         self._jump: _Doubt | None = None
         self.boot_mark = hashlib.sha256(self._boot_id.encode()).hexdigest()[:BOOT_MARK_DIGITS]
         self._booted_at_ms: int | None = None
-        self._previous: ClockEvidence | None = None  # Of another boot.
+        self._previous: ClockEvidence | None = None  # What an earlier boot of this machine left.
         self.in_boot_doubt = False  # Nothing has confirmed the clock since the machine was started.
         if previous is not None:
             if previous.boot_id == self._boot_id and previous.boottime_ms <= boottime_ms:

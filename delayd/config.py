@@ -60,7 +60,7 @@ class ServerConfig:
     data: str = DATA_DEFAULT  # The directory of all servers of this machine; each has a folder of its own in it.
     host: str = "127.0.0.1"  # Clients are not asked for a password, so other machines must be let in on purpose.
     port: int = _number(0, 0, PORT_MAX)  # 0 lets the system choose.
-    secret_file: str = ""  # Of the cluster; empty: cluster.secret in `data`, which is made if it is missing.
+    secret_file: str = ""  # The cluster's secret; empty means cluster.secret in `data`, which is made if it is missing.
     exit_with_stdin: bool = False  # For a child: it ends with whoever holds the other end of its stdin.
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class MetaConfig(ServerConfig):
     port: int = _number(META_PORT, 0, PORT_MAX)
     lease_ms: int = _number(5_000, 100, HOUR_MS)  # A dead server gets new subjects for at most this long.
     heartbeat_ms: int = _number(1_000, 20, HOUR_MS)  # One small frame a server.
-    cluster_id: str = ""  # Of a lost meta whose place this one takes; used at its first start, else drawn.
+    cluster_id: str = ""  # The id of a lost meta that this one replaces; read at the first start only. Empty: draw one.
 
     @property
     def wanted_cluster_id(self) -> int:

@@ -34,7 +34,7 @@ def is_held(lock: os.stat_result) -> bool:
 
 
 def leaving(path: str) -> str:
-    """Who holds the LOCK ``path`` and is about to end; empty when nobody does, or when its holder serves on."""
+    """Name the holder of the LOCK ``path`` that is about to end; empty when nobody holds it or its holder serves on."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

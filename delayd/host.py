@@ -7,10 +7,10 @@ underscores. IDNA turns names outside of ASCII into such labels. Whether a host 
 import ipaddress
 import re
 
-HOST_BYTES_MAX = 253  # Of a name in DNS.
+HOST_BYTES_MAX = 253  # The longest name in DNS.
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
-_SCOPE = re.compile(r"[A-Za-z0-9_.-]+")  # Of a link-local IPv6 address: the name of an interface.
+_SCOPE = re.compile(r"[A-Za-z0-9_.-]+")  # The scope of a link-local IPv6 address: the name of an interface.
 
 
 def host_fault(host: str) -> str | None:

@@ -22,7 +22,8 @@ EPOCH_STEPS_MAX = 1_000_000  # Starts of which nobody heard, such as a server th
 
 _KEYS = (b"format", b"log_id", b"epoch")
 _COPY_KEY = b"identity"  # All three in one value.
-_FILES = ("checkpoint", "message", "schedule", "dispatch", "seal", "consume", "pull")  # Of a server that has lived.
+# Any of these shows that a server has lived here.
+_FILES = ("checkpoint", "message", "schedule", "dispatch", "seal", "consume", "pull")
 _CLUSTER_KEYS = (b"cluster_id", b"cluster_id.copy")  # Twice, for the same reason.
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LINES_A_MINUTE = 10  # Of one cause: enough to see who and why; a flood of them would fill the disk.
+LINES_A_MINUTE = 10  # Lines of one cause: enough to see who and why. A flood of them would fill the disk.
 MINUTE_S = 60.0
 
 _limits: list[LogLimit] = []

@@ -13,7 +13,7 @@ from delayd.errors import DamagedData
 from delayd.state import State
 
 PLACE_KEY = b"place"  # In a server's state.
-MACHINE_ID = "/etc/machine-id"  # Of systemd; without it the file system alone tells machines apart.
+MACHINE_ID = "/etc/machine-id"  # Made by systemd; without it the file system alone tells machines apart.
 
 
 def place_of(folder: str) -> int:

@@ -31,7 +31,7 @@ class Exchange(NamedTuple):
 
     dialler_nonce: bytes
     server_nonce: bytes
-    role: str  # Of the server, so that a proof of one kind of server is none of another.
+    role: str  # The server's role, so that a proof of one kind of server is none of another.
     log_id: int
     cluster_id: int
 

@@ -67,7 +67,7 @@ class _Changes:
     removes: list[bytes] = field(default_factory=list)
     servers: list[Registered] = field(default_factory=list)
     routes: dict[str, int] = field(default_factory=dict)
-    unused: set[str] = field(default_factory=set)  # Of these routes.
+    unused: set[str] = field(default_factory=set)  # The subjects among these that no message has used.
     after: list[Callable[[], None]] = field(default_factory=list)  # What is done in memory once it is durable.
     waiters: list[OnStored] = field(default_factory=list)
 

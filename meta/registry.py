@@ -28,7 +28,7 @@ class _Known:
     seen_ms: int
     alive: bool = True  # Until its lease ends; False at once when another server registers at its address.
     heard: bool = False  # It has registered in this life of meta.
-    contender: Registered | None = None  # Who asked for its place last, while it was alive.
+    contender: Registered | None = None  # The last server that asked for its place while it was alive.
     contended_ms: int = 0  # When that contender first asked.
 
 

@@ -52,7 +52,7 @@ class RouteTable:
         return self._counts[log_id] > 0
 
     def unused_of(self, subjects: Iterable[str]) -> dict[str, int]:
-        """Those of some subjects whose route is durable and was not used yet."""
+        """Pick the subjects whose route is durable and was not used yet."""
         if not self._unused:
             return {}
         return {subject: self._durable[subject] for subject in subjects if subject in self._unused}

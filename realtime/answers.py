@@ -17,7 +17,7 @@ from .stored import StoredBatches
 
 WINDOW_BODY_BYTES = 8 << 20  # Of one frame of a window's answer; a batch of 65,536 rows has 1 MiB.
 WINDOW_BATCHES = 4_096  # Seven numbers each: a third of what a head may have.
-LIST_MAX = 1_000  # Of one listing, which takes some milliseconds; the next one goes on behind its last name.
+LIST_MAX = 1_000  # Rows of one listing, some milliseconds of work; the next listing goes on behind its last name.
 
 
 def window_frames(

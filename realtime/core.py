@@ -147,7 +147,7 @@ class Core:
         self._last_checkpoint = False
         self._copying: Snapshot | None = None  # Which takes more than one turn of the loop to copy.
         self._subjects_left: list[Subject] = []
-        self._in_memory: dict[Subject, None] = {}  # Those with runs in memory that a checkpoint has passed.
+        self._in_memory: dict[Subject, None] = {}  # Subjects with runs in memory that a checkpoint has passed.
         self._forgetting: list[Subject] = []
         self._named: set[Group] = set()  # Groups whose names this life has written.
         self._restored: dict[int, str] = {}  # Delay servers that were refused for it, and why.

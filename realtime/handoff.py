@@ -20,7 +20,7 @@ W = tuple[int, int]
 W_NONE: W = (0, 0)
 RETRY_MS = 1_000  # For whom a bound refuses.
 ORIGINS_MAX = 1_000  # Delay servers that were ever heard: half a kilobyte each, and a row of LMDB.
-WINDOW_BATCHES_MAX = 262_144  # Of one of them, above W: 0.4 KB each. No delay server leaves half as many undecided.
+WINDOW_BATCHES_MAX = 262_144  # One delay server's batches above W, 0.4 KB each. None leaves half as many undecided.
 
 
 class Hello(NamedTuple):
@@ -60,7 +60,7 @@ class Origin:
     peer: Peer | None = None
     dirty: bool = True
     decided_offset: int = 0  # The highest one of a batch that W has passed: its outcome is durable at the delay server.
-    highest_sequence: int = 0  # Of all its batches.
+    highest_sequence: int = 0  # The highest of all its batches.
     window: dict[W, InDoubt] = field(default_factory=dict)
     keys: list[W] = field(default_factory=list)  # Of the window, rising.
     expected: set[W] = field(default_factory=set)  # Taken and not yet durable.

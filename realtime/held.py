@@ -40,8 +40,8 @@ class Held:
         self.messages = 0
         self._count = 0
         self._pieces: list[list[Run]] = []
-        self._firsts: list[int] = []  # Of each piece: where its first run starts.
-        self._oldest: list[int | None] = []  # Of each piece: its lowest consume sequence; None: not known.
+        self._firsts: list[int] = []  # For each piece: where its first run starts.
+        self._oldest: list[int | None] = []  # For each piece: its lowest consume sequence; None: not known.
 
     def __len__(self) -> int:
         """How many runs."""

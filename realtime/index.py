@@ -65,11 +65,11 @@ class Subject:
 
     def __init__(self, name: str, changed: dict["Subject", None] | None = None) -> None:
         self.name = name
-        self._changed = {} if changed is None else changed  # Of the index: what a checkpoint has to look at.
+        self._changed = {} if changed is None else changed  # The index's own set: what a checkpoint has to look at.
         self.subject_id = -1  # Until its first message.
         self.end = 0
         self.tail = ConsumeTail()
-        self.damage: DamagedData | None = None  # Of its consume log, until that is rebuilt.
+        self.damage: DamagedData | None = None  # What is wrong with its consume log, until that is rebuilt.
         self.firsts = array("q")  # Of the runs in memory: first consume sequence, batch offset, bytes of the batch.
         self.offsets = array("Q")
         self.sizes = array("q")

@@ -33,16 +33,16 @@ from .quarantine import Bad, Quarantine
 from .stored import StoredBatches
 
 GROUP_RECORD, DELETED_RECORD = "group", "group_deleted"  # Types of control records.
-SECRET_BITS = 48  # Of an incarnation; a guesser that sends full requests without a pause needs years for one.
+SECRET_BITS = 48  # Random bits of an incarnation: whoever guesses with full requests and no pause needs years for one.
 LIFE_MASK = 0xFFFF  # Above them the epoch, as far as it fits: what this life gave out is told from what older ones did.
-HANDLES_MAX = 32_768  # Of one request, and of its answer: 28 bytes each at most, so either fits a head.
+HANDLES_MAX = 32_768  # Handles of one request, and of its answer: 28 bytes each at most, so either fits a head.
 GROUPS_MAX = 10_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
 GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for those of others.
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
 HELD_OF_GROUP_MAX = 65_536  # One group leaves room for others.
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
-TURN_ANSWERS = 256  # Of one turn of the loop: each costs some 20 us. The others have the next turn.
-TURN_LEASES = 1_024  # Of one turn of the loop: each costs a few microseconds.
+TURN_ANSWERS = 256  # Answers in one turn of the loop, some 20 us each. The others have the next turn.
+TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
 RETRY_MS = 1_000  # For who was refused because a bound was reached.
 
 log = logging.getLogger(__name__)

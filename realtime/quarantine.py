@@ -61,7 +61,7 @@ class Quarantine:
         self._stored = stored
         self._clock = clock
         self._bad: dict[int, Bad] = {}  # By the offset of the batch.
-        self._untried: list[int] = []  # Of a round of tries that is under way.
+        self._untried: list[int] = []  # Entries that the round of tries under way has not come to.
 
     def rows_of(self, subject: Subject) -> int:
         """Messages of a subject that can't be read, as far as they were pulled."""

@@ -36,7 +36,7 @@ from delayd.validate import SUBJECT_BYTES_MAX, check_subject
 
 from .index import Index, Subject
 
-PIECE_BYTES = 16 << 20  # Of the message log in one job: some 10 ms, so that checkpoints wait for no more.
+PIECE_BYTES = 16 << 20  # One job reads this much of the message log, some 10 ms, so that checkpoints wait for no more.
 ROUND_SUBJECTS = 1_000  # Rebuilt in one pass over the log.
 RETRY_MS = 10_000
 QUIET_MS = 1_000  # Between two rounds for one subject, where one did not do.
@@ -82,7 +82,7 @@ class Rebuilder:
         self._clock = clock
         self._wanted: dict[Subject, None] = {}
         self._under_way = False
-        self._quiet_until_ms: dict[Subject, int] = {}  # Of those that were rebuilt a moment ago.
+        self._quiet_until_ms: dict[Subject, int] = {}  # Subjects that were rebuilt a moment ago.
         self._indexed_offset: Callable[[], int] = lambda: 0
 
     def begin(self, indexed_offset: Callable[[], int]) -> None:
@@ -94,7 +94,7 @@ class Rebuilder:
 
     @property
     def subjects(self) -> Sequence[Subject]:
-        """Those whose consume log is not sound."""
+        """Subjects whose consume log is not sound."""
         return list(self._wanted)
 
     def want(self, subject: Subject) -> None:

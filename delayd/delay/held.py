@@ -101,7 +101,7 @@ class HeldRows:
             try:
                 self._sources.batch(int(rows["hour"][0]), int(rows["location"][0]))
             except (DamagedData, Shortage) as error:
-                # Those behind it may be good, so the next try begins with them.
+                # The rows behind it may be good, so the next try begins with them.
                 self._held[name] = [*parts[index + 1 :], rows]
                 if isinstance(error, DamagedData):
                     self._tell(name, error)

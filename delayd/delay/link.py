@@ -43,8 +43,8 @@ limited = LogLimit(log)
 
 RETRY_MS = 50  # First wait before a target that was away is tried again; it doubles.
 RETRY_MS_MAX = 2_000
-WINDOW_FRAMES_MAX = 4_096  # Of an answer to a hello, of 4,096 batches each.
-WINDOW_BYTES_MAX = 1 << 30  # Of its rows, 16 each; what is undecided of one epoch is bounded to far less (rule H2).
+WINDOW_FRAMES_MAX = 4_096  # The answer to a hello has at most this many frames, of 4,096 batches each.
+WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 16 bytes each; rule H2 bounds what is undecided to far less.
 ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back.
 
 Sequences = NDArray[np.uint64]
@@ -110,7 +110,7 @@ class Link:
         self.address: tuple[str, int] | None = None
         self.alarm = ""
         self.is_lost = False  # An operator has given it up: it is never spoken to again.
-        self.refusal: HandoffRefused | None = None  # Of the last hello, while it stands.
+        self.refusal: HandoffRefused | None = None  # Why the target refused the last hello, while that stands.
         self._accepts_origin = False  # An operator wants the target to take us as we are.
         self._origin = origin
         self._dial = dial

@@ -129,12 +129,12 @@ class Mending:
         self._quarantine = quarantine
         self._damaged = damaged  # Hours whose dispatch log takes nothing.
         self._withheld = withheld  # Hours of which nothing is in the wheel.
-        self._known_ends = known_ends  # Of dispatch logs that were damaged at the start.
+        self._known_ends = known_ends  # The counted ends of dispatch logs that were damaged at the start.
         self._loaded_until = loaded_until
         self._may_begin = may_begin
         self._ended = ended
         self._unloaded: dict[int, Unloaded] = {}
-        self._asked: dict[int, list[Ended]] = {}  # Who waits for a try.
+        self._asked: dict[int, list[Ended]] = {}  # Callers that wait for the result of a try.
         self._dropping: set[int] = set()
         # What an earlier life set aside is tried at once, so that it is listed if it is still so.
         self._due_ms = clock.monotonic_ms() + (0 if len(beside) else RETRY_MS)

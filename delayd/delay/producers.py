@@ -16,10 +16,10 @@ from delayd.batch import Batch
 from delayd.errors import BatchNumberReused, DelaydError, ProducerLost, SlowDown
 
 PREFIX = b"producer/"
-BYTES_MAX = 128 << 20  # Of all producers: 160,000 of them with one number each, or 560,000 numbers.
+BYTES_MAX = 128 << 20  # All producers together: 160,000 of them with one number each, or 560,000 numbers.
 PRODUCER_BYTES = 640  # One producer in memory, without its numbers.
 NUMBER_BYTES = 240  # One accepted number.
-NUMBERS_MAX = 65_536  # Of one producer above its low-water mark; one unknown outcome may hold it for a minute.
+NUMBERS_MAX = 65_536  # One producer, above its low-water mark; one unknown outcome may hold the mark for a minute.
 IDLE_MS = 600_000  # No client retries a batch for so long; the time limit of a send is 30 s.
 WAITERS_MAX = 131_072  # Answers that wait for the disk, repetitions of batches under way too; some 500 bytes each.
 FENCED_MAX = 65_536  # Numbers that were called not kept, in IDLE_MS; some 200 bytes each.
@@ -27,7 +27,7 @@ NEW_AT_ONCE = 256  # New producers that one connection may bring at once, and th
 NEW_EVERY_MS = 1_000
 FULL_RETRY_MS = 10_000  # A place comes free when another producer has been idle for long enough.
 
-_NUMBER = struct.Struct("<QQIqII")  # Of an accepted batch: its number, then the fields of `Accepted`.
+_NUMBER = struct.Struct("<QQIqII")  # An accepted batch: its number, then the fields of `Accepted`.
 
 
 class Accepted(NamedTuple):

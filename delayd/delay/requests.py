@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PIECE_BATCHES = 64  # Taken in one turn of the loop: some milliseconds at most when each of them is refused.
 LENGTH = struct.Struct("<I")
-LENGTH_AT = 8  # Of the length of a batch, in its header.
+LENGTH_AT = 8  # Where the header of a batch has its length.
 
 
 Soon = Callable[[Callable[[], None]], object]
@@ -50,10 +50,11 @@ class Requests:
         """`soon` calls back at the next turn of the loop; without a loop, all of a SEND is taken at once."""
         self._core = core
         self._soon = soon
-        self._rests: deque[tuple[Take, int, int]] = deque()  # Of SENDs: how to take more, from which batch, to which.
+        # The rest of each SEND: how to take more, from which batch, up to which.
+        self._rests: deque[tuple[Take, int, int]] = deque()
         self._clock = clock
         self._status = status
-        self.allowances: dict[Peer, Allowance] = {}  # Of connections that have sent something.
+        self.allowances: dict[Peer, Allowance] = {}  # One for each connection that has sent something.
 
     def disconnected(self, peer: Peer) -> None:
         """Forget who is gone."""

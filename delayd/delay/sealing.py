@@ -16,7 +16,7 @@ from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.log.seal import OUTCOME_ROW, SCHEDULE_ROW, SealFacts
 
 PIECE_ROWS = 8_192  # 576 KiB of outcome rows: one piece takes some 2 ms.
-PIECE_BYTES = 4 << 20  # Of the schedule side's columns at a time: some 3 ms.
+PIECE_BYTES = 4 << 20  # This much of the schedule side's columns is hashed at a time: some 3 ms.
 U32 = struct.Struct("<I")
 OPAQUE_ROW = np.dtype((np.void, SCHEDULE_ROW.itemsize))  # Copied whole, not column by column.
 Packed = NDArray[np.void]  # Of dtype SCHEDULE_ROW.

@@ -108,7 +108,8 @@ class Sender:
         self._put_back = put_back
         self._fence = fence
         self._hold = hold  # Takes rows of one batch that can't be read.
-        self._decided = NO_SEQUENCES  # Of what waits; what is offered later was looked through before.
+        # Decided rows among those that wait; rows that are offered later were checked before.
+        self._decided = NO_SEQUENCES
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
         self._later = ""  # Why the target puts off what it is sent, as it was told.

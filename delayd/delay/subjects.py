@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from delayd.batch import Batch
 from delayd.delay.rows import Rows
 
-BYTES_MAX = 256 << 20  # Of names that rows in memory have: a million of them; then new ones are refused for now.
+BYTES_MAX = 256 << 20  # Names that rows in memory have, about a million; beyond it new ones are refused.
 SWEEP_BYTES = 64 << 20  # Below it no name is looked at again: most servers know some thousand subjects for ever.
 SWEEP_GROWTH = 1.25  # And then only when so much more is held than the last look left.
 NAME_BYTES = 320  # What a name takes besides its bytes: its number, its target, and the places of both in their dicts.
-TABLES_BYTES_MAX = 16 << 20  # Of remembered subject tables; producers repeat theirs.
+TABLES_BYTES_MAX = 16 << 20  # Subject tables that are remembered, because producers repeat theirs.
 TABLE_BYTES_MAX = 4_096  # A longer table is rarely repeated, and costs 0.1 us a subject to look up again.
 TABLE_BYTES = 320  # What a remembered table takes besides its bytes and its numbers.
 

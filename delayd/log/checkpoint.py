@@ -51,7 +51,7 @@ class CheckpointFile:
             except DamagedData as error:
                 log.warning("checkpoint_file_rebuilt reason=%r", str(error))
                 found = None
-                # Of a slot that could be read again later a reader would take the older of two.
+                # The slot may be readable again later; a reader that skipped it now would take the older of the two.
                 file.truncate(0)
             if found:
                 # A writer that died may have left it unsynced, and the next publication goes over the other slot.

@@ -52,7 +52,7 @@ class ConsumeTail:
 
     base: int = 0
     count: int = 0
-    crc32c: int = 0  # Of the entries in the last page, as far as it is filled.
+    crc32c: int = 0  # Covers the entries of the last page, as far as it is filled.
     first: int = 0
     valid: bool = True
 
@@ -63,7 +63,7 @@ class ConsumeTail:
 
     @classmethod
     def lost(cls, end: int) -> "ConsumeTail":
-        """Of a log that must be rebuilt."""
+        """The tail of a log that must be rebuilt."""
         return cls(end, 0, 0, end, False)
 
 

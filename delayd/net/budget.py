@@ -20,11 +20,11 @@ from typing import Protocol
 from delayd.errors import DelaydError, SlowDown
 from delayd.wire.requests import RequestType
 
-UNFINISHED_BYTES_MAX = 256 << 20  # Of frames under way: sixteen SENDs at their largest, at the same moment.
-UNTAKEN_BYTES_MAX = 256 << 20  # Of answers that peers do not take: sixteen PULLs at their largest.
-QUEUED_UNITS = 64  # Of what waited. A plain request is a unit of some 10 us, so that others wait for a millisecond.
-FRESH_UNITS = 256  # Of connections that nothing waited of.
-SHARE_UNITS = 16  # Of one connection: a client that waits for an answer needs one. Alone in the queue it gets all.
+UNFINISHED_BYTES_MAX = 256 << 20  # All frames under way: sixteen SENDs at their largest, at the same moment.
+UNTAKEN_BYTES_MAX = 256 << 20  # All answers that peers do not take: sixteen PULLs at their largest.
+QUEUED_UNITS = 64  # A turn takes this much from the queue; a unit is a plain request, some 10 us.
+FRESH_UNITS = 256  # A turn takes this much from connections that had nothing in the queue.
+SHARE_UNITS = 16  # One connection gets this much; alone in the queue it gets all.
 UNIT_BYTES = 16 << 10  # A request is so many units as it has times these bytes: their checks take as long as a PING.
 LISTING_UNITS = QUEUED_UNITS  # A listing is made of a thousand rows: one of them is a turn.
 STATUS_UNITS = SHARE_UNITS  # It is made of all counters.

@@ -5,10 +5,10 @@ Invariant: connections never take the files that logs, checkpoints and the state
 
 import resource
 
-CONNECTIONS_MAX = 4096  # Of one server; what each makes it hold is bounded by the budget of all of them.
+CONNECTIONS_MAX = 4096  # Connections of one server; the budget of all of them bounds what they make it hold.
 CONNECTIONS_MIN = 16
 FILES_KEPT_MIN = 640  # 512 that a checkpoint holds open, segments, the state, and those of the process itself.
-# As many files as connections: 512 that a checkpoint holds open, and one for each 256 MiB of log, here 900 GiB.
+# Files are allowed as many descriptors as connections: a checkpoint holds 512 open, and each 256 MiB of log one.
 FILES_MIN = 2 * CONNECTIONS_MAX
 
 

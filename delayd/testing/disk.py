@@ -57,7 +57,7 @@ class MemoryDisk:
         self.writes = 0
         self.closed_unsynced: list[str] = []  # Files closed while dirty, against rule L4.
         self.crashed = False
-        self.before_each: Callable[[], None] = _nothing  # Of the fakes that use this disk, too.
+        self.before_each: Callable[[], None] = _nothing  # Fakes that use this disk call it, too.
         self._reports_sync_errors = reports_sync_errors
         self._root = Folder()
         self._locks: dict[str, str] = {}

@@ -122,7 +122,7 @@ class FrameReader:
 
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX, room: Room | None = None) -> None:
         self.fault: ProtocolError | None = None
-        self.cut_bytes = 0  # Of the frame that was cut last.
+        self.cut_bytes = 0  # How many bytes the frame had that was cut last.
         self.cut_count = 0
         # May be changed at any time; types that it does not name get `room`.
         self.room_by_type: Mapping[int, Room] = {}

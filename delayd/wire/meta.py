@@ -49,7 +49,7 @@ class Registered:
     port: int
     epoch: int
     pid: int
-    place: int = 0  # Of its folder, see delayd.place; 0: not known.
+    place: int = 0  # Where its folder is, see delayd.place; 0: not known.
 
     def to_head(self) -> Head:
         """As the head of REGISTER."""

@@ -24,9 +24,9 @@ PART_MOST = (INT_MAX, INT_MAX, U32_MAX, U32_MAX)  # First pull sequence, first c
 WINDOW_MOST = (U64_MAX, U64_MAX, U32_MAX, INT_MAX, INSTANT_MS_MAX, INSTANT_MS_MAX, U32_MAX)
 """Epoch, batch id, hour, offset, appended_at_ms, claimed_at_ms, count: as the dispatch logs store them."""
 LANDED_MOST = (U64_MAX, INT_MAX)  # Batch id and offset, of DISPATCH's answer.
-MESSAGE_BYTES_MAX = 64 << 10  # Of an error's sentence.
+MESSAGE_BYTES_MAX = 64 << 10  # The longest sentence of an error.
 MESSAGE_BYTES_SENT_MAX = 8 << 10  # A peer takes more; a text that it sent itself need not come back as a whole.
-DETAIL_BYTES_MAX = 8_000  # Of raw bytes, such as 1,000 row numbers; a multiple of any number's width.
+DETAIL_BYTES_MAX = 8_000  # The longest raw bytes, such as 1,000 row numbers; a multiple of any number's width.
 TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never reaches a log line.
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from delayd.wire.room import ROWS_BYTES_MAX, cut_text, text_bytes
 BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
 PLAIN_BYTES_MAX = 112  # Names and numbers of a result, and the code of an error.
 ROW_BYTES_MAX = 5  # A row's number in msgpack.
-MESSAGE_BYTES_MIN = 96  # Of a sentence that is cut.
+MESSAGE_BYTES_MIN = 96  # A sentence that is cut keeps this much.
 
 
 @dataclass(frozen=True, slots=True)

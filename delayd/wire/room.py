@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from delayd.wire.frame import HEAD_BYTES_MAX, Head
 
 ROWS_BYTES_MAX = HEAD_BYTES_MAX - (64 << 10)  # What is left holds the other fields of any answer.
-ITEM_BYTES_MAX = 9  # Of a number, with its type, in msgpack.
+ITEM_BYTES_MAX = 9  # The longest number in msgpack, with its type.
 TEXT_PREFIX_BYTES_MAX = 5
 CUT = "…"
 

@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 
     @property
     def code(self) -> Value:
-        """Of an error answer; None for any other."""
+        """The code of an error answer; None for any other."""
         return self.head["code"] if self.flags & 2 else None
 
 

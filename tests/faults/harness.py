@@ -49,7 +49,7 @@ class Reads:
     active: bool = True
 
     def path(self) -> str:
-        """Of the read that failed; empty when the run did not come to it."""
+        """The path of the read that failed; empty when the run did not come to it."""
         return self.paths[self.at] if 0 <= self.at < len(self.paths) else ""
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .run import Report, run
 
-RSS_MIB_MAX = 128  # Of one process, over its start.
+RSS_MIB_MAX = 128  # How far one process may grow over its start.
 
 
 def main() -> int:

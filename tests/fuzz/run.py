@@ -90,7 +90,7 @@ def _fuzz(
     random = Random(seed)
     now_ms = int(time.time() * 1000)
     pids = {role: servers.ready(role)[-1].pid for role in ROLES}
-    # Of each role: a trusted peer and two strangers, of whom the first sweeps as well.
+    # Each role gets a trusted peer and two strangers; the first stranger sweeps as well.
     lines = [
         (Hostile(role, ports[role], proved, random), Requests(role, random, now_ms))
         for proved in (secret, None, None)

@@ -119,7 +119,7 @@ def _begin_at_what_leaves(self: Index, subject: Subject) -> int:
 
 
 def _rebuild_nothing(self: Rebuilder) -> None:
-    """Who waits for a consume log waits on."""
+    """A consumer that waits for a consume log goes on waiting."""
 
 
 # Consumers.

@@ -1,4 +1,4 @@
-"""Who may serve before meta was heard: a server in the place where it was made or taken last."""
+"""Before meta is heard, only a server in the place where it was made or taken last may serve."""
 
 import pytest
 
