@@ -148,7 +148,10 @@ class Log:
         for segment in detached:
             freed += segment.file.size()
             segment.close()
-            self.disk.remove(segment.path)
+            try:
+                self.disk.remove(segment.path)
+            except FileNotFoundError:
+                pass  # Somebody was faster: it is gone, as it should be.
             # One by one: two removals that become durable in the other order would leave a gap.
             self.disk.sync_folder(self.place.folder)
         return freed

@@ -331,7 +331,8 @@ class MemoryFile:
         """One sync; the file's name is not part of it."""
         self._check(writing=False)
         takes_effect = self._disk.count_sync(f"sync {self._path}", self._path, self._inode)
-        if self._inode.tell_loss():
+        if self._inode.loss_untold:
+            self._inode.loss_untold = False
             raise SyncFailed(self._path, os.strerror(errno.EIO))
         if takes_effect:
             self._inode.sync()

@@ -75,11 +75,6 @@ class Inode:
         self.loss_untold = self.loss_untold or bool(self.pending)
         self.fail_sync()
 
-    def tell_loss(self) -> bool:
-        """Whether data was lost and nobody was told; told from now on."""
-        untold, self.loss_untold = self.loss_untold, False
-        return untold
-
     def after_power_loss(self, way: PowerLoss, random: Random) -> Inode:
         """The file as the next start finds it."""
         data = bytearray(self.durable)
