@@ -481,7 +481,9 @@ class DelayCore:
             self._mending.try_now(entry.hour, done, drop=action == "drop")
         elif entry.kind is Kind.ROWS:
             done(*(self._held.give_up(entry) if action == "drop" else self._held.retry(entry)))
-            self.wake()
+            # Soon, not here: rows of the commit that made this word durable are not indexed yet, and a checkpoint that
+            # began now would find more of them in the log than it counts.
+            self._tick_due_ms = self._clock.monotonic_ms()
         elif entry.kind is Kind.SEAL:
             self._try_seals(done)
         elif entry.kind is Kind.LOG:
