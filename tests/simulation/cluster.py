@@ -10,6 +10,7 @@ from dataclasses import replace
 from random import Random
 
 from delayd.config import YEAR_MS
+from delayd.delay.hour_table import PREFIX, HourTable, load_hours
 from delayd.errors import DamagedData, DiskFull, ServerStopped, SyncFailed
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import CAPACITY_BYTES, READ_FAILED, Crash, Faults, MemoryDisk
@@ -171,6 +172,10 @@ class Cluster:
         return new
 
     # Damage.
+
+    def delay_hours(self) -> HourTable:
+        """The hours that the delay server's state names."""
+        return load_hours((self.world if self.delay_up else self._remains).state.scan(PREFIX))
 
     def mend(self) -> None:
         """Put all files back as they were."""

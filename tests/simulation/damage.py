@@ -5,7 +5,7 @@ Invariant: readers outside see the files as they were written, whatever the serv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -56,6 +56,10 @@ class Damages:
             disk.faults.fail_reads = failing
 
 
+def _always() -> bool:
+    return True
+
+
 class Flipped:
     """A bit of a file that reads as the other one."""
 
@@ -90,14 +94,15 @@ class Flipped:
 class Gone:
     """A file without its name."""
 
-    def __init__(self, disk: MemoryDisk, path: str) -> None:
+    def __init__(self, disk: MemoryDisk, path: str, *, wanted: Callable[[], bool] = _always) -> None:
         self._path = path
+        self._wanted = wanted  # Whether the server still needs it: nobody restores what retention removed meanwhile.
         self._node = _found(disk, path)
         self.again(disk)
 
     def mend(self, disk: MemoryDisk) -> bool:
-        """Not where another file has taken its place."""
-        if file_of(disk, self._path) is not None:
+        """Not where another file has taken its place, and not what nobody needs any more."""
+        if file_of(disk, self._path) is not None or not self._wanted():
             return False
         folder, name = disk._parent(self._path)
         # A copy, as an operator restores one: what was not durable at a crash is in it.

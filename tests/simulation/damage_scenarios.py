@@ -5,6 +5,7 @@ Invariant: what is damaged here is put back as it was, so that nothing may be lo
 
 from __future__ import annotations
 
+from delayd.hours import NAME_DIGITS, hour_from_name
 from delayd.testing.disk import MemoryDisk
 from tests.simulation.cluster import HOUR_MS
 from tests.simulation.damage import Damage, Flipped, Gone, file_of, files_of
@@ -26,12 +27,8 @@ class DamageScenarios(Parts):
         kinds: Kinds = [(4, self.realtime_reads_fail), (4, self.consume_reads_fail), (3, self.realtime_bit_flips)]
         kinds += [(3, self.consume_bit_flips), (3, self.realtime_file_gone)]
         if self.cluster.delay_up:
-            kinds += [(4, self.delay_reads_fail)]
+            kinds += [(4, self.delay_reads_fail), (3, self.delay_file_changed)]
         return kinds
-
-    def asked_for(self) -> Kinds:
-        """What is drawn only where it is asked for: a few seeds in a thousand show what is not mended yet."""
-        return [(3, self.delay_file_changed)] if self.cluster.delay_up else []
 
     def realtime_reads_fail(self) -> None:
         """A realtime server's disk can't read the message log, once or for a while (rule L10)."""
@@ -121,7 +118,8 @@ class DamageScenarios(Parts):
             if path is None:
                 return
             self.tell(f"     {path} at {NAME} is gone")
-            damage: Damage | None = Gone(disk, path)
+            hour = hour_from_name(path.rpartition("/")[2][:NAME_DIGITS])
+            damage: Damage | None = Gone(disk, path, wanted=lambda: hour in cluster.delay_hours())
         else:
             damage = self._flip_a_bit(disk, part, followed=False)
         if damage is None:

@@ -40,15 +40,13 @@ class Run:
         self._begun_ms = self.cluster.machine.boottime_ms
         self._steps = Steps(self.cluster, self._random, self.tell)
         parts = (self.cluster, self._steps, self._random, self.tell)
-        self._damages = DamageScenarios(*parts)
         self._scenarios = (
             HandoffScenarios(*parts),
             DiskScenarios(*parts),
-            self._damages,
+            DamageScenarios(*parts),
             CopyScenarios(*parts),
             ClockScenarios(*parts),
         )
-        self._asked_for = favoured
         drawn = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
         self._favoured = favoured or drawn
 
@@ -86,8 +84,7 @@ class Run:
         return self.counts
 
     def _all_kinds(self) -> Kinds:
-        asked_for = [kind for kind in self._damages.asked_for() if kind[1].__name__ in self._asked_for]
-        return asked_for + self._steps.kinds() + [kind for each in self._scenarios for kind in each.kinds()]
+        return self._steps.kinds() + [kind for each in self._scenarios for kind in each.kinds()]
 
     def _step(self, number: int) -> None:
         self.cluster.network.forget_ended()
