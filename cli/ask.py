@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
+from delayd.address import PORT_MAX
 from delayd.config import parse_address
 from delayd.errors import RequestFailed, ServerUnavailable, UnknownRequest
 from delayd.net import trust
 from delayd.net.connection import Connection, connect
 from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.meta import PORT_MAX, need_host, read_each
+from delayd.wire.meta import need_host, read_each
 from delayd.wire.requests import RequestType, need_bool, need_int, need_str, need_u32, need_u64
 
 from .times import duration_text

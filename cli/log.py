@@ -1,5 +1,6 @@
 """``delayd log``: whether log files check, and what is in one, of a running server too."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from delayd.reading.verify_file import FileReport, State
 from .dump import BATCH_COLUMNS, GROUP_COLUMNS, MESSAGE_COLUMNS, batch_rows, group_rows, message_rows
 from .exits import NOT_BALANCED, OK
 from .listing import Cell, Column, Kind, show, size_text
-from .options import DataFolder, examples, format_option, limit_option
+from .options import DATA_VARIABLE, DataFolder, examples, format_option, limit_option
 from .progress import progress
 
 COLUMNS = (
@@ -50,7 +51,7 @@ def log() -> None:
     "--data",
     type=DataFolder(),
     metavar="DIR",
-    help=f"Check every file of a data directory.  [default: {DATA_DEFAULT} without FILE]",
+    help=f"Check every file of a data directory.  [default without FILE: {DATA_VARIABLE} or {DATA_DEFAULT}]",
 )
 @click.option("--all", "everything", is_flag=True, help="List files that check, too.")
 @format_option
@@ -70,7 +71,8 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
         with progress("files", len(paths)) as advance:
             reports.append(verify_files(paths, progress=lambda done, total: advance(1, total)))
     if data is not None or not paths:
-        folder = data or DataFolder().convert(DATA_DEFAULT, None, None)
+        # Read here and not by the option: FILE alone means this file alone, whatever the environment says.
+        folder = data or DataFolder().convert(os.environ.get(DATA_VARIABLE) or DATA_DEFAULT, None, None)
         with progress("files", None) as advance:
             reports.append(verify_directory(folder, progress=lambda done, total: advance(1, total)))
     files = [file for report in reports for file in report.files]

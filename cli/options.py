@@ -5,13 +5,14 @@ import stat
 
 import click
 
-from delayd.config import DATA_DEFAULT, META_LOCAL
+from delayd.address import META_LOCAL, META_VARIABLE
+from delayd.config import DATA_DEFAULT
 from delayd.secret import SECRET_FILE, Secret, read_secret
 
 from .listing import LIMIT_DEFAULT
 from .times import instant
 
-META_VARIABLE = "DELAYD_META"
+DATA_VARIABLE = "DELAYD_DATA"
 SECRET_VARIABLE = "DELAYD_SECRET_FILE"
 
 
@@ -40,9 +41,11 @@ meta_option = click.option(
 )
 data_option = click.option(
     "--data",
+    envvar=DATA_VARIABLE,
     type=DataFolder(),
     default=DATA_DEFAULT,
     show_default=True,
+    show_envvar=True,
     metavar="DIR",
     help="Data directory, as given to `delayd up`; of a running server, a stopped one, or a copy.",
 )
@@ -55,8 +58,10 @@ secret_option = click.option(
 )
 secret_data_option = click.option(
     "--data",
+    envvar=DATA_VARIABLE,
     default=DATA_DEFAULT,
     show_default=True,
+    show_envvar=True,
     metavar="DIR",
     help=f"Data directory of a server of the cluster, which holds {SECRET_FILE}.",
 )

@@ -12,7 +12,7 @@ import click
 from delayd.config import CONFIGS, Value, load_config
 from delayd.errors import BadSetting
 
-from .options import examples
+from .options import DATA_VARIABLE, examples
 from .programs import Programs
 
 _EXAMPLES = {
@@ -145,7 +145,8 @@ def _option(role: str, setting: Field[Value]) -> click.Option:
     metavar = _METAVARS.get(setting.name, "N" if kind is int else "TEXT")
     default = _DEFAULTS.get(setting.name, setting.default)
     shown = f"{text} [{bounds}default {default}]"
-    return click.Option([name], type=kind, default=None, metavar=metavar, help=shown)
+    variable = DATA_VARIABLE if setting.name == "data" else None
+    return click.Option([name], type=kind, default=None, envvar=variable, show_envvar=True, metavar=metavar, help=shown)
 
 
 meta = server_command("meta")

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from delayd.config import META_LOCAL
+from delayd.address import META_LOCAL
 
 from .child import Child
 from .exits import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 import click
 
-from delayd.config import PORT_MAX, Value, load_config
+from delayd.address import PORT_MAX
+from delayd.config import Value, load_config
 
 from .lines import LineWriter
-from .options import examples
+from .options import DATA_VARIABLE, examples
 from .programs import Programs
 from .supervisor import FIRST, ROLES, Plan, Supervisor
 
@@ -24,7 +25,13 @@ LAST_LINES_S = 2.0  # For a slow terminal, when all servers have ended.
         "delayd up --data /var/lib/delayd --host 0.0.0.0 --advertise-host node-1.internal",
     )
 )
-@click.option("--data", metavar="DIR", help="Directory of all servers; made if it is missing.  [default: delayd-data]")
+@click.option(
+    "--data",
+    envvar=DATA_VARIABLE,
+    show_envvar=True,
+    metavar="DIR",
+    help="Directory of all servers; made if it is missing.  [default: delayd-data]",
+)
 @click.option(
     "--port",
     type=click.IntRange(0, PORT_MAX - len(ROLES) + 1),

@@ -1,10 +1,13 @@
 """A service that holds messages until they are due and delivers each of them once, on time.
 
-What a program uses is named here and loaded on first use: a server never pays for the clients, nor they for a server.
+What a program uses is named here, every error too. Clients are loaded on first use: a server never pays for them.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from delayd import errors
+from delayd.errors import *  # noqa: F403 - each is named in errors.__all__
 
 __version__ = "0.1.0"
 
@@ -17,17 +20,12 @@ _HOMES: dict[str, str] = {
     "AsyncProducer": "delayd.client.producer",
     "BatchFailed": "delayd.client.receipt",
     "BatchReceipt": "delayd.client.receipt",
-    "CallerError": "delayd.errors",
     "Consumer": "delayd.client.sync_consumer",
-    "DelaydError": "delayd.errors",
     "Message": "delayd.client.sync_consumer",
     "MessageBatch": "delayd.client.sync_consumer",
-    "OutcomeUnknown": "delayd.errors",
     "Producer": "delayd.client.sync_producer",
     "Receipt": "delayd.client.receipt",
-    "RetryLater": "delayd.errors",
     "SendFuture": "delayd.client.send_future",
-    "SendHandle": "delayd.errors",
 }
 
 __all__ = [
@@ -37,23 +35,18 @@ __all__ = [
     "AsyncProducer",
     "BatchFailed",
     "BatchReceipt",
-    "CallerError",
     "Consumer",
-    "DelaydError",
     "Message",
     "MessageBatch",
-    "OutcomeUnknown",
     "Producer",
     "Receipt",
-    "RetryLater",
     "SendFuture",
-    "SendHandle",
     "__version__",
     "errors",
 ]
+__all__ += errors.__all__
 
 if TYPE_CHECKING:
-    from delayd import errors as errors
     from delayd.client.consumer import AsyncConsumer as AsyncConsumer
     from delayd.client.consumer import AsyncMessage as AsyncMessage
     from delayd.client.consumer import AsyncMessageBatch as AsyncMessageBatch
@@ -66,16 +59,9 @@ if TYPE_CHECKING:
     from delayd.client.sync_consumer import Message as Message
     from delayd.client.sync_consumer import MessageBatch as MessageBatch
     from delayd.client.sync_producer import Producer as Producer
-    from delayd.errors import CallerError as CallerError
-    from delayd.errors import DelaydError as DelaydError
-    from delayd.errors import OutcomeUnknown as OutcomeUnknown
-    from delayd.errors import RetryLater as RetryLater
-    from delayd.errors import SendHandle as SendHandle
 else:
     # Hidden from type checkers, which would take any misspelt name for one that exists.
     def __getattr__(name: str) -> object:
-        if name == "errors":
-            return import_module("delayd.errors")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)

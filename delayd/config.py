@@ -15,6 +15,7 @@ from dataclasses import Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import ClassVar
 
+from delayd.address import META_LOCAL, META_PORT, PORT_MAX, Address, read_address
 from delayd.batch import BYTES_MAX as BATCH_BYTES_MAX
 from delayd.batch import ROWS_MAX as BATCH_ROWS_MAX
 from delayd.errors import BadSetting
@@ -23,11 +24,8 @@ from delayd.host import host_fault
 Value = str | int | bool
 
 DATA_DEFAULT = "delayd-data"  # In the folder where the server is started, so that a first try touches nothing else.
-META_PORT = 7400
 DELAY_PORT = META_PORT + 1
 REALTIME_PORT = META_PORT + 2
-PORT_MAX = 65_535
-PORT_DIGITS_MAX = 5  # Python refuses to read thousands of digits as a number.
 
 # The wildcard as the resolver reads it too: one number or four parts, in any base.
 _ZERO = re.compile(r"(0x)?0+(\.(0x)?0+){0,3}", re.IGNORECASE)
@@ -44,7 +42,6 @@ CONNECTION_BYTES_MAX = 64 * MIB  # Bodies of unanswered requests behind which a 
 GROUP_BYTES_MAX = 64 * MIB  # What a group of a log can hold (docs/formats/group.md).
 LEASE_MS_MAX = 12 * HOUR_MS  # A consumer that works longer on one message should schedule the rest of its work.
 HEARTBEATS_A_LEASE = 3  # Two lost or late heartbeats in a row do not make a server dead.
-META_LOCAL = f"127.0.0.1:{META_PORT}"
 
 
 def _number(default: int, least: int, most: int) -> int:
@@ -273,18 +270,12 @@ def describe(config: ServerConfig) -> str:
     return " ".join([f"role={config.role}", *pairs])
 
 
-def parse_address(text: str, setting: str = "meta") -> tuple[str, int]:
+def parse_address(text: str, setting: str = "meta") -> Address:
     """Host and port of ``host:port``; an IPv6 host stands in brackets. BadSetting names `setting`."""
-    host, colon, port = text.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not bare or (":" in bare and bare == host):
-        raise BadSetting(f"{setting} is {text!r}; write it as host:port, such as {META_LOCAL}", setting=setting)
-    fault = host_fault(bare)
-    if fault is not None:
-        raise BadSetting(f"{setting} is {text!r}, whose host is none, for {fault}", setting=setting)
-    if not (port.isascii() and port.isdigit() and len(port) <= PORT_DIGITS_MAX and 0 < int(port) <= PORT_MAX):
-        raise BadSetting(f"{setting} is {text!r}, whose port must lie within 1 and {PORT_MAX}", setting=setting)
-    return bare, int(port)
+    address = read_address(text)
+    if isinstance(address, str):
+        raise BadSetting(f"{setting} can't be used: {address}", setting=setting)
+    return address
 
 
 def listens_everywhere(host: str) -> bool:

@@ -17,11 +17,16 @@ from delayd.client.instants import HORIZON_MS, DeliverAtMs, wall_ms, wish, wish_
 from delayd.client.limits import (
     MESSAGE_BYTES_MAX,
     NO_HEADERS,
+    TIMEOUT_MS_MAX,
+    TIMEOUT_MS_MIN,
     Headers,
     check_bodies,
     check_body,
     check_subject,
     lengths_of,
+    need_ms,
+    need_timedelta,
+    need_whole,
     pack_headers,
 )
 from delayd.errors import BadArgument, BadSetting, MessageTooLarge
@@ -44,13 +49,11 @@ class ProducerSettings:
     horizon: timedelta = timedelta(milliseconds=HORIZON_MS)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.linger_ms <= LINGER_MS_MAX:
-            raise BadSetting(f"linger_ms is {self.linger_ms} and must lie within 0 and {LINGER_MS_MAX:g}")
-        if self.queue_bytes_max < MESSAGE_BYTES_MAX:
+        need_ms("linger_ms", self.linger_ms, 0, LINGER_MS_MAX)
+        need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
+        if need_whole("queue_bytes_max", self.queue_bytes_max, 0, BadSetting) < MESSAGE_BYTES_MAX:
             raise BadSetting(f"queue_bytes_max is {self.queue_bytes_max}; one message may need {MESSAGE_BYTES_MAX}")
-        if self.timeout_ms <= 0:
-            raise BadSetting(f"timeout_ms is {self.timeout_ms} and must be above 0")
-        if not timedelta(0) < self.horizon <= timedelta(milliseconds=HORIZON_MS):
+        if not timedelta(0) < need_timedelta("horizon", self.horizon, BadSetting) <= timedelta(milliseconds=HORIZON_MS):
             raise BadSetting(f"horizon is {self.horizon} and must lie within 0 and {HORIZON_MS // 86_400_000} days")
 
 

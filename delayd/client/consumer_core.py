@@ -18,14 +18,21 @@ from delayd.batch import BatchKind, parse
 from delayd.client.acks import AckLane, Handles, raise_first
 from delayd.client.arguments import TIMEOUT_MS
 from delayd.client.instants import monotonic_s, monotonic_us
-from delayd.client.limits import check_group, check_subject
+from delayd.client.limits import (
+    TIMEOUT_MS_MAX,
+    TIMEOUT_MS_MIN,
+    check_group,
+    check_subject,
+    need_ms,
+    need_timedelta,
+    need_whole,
+)
 from delayd.client.link import Link
 from delayd.client.message import Part, Pulled
 from delayd.client.meta import MetaView
 from delayd.client.pull_lane import PullLane
 from delayd.errors import (
     AlreadyClosed,
-    BadArgument,
     BadRequest,
     BadSetting,
     DelaydError,
@@ -61,22 +68,16 @@ class ConsumerSettings:
     def __post_init__(self) -> None:
         check_subject(self.subject)
         check_group(self.group)
-        if not isinstance(self.lease, timedelta):
-            raise BadSetting(f"lease must be a timedelta, not {type(self.lease).__name__}")
-        if self.lease < timedelta(seconds=0.1):
+        if need_timedelta("lease", self.lease, BadSetting) < timedelta(seconds=0.1):
             raise BadSetting(f"lease is {self.lease} and must be at least 0.1 s")
-        if self.max_messages < 1:
-            raise BadSetting(f"max_messages is {self.max_messages} and must be at least 1")
-        if self.timeout_ms <= 0:
-            raise BadSetting(f"timeout_ms is {self.timeout_ms} and must be above 0")
+        need_whole("max_messages", self.max_messages, 1, BadSetting)
+        need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
 
     def most(self, max_messages: int | None) -> int:
         """How many messages one pull may return."""
         if max_messages is None:
             return self.max_messages
-        if max_messages < 1:
-            raise BadArgument(f"max_messages is {max_messages} and must be at least 1")
-        return max_messages
+        return need_whole("max_messages", max_messages, 1)
 
 
 class ConsumerCore:
@@ -117,9 +118,7 @@ class ConsumerCore:
     async def pull(self, most: int, wait: timedelta) -> Pulled | None:
         """The next messages, or None when none came in time; see AsyncConsumer."""
         self.check()
-        if not isinstance(wait, timedelta):
-            raise BadArgument(f"wait must be a timedelta, not {type(wait).__name__}")
-        until = self._loop.time() + max(wait / _SECOND, 0)
+        until = self._loop.time() + max(need_timedelta("wait", wait) / _SECOND, 0)
         while True:
             pulled = self._take(most)
             if pulled is not None:

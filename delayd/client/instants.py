@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
+from delayd.client.limits import need_timedelta
 from delayd.errors import BadArgument, BadInstant, ClockInDoubt, NaiveDatetime, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
 from delayd.wire.frame import Head
@@ -220,9 +221,7 @@ def _instant_ms(value: datetime) -> int:
 
 
 def _delay_us(value: timedelta, horizon_ms: int) -> int:
-    if not isinstance(value, timedelta):
-        raise BadArgument(f"delay must be a timedelta, not {type(value).__name__}")
-    delay_us = value // _US
+    delay_us = need_timedelta("delay", value) // _US
     if delay_us < 0:
         raise BadArgument(f"a delay of {value.total_seconds():g} s is negative; give one of 0 or more")
     if delay_us > horizon_ms * 1000:

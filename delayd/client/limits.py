@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 import msgpack
 import numpy as np
 
+from delayd.address import META_LOCAL, META_VARIABLE, Address, meta_address, read_address
 from delayd.batch import Int64s
-from delayd.errors import BadArgument, BadSubject, MessageTooLarge
-from delayd.host import host_fault
+from delayd.errors import BadArgument, BadSetting, BadSubject, CallerError, MessageTooLarge
 
 MESSAGE_BYTES_MAX = 4 << 20  # Headers and body: four of the largest still share a batch.
 HEADERS_BYTES_MAX = 32 << 10  # They are read by routers and consoles, which should not need megabytes.
 SUBJECT_BYTES_MAX = 255
+TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 1.0, 86_400_000.0  # No timer of the system runs for longer than some weeks.
 GROUP_BYTES_MAX = 255
 
 Headers = Mapping[str, str | bytes]
@@ -88,18 +90,48 @@ def pack_headers(headers: Headers | None) -> bytes:
     return packed
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``, or of ``[host]:port`` for IPv6."""
+def need_timedelta(name: str, value: timedelta, error: type[CallerError] = BadArgument) -> timedelta:
+    """A length of time that a caller gave; ``error`` for anything else says how to write it."""
+    if not isinstance(value, timedelta):
+        raise error(f"{name} must be a timedelta, not {type(value).__name__}; write timedelta(seconds=5)")
+    return value
+
+
+def need_ms(name: str, value: float, least: float, most: float) -> None:
+    """BadSetting for what is no number of milliseconds within ``least`` and ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadSetting(f"{name} must be a number of milliseconds, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise BadSetting(f"{name} is {value} and must lie within {least:g} and {most:g}")
+
+
+def need_whole(name: str, value: int, least: int, error: type[CallerError] = BadArgument) -> int:
+    """A whole number of at least ``least`` that a caller gave; ``error`` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise error(f"{name} must be a whole number, not {type(value).__name__}")
+    if value < least:
+        raise error(f"{name} is {value} and must be at least {least}")
+    return value
+
+
+def parse_address(address: str) -> Address:
+    """Host and port of ``host:port``, or of ``[host]:port`` for IPv6; BadArgument when a text is neither."""
     if not isinstance(address, str):
-        raise BadArgument(f"an address is text such as 127.0.0.1:7400, not {type(address).__name__}")
-    host, colon, port = address.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65_536:
-        raise BadArgument(f"{address[:300]!r} is no address; give host:port, such as 127.0.0.1:7400")
-    fault = host_fault(host)
-    if fault is not None:
-        raise BadArgument(f"the host of {address[:300]!r} is none, for {fault}; give host:port")
-    return host, int(port)
+        raise BadArgument(f"an address is text such as {META_LOCAL}, not {type(address).__name__}")
+    found = read_address(address)
+    if isinstance(found, str):
+        raise BadArgument(found)
+    return found
+
+
+def need_meta(address: str | None) -> str:
+    """The address of meta that a client was given, or by default the environment's; BadArgument when it is none."""
+    if address is None:
+        address = meta_address(None)
+        if isinstance(found := read_address(address), str):
+            raise BadArgument(f"{META_VARIABLE}: {found}")
+    parse_address(address)
+    return address
 
 
 def _is_header(name: object, value: object) -> bool:

@@ -10,12 +10,13 @@ import logging
 import random
 from typing import NamedTuple
 
+from delayd.address import PORT_MAX
 from delayd.client.limits import parse_address
 from delayd.client.link import Link
 from delayd.client.retry import Backoff
 from delayd.errors import DelaydError, NoRealtimeServer, UnknownRequest
 from delayd.wire.frame import Frame, Head
-from delayd.wire.meta import PORT_MAX, need_host, read_each
+from delayd.wire.meta import need_host, read_each
 from delayd.wire.requests import RequestType, need_bool, need_int, need_map, need_u64
 
 REFRESH_MS = 5_000.0  # A server that joins gets its share of the work after this long.

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 from delayd.client.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, ProducerSettings, Single
 from delayd.client.gathering import ROW_BYTES
 from delayd.client.instants import HORIZON_MS, DeliverAtMs
-from delayd.client.limits import Headers, parse_address
+from delayd.client.limits import Headers, need_meta
 from delayd.client.producer_core import ProducerCore, queue_full
 from delayd.client.receipt import Accepted, BatchReceipt, Receipt
 from delayd.errors import SendHandle
@@ -30,22 +30,23 @@ class AsyncProducer:
 
     Nothing is asked of the network before the first send. One producer serves any number of tasks: their sends share
     batches.
+
+    ``address`` is that of meta, ``host:port``; without it the environment's DELAYD_META, or this machine.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str | None = None,
         *,
         linger_ms: float = LINGER_MS,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         timeout_ms: float = TIMEOUT_MS,
         horizon: timedelta = HORIZON,
     ) -> None:
-        self._address = address
+        self._address = need_meta(address)
         self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
-        parse_address(address)
         self._arguments = Arguments(horizon)
-        self._core = _AsyncCore(address, self._settings)
+        self._core = _AsyncCore(self._address, self._settings)
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 
+from delayd.client.limits import need_timedelta
 from delayd.client.receipt import Receipt
 from delayd.errors import DelaydError
 
@@ -16,11 +18,13 @@ from delayd.errors import DelaydError
 # a dozen objects, and with 100,000 of them alive the garbage collector takes longer than everything else together.
 _LOCK = threading.Lock()
 
+_SECOND = timedelta(seconds=1)
+
 log = logging.getLogger(__name__)
 
 
 class SendFuture:
-    """As a `concurrent.futures.Future`, but for cancelling: what was handed over can't be taken back."""
+    """As a `concurrent.futures.Future`, but what was handed over can't be cancelled, and timeouts are timedeltas."""
 
     __slots__ = ("_callbacks", "_done", "_error", "_receipt", "_waiting")
 
@@ -35,18 +39,19 @@ class SendFuture:
         """Whether there is an outcome."""
         return self._done
 
-    def result(self, timeout: float | None = None) -> Receipt:
-        """The receipt, or the error raised; TimeoutError when neither came within ``timeout`` seconds."""
+    def result(self, timeout: timedelta | None = None) -> Receipt:
+        """The receipt, or the error raised; TimeoutError when neither came within ``timeout``."""
         error = self.exception(timeout)
         if error is not None:
             raise error
         assert self._receipt is not None, "a send ends with a receipt or an error"
         return self._receipt
 
-    def exception(self, timeout: float | None = None) -> DelaydError | None:
-        """The error, or None when it is accepted; TimeoutError when neither came within ``timeout`` seconds."""
-        if not self._done and not self._wait(timeout):
-            raise TimeoutError(f"a send had no outcome within {timeout} s; it goes on")
+    def exception(self, timeout: timedelta | None = None) -> DelaydError | None:
+        """The error, or None when it is accepted; TimeoutError when neither came within ``timeout``."""
+        wait_s = None if timeout is None else need_timedelta("timeout", timeout) / _SECOND
+        if not self._done and not self._wait(wait_s):
+            raise TimeoutError(f"a send had no outcome within {wait_s} s; it goes on")
         return self._error
 
     def add_done_callback(self, callback: Callable[[SendFuture], None]) -> None:
@@ -80,11 +85,11 @@ class SendFuture:
                 # One caller's bug must not take their outcomes from the others of its batch.
                 log.exception("callback_failed callback=%r", callback)
 
-    def _wait(self, timeout: float | None) -> bool:
+    def _wait(self, wait_s: float | None) -> bool:
         with _LOCK:
             if self._done:
                 return True
             woken = threading.Lock()
             woken.acquire()
             self._waiting = [*(self._waiting or ()), woken]
-        return woken.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+        return woken.acquire(timeout=-1 if wait_s is None else max(wait_s, 0))

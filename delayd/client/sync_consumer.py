@@ -18,7 +18,7 @@ from delayd.client.acks import Handles
 from delayd.client.arguments import TIMEOUT_MS
 from delayd.client.consumer_core import LEASE, MESSAGES_MAX, WAIT, ConsumerCore, ConsumerSettings
 from delayd.client.cursor import Cursor
-from delayd.client.limits import parse_address
+from delayd.client.limits import need_meta
 from delayd.client.loop_thread import LoopThread
 from delayd.client.message import MessageColumns, MessageView, Pulled
 from delayd.errors import AlreadyClosed
@@ -29,21 +29,22 @@ class Consumer:
 
     Any number of consumers share a group, and each message goes to one of them until its lease ends. With `prefetch`
     the next answer of the server is under way while the caller works on the last one.
+
+    ``address`` is that of meta, ``host:port``; without it the environment's DELAYD_META, or this machine.
     """
 
     def __init__(
         self,
-        address: str,
-        subject: str,
-        group: str,
+        address: str | None = None,
+        subject: str = "",
+        group: str = "",
         *,
         lease: timedelta = LEASE,
         prefetch: bool = True,
         max_messages: int = MESSAGES_MAX,
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
-        parse_address(address)
-        self._address = address
+        self._address = need_meta(address)
         self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
         self._closed = False
         self._engine: _Engine | None = None

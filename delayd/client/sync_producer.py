@@ -17,7 +17,7 @@ from typing import Self
 from delayd.client.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, ProducerSettings, Single
 from delayd.client.gathering import ROW_BYTES
 from delayd.client.instants import HORIZON_MS, DeliverAtMs
-from delayd.client.limits import Headers, parse_address
+from delayd.client.limits import Headers, need_meta
 from delayd.client.loop_thread import LoopThread
 from delayd.client.producer_core import ProducerCore, queue_full
 from delayd.client.receipt import Accepted, BatchReceipt, Receipt
@@ -32,19 +32,20 @@ class Producer:
     """Sends messages to be delivered later; thread-safe, best used with ``with``.
 
     Nothing is asked of the network before the first send. Sends of all threads share batches.
+
+    ``address`` is that of meta, ``host:port``; without it the environment's DELAYD_META, or this machine.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str | None = None,
         *,
         linger_ms: float = LINGER_MS,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         timeout_ms: float = TIMEOUT_MS,
         horizon: timedelta = HORIZON,
     ) -> None:
-        parse_address(address)
-        self._address = address
+        self._address = need_meta(address)
         self._settings = ProducerSettings(linger_ms, queue_bytes_max, timeout_ms, horizon)
         self._arguments = Arguments(horizon)
         self._closed = False
@@ -81,7 +82,7 @@ class Producer:
         future = SendFuture()
         self._standing_engine().queue(row, future)
         # Every send ends by itself; the limit only keeps a bug from looking like a slow server.
-        return future.result(2 * self._settings.timeout_ms / 1000 + 5)
+        return future.result(timedelta(milliseconds=2 * self._settings.timeout_ms, seconds=5))
 
     def send_nowait(
         self,

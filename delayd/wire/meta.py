@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from delayd.address import PORT_MAX
 from delayd.errors import BadRequest
 from delayd.host import HOST_BYTES_MAX, host_fault
 from delayd.log_limit import LogLimit
@@ -30,7 +31,6 @@ from delayd.wire.requests import (
 
 SUBJECTS_MAX = 2_000  # Of one request or answer: 550 KB of a head if all names are as long as they may be.
 SERVERS_MAX = 1_000  # That meta knows: 400 KB of a head.
-PORT_MAX = 65_535
 ROLES = ("delay", "realtime")
 
 log = logging.getLogger(__name__)

@@ -53,7 +53,7 @@ def test_every_message_comes_once_although_a_server_is_killed_in_the_middle(tmp_
                 if row == 6_000:
                     running.kill(role)
             producer.flush()
-            assert len({future.result(0).sequence for future in futures}) == 4_000
+            assert len({future.result(timedelta(0)).sequence for future in futures}) == 4_000
 
             deadline = time.monotonic() + DEADLINE_S
             while len(received) < 8_000 and time.monotonic() < deadline:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-from delayd.config import DELAY_PORT, META_PORT, REALTIME_PORT
+from delayd.address import META_PORT
+from delayd.config import DELAY_PORT, REALTIME_PORT
 from tests.end_to_end.up_process import Up, watched
 from tests.packaging.commands import REPOSITORY, build
 

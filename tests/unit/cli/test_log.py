@@ -56,6 +56,18 @@ def test_whole_logs_check_and_nothing_is_listed(books: Books) -> None:
     assert ran.out.count("\n") == 1
 
 
+def test_the_environment_says_where_the_data_is_and_a_file_alone_stays_alone(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DELAYD_DATA", books.root)
+    assert run("log", "verify").out == _verify(books).out
+    assert run("schedule", "hours").out == run("schedule", "hours", "--data", books.root).out != ""
+    _flip(_message_files(books)[0], 100)
+    other = str(_message_files(books)[1])
+    assert run("log", "verify", other).code == 0
+    assert run("log", "verify").code == 3
+
+
 def test_every_file_is_listed_on_request_with_what_it_holds(books: Books) -> None:
     rows = json.loads(run("log", "verify", "--data", books.root, "--all", "--format", "json").out)
     kinds = [row["kind"] for row in rows]

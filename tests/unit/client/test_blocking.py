@@ -107,7 +107,8 @@ def test_futures_of_sends_that_nobody_waited_for_are_done_after_a_flush() -> Non
     with world_aside() as (world, _), Producer(world.address) as producer:
         futures = [producer.send_nowait("a", b"%d" % row, deliver_at_ms=PAST_MS + row) for row in range(1_000)]
         producer.flush()
-        assert [future.result(0).deliver_at_ms for future in futures] == [PAST_MS + row for row in range(1_000)]
+        due_ms = [future.result(timedelta(0)).deliver_at_ms for future in futures]
+        assert due_ms == [PAST_MS + row for row in range(1_000)]
 
 
 def test_the_error_of_a_send_is_raised_where_it_is_waited_for() -> None:
@@ -117,7 +118,7 @@ def test_the_error_of_a_send_is_raised_where_it_is_waited_for() -> None:
         with pytest.raises(BadSubject, match="refused by the server"):
             producer.send("a", b"x", deliver_at_ms=PAST_MS)
         with pytest.raises(BadSubject, match="refused by the server"):
-            producer.send_nowait("a", b"x", deliver_at_ms=PAST_MS).result(DEADLINE_S)
+            producer.send_nowait("a", b"x", deliver_at_ms=PAST_MS).result(timedelta(seconds=DEADLINE_S))
 
 
 def test_a_blocking_send_past_a_full_queue_waits_for_room() -> None:
@@ -133,7 +134,7 @@ def test_a_blocking_send_past_a_full_queue_waits_for_room() -> None:
         assert second.is_alive() and len(futures) == 1
         do(world.delay.release)
         second.join(DEADLINE_S)
-        assert [future.result(DEADLINE_S).sequence for future in futures] == [1, 2]
+        assert [future.result(timedelta(seconds=DEADLINE_S)).sequence for future in futures] == [1, 2]
 
 
 def test_an_unknown_outcome_has_a_handle_that_any_producer_can_ask_with() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from delayd.client.retry import LAST_MS, Backoff, spread_ms
 from delayd.client.room import Room
 from delayd.client.send_future import SendFuture
 from delayd.client.slots import Slots
-from delayd.errors import BadInstant, BadSetting, HourFull, PastHorizon
+from delayd.client.sync_consumer import Consumer
+from delayd.client.sync_producer import Producer
+from delayd.errors import BadInstant, BadSetting, CallerError, HourFull, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
 
 
@@ -149,6 +152,8 @@ def test_settings_out_of_range_are_named() -> None:
         lambda: ProducerSettings(linger_ms=5_000),
         lambda: ProducerSettings(queue_bytes_max=1_000),
         lambda: ProducerSettings(timeout_ms=0),
+        lambda: ProducerSettings(timeout_ms=float("nan")),
+        lambda: ProducerSettings(timeout_ms=float("inf")),
         lambda: ProducerSettings(horizon=timedelta(0)),
         lambda: ProducerSettings(horizon=timedelta(days=1_000)),
     ]
@@ -167,12 +172,12 @@ def test_the_outcome_of_a_send_is_heard_by_every_thread_and_callback_once() -> N
     future = SendFuture()
     receipt = Receipt(1, 2, 3, 4, True, False)
     heard: list[object] = []
-    future.add_done_callback(lambda done: heard.append(done.result(0)))
-    threads = [threading.Thread(target=lambda: heard.append(future.result(10))) for _ in range(3)]
+    future.add_done_callback(lambda done: heard.append(done.result(timedelta(0))))
+    threads = [threading.Thread(target=lambda: heard.append(future.result(timedelta(seconds=10)))) for _ in range(3)]
     for thread in threads:
         thread.start()
     with pytest.raises(TimeoutError):
-        future.result(0.01)
+        future.result(timedelta(milliseconds=10))
     assert not future.done() and heard == []
     future.set_result(receipt)
     for thread in threads:
@@ -184,6 +189,34 @@ def test_the_outcome_of_a_send_is_heard_by_every_thread_and_callback_once() -> N
 def test_the_error_of_a_send_is_raised_and_can_be_looked_at() -> None:
     future = SendFuture()
     future.set_exception(HourFull("that hour is full"))
-    assert isinstance(future.exception(0), HourFull)
+    assert isinstance(future.exception(timedelta(0)), HourFull)
     with pytest.raises(HourFull):
         future.result()
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Producer(timeout_ms=wrong("30")), "timeout_ms must be a number of milliseconds, not str"),
+        (lambda: Producer(timeout_ms=wrong(timedelta(seconds=1))), r"timeout_ms must be a number .* not timedelta"),
+        (lambda: Producer(linger_ms=wrong(None)), "linger_ms must be a number of milliseconds, not NoneType"),
+        (lambda: Producer(queue_bytes_max=wrong(1e9)), "queue_bytes_max must be a whole number, not float"),
+        (lambda: Producer(horizon=wrong(30)), r"horizon must be a timedelta, not int; write timedelta\(seconds=5\)"),
+        (lambda: Consumer(None, "a", "g", lease=wrong(60)), "lease must be a timedelta, not int"),
+        (lambda: Consumer(None, "a", "g", max_messages=wrong(2.5)), "max_messages must be a whole number, not float"),
+        (lambda: Consumer(None, "a", "g", timeout_ms=wrong(True)), r"timeout_ms must be a number .* not bool"),
+        (lambda: Consumer(None, "a", "g").pull(wrong("5")), "max_messages must be a whole number, not str"),
+        (lambda: Producer().send("a", b"", delay=wrong(5)), "delay must be a timedelta, not int"),
+        (lambda: Producer().send("a", b"", deliver_at=wrong(5)), "deliver_at must be a datetime, not int"),
+        (lambda: Producer().send("a", wrong("text"), delay=timedelta(0)), "a body is bytes, not str"),
+        (lambda: SendFuture().result(wrong(5)), "timeout must be a timedelta, not int"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named_with_the_type(make: Callable[[], object], named: str) -> None:
+    with pytest.raises(CallerError, match=named):
+        make()
+
+
+def wrong(value: object) -> Any:
+    """What a checker of types would not let through."""
+    return value

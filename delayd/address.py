@@ -1,0 +1,49 @@
+"""Addresses of servers, ``host:port``: how a text of one is read, and which one is meant when none was given."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from delayd.host import host_fault
+
+META_VARIABLE = "DELAYD_META"  # The environment's word for the meta server, to clients and to the command line.
+META_PORT = 7400
+META_LOCAL = f"127.0.0.1:{META_PORT}"
+PORT_MAX = 65_535
+PORT_DIGITS_MAX = 5  # Python refuses to read thousands of digits as a number.
+
+_TEXT_SHOWN = 300  # Of a text that is no address: enough to see where it came from.
+
+
+class Address(NamedTuple):
+    """Where a server listens; an IPv6 host is without its brackets."""
+
+    host: str
+    port: int
+
+
+def meta_address(given: str | None) -> str:
+    """The meta server's address: the one given, that of the environment, or this machine's own."""
+    return given if given is not None else os.environ.get(META_VARIABLE) or META_LOCAL
+
+
+def read_address(text: str) -> Address | str:
+    """The address that ``host:port`` or ``[IPv6]:port`` names, or else the sentence that says what is wrong with it."""
+    shown = repr(text[:_TEXT_SHOWN])
+    scheme, mark, rest = text.partition("://")
+    if mark:
+        return (
+            f"{shown} is a URL, and delayd speaks its own protocol over TCP; leave {scheme[:20]}:// out, such as"
+            f" {rest.partition('/')[0][:_TEXT_SHOWN] or META_LOCAL}"
+        )
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not bare or (":" in bare and bare == host):
+        return f"{shown} is no address; write host:port, such as {META_LOCAL}, with an IPv6 host in brackets"
+    fault = host_fault(bare)
+    if fault is not None:
+        return f"{shown} names no host, for {fault}; write host:port, such as {META_LOCAL}"
+    if not (port.isascii() and port.isdigit() and len(port) <= PORT_DIGITS_MAX and 0 < int(port) <= PORT_MAX):
+        return f"the port of {shown} must lie within 1 and {PORT_MAX}; write host:port, such as {META_LOCAL}"
+    return Address(bare, int(port))

@@ -1,0 +1,82 @@
+"""Addresses: one reader for clients, servers and the command line, and one default for whoever gives none."""
+
+from collections.abc import Callable
+
+import pytest
+
+from delayd import AsyncConsumer, AsyncProducer, Consumer, Producer
+from delayd.address import META_LOCAL, META_VARIABLE, meta_address, read_address
+from delayd.client.limits import need_meta, parse_address
+from delayd.config import parse_address as parse_setting
+from delayd.errors import BadArgument, BadSetting
+
+GOOD = {
+    "127.0.0.1:7400": ("127.0.0.1", 7400),
+    "meta.example:1": ("meta.example", 1),
+    "[::1]:65535": ("::1", 65_535),
+    "[fe80::1%eth0]:7": ("fe80::1%eth0", 7),
+}
+BAD = [
+    "",
+    ":",
+    "here",
+    "host:",
+    ":7400",
+    "host:0",
+    "host:65536",
+    "host:-1",
+    "host:7400/",
+    "host:７",
+    "::1:7400",
+    "a b:1",
+]
+BAD += ["a b:1", "host:" + "9" * 5_000, "[::1]", "[::1:7400", "h\0:1"]
+URLS = ["http://127.0.0.1:7400", "https://meta.example", "tcp://h:1", "http://", "redis://h:1/0"]
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_an_address_is_read_alike_by_clients_and_settings(text: str) -> None:
+    assert parse_address(text) == parse_setting(text) == GOOD[text]
+
+
+@pytest.mark.parametrize("text", [*BAD, *URLS])
+def test_what_is_no_address_is_refused_before_anything_is_asked(text: str) -> None:
+    assert isinstance(read_address(text), str)
+    for make in makers(text):
+        with pytest.raises(BadArgument, match=r"host:port|URL"):
+            make()
+    with pytest.raises(BadSetting, match=r"^meta "):
+        parse_setting(text)
+
+
+@pytest.mark.parametrize("text", URLS)
+def test_a_url_is_told_to_be_one(text: str) -> None:
+    with pytest.raises(BadArgument, match=r"is a URL.*leave .*:// out"):
+        Producer(text)
+
+
+def test_the_environment_says_where_meta_is_to_those_who_were_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(META_VARIABLE, raising=False)
+    assert need_meta(None) == META_LOCAL
+    monkeypatch.setenv(META_VARIABLE, "")
+    assert need_meta(None) == META_LOCAL
+    monkeypatch.setenv(META_VARIABLE, "meta.example:7500")
+    assert need_meta(None) == meta_address(None) == "meta.example:7500"
+    assert need_meta("other:1") == "other:1"
+    Producer().close()
+    Consumer(subject="a", group="g").close()
+
+
+def test_a_bad_address_of_the_environment_is_called_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(META_VARIABLE, "http://here:1")
+    with pytest.raises(BadArgument, match=r"^DELAYD_META: .*URL"):
+        Producer()
+
+
+def makers(text: str) -> list[Callable[[], object]]:
+    return [
+        lambda: Producer(text),
+        lambda: Consumer(text, "a", "g"),
+        lambda: AsyncProducer(text),
+        lambda: AsyncConsumer(text, "a", "g"),
+    ]
