@@ -1,0 +1,206 @@
+"""Content hash: 64 bits over a message's subject, headers and body (docs/formats/content.md, version 1; rule S6).
+
+A batch is hashed in a few numpy calls, for nothing here may cost by the message: items of a region are whole words one
+behind the other, so a region of items of one size is a matrix, and its values are one matrix product.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Batch, Buffer, ColumnId, Int64s
+
+UInt64s = NDArray[np.uint64]
+
+NOT_STATED = 0  # No hash is this number: a row with it says nothing of its content.
+WORD_BYTES = 8
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_FACTOR = 0xD6E8FEB86659FD93
+_HALF = np.uint64(32)
+_FACTOR_WORD = np.uint64(_FACTOR)
+_SUBJECTS_REMEMBERED = 65_536  # 255 bytes each at most: 20 MB.
+PIECE_WORDS = 128 << 10  # Hashed in one go: 1 MiB stays in the processor's cache between the calls.
+
+
+def content_hash(subject: bytes, headers: Buffer, body: Buffer) -> int:
+    """Hash one message, without numpy."""
+    number = subject_state(subject)
+    for part in (headers, body):
+        number = _mix(number + _value(part) & _MASK)
+    return number or 1
+
+
+def hash_items(states: int | UInt64s, headers: "Region | None", bodies: "Region") -> UInt64s:
+    """Hash the rows of a batch: uint64[n], a new array.
+
+    ``states`` is the `subject_state` of all rows, or an array of each one's. ``headers`` is None when no row has any.
+    """
+    values = bodies.values()
+    if headers is not None:
+        values += _mixed(headers.values() + np.asarray(states, np.uint64))
+    elif isinstance(states, int):
+        values += np.uint64(_mix(states))
+    else:
+        values += _mixed(states.copy())
+    hashes = _mixed(values)
+    hashes[hashes == 0] = 1
+    return hashes
+
+
+def hash_rows(batch: Batch) -> UInt64s:
+    """Hash each row of a batch from its heap, which `Batch.verify` and `delayd.validate` have proved: uint64[n]."""
+    states: int | UInt64s
+    names = batch.subjects()
+    if ColumnId.SUBJECT in batch:
+        states = subject_states(names).take(batch.uint32s(ColumnId.SUBJECT))
+    else:
+        states = subject_state(names[0])
+    headers = region_of(batch, ColumnId.HEADERS_END) if ColumnId.HEADERS_END in batch else None
+    return hash_items(states, headers, region_of(batch, ColumnId.BODY_END))
+
+
+def region_of(batch: Batch, column: ColumnId) -> "Region":
+    """The items of one region of a batch's heap, as views of it."""
+    starts, ends = batch.region(column)
+    first, last = int(starts[0]), int(ends[-1])
+    words = np.frombuffer(batch.buffer, np.uint64, (last - first + 7) >> 3, batch.heap_offset + first)
+    ends -= starts
+    return Region(words, ends)
+
+
+def subject_states(names: Sequence[bytes]) -> UInt64s:
+    """`subject_state` of several names: uint64[n]."""
+    return np.array([subject_state(name) for name in names], np.uint64)
+
+
+@lru_cache(maxsize=_SUBJECTS_REMEMBERED)
+def subject_state(name: bytes) -> int:
+    """What the hash is once it has taken the subject; it goes on with headers, then body."""
+    return _mix(_value(name))
+
+
+class Region:
+    """Items of rows, one behind the other: ``words`` holds all of them, each rounded up to whole words with zeros.
+
+    ``lengths`` are exact, in bytes: int64[n], n at least 1. The words of all of them are all words.
+    """
+
+    __slots__ = ("_lengths", "_words")
+
+    def __init__(self, words: UInt64s, lengths: Int64s) -> None:
+        self._words = words
+        self._lengths = lengths
+
+    def values(self) -> UInt64s:
+        """The value of each item, as the page defines it: uint64[n], a new array."""
+        lengths, words = self._lengths, self._words
+        values = lengths.astype(np.uint64)
+        values *= _KEYS.first(1)[0]
+        if not len(words):
+            return values
+        size = len(words) // len(lengths)
+        if size * len(lengths) == len(words) and _all_have(lengths, size):
+            keys = _KEYS.first(size + 1)[1:]
+            table = words.reshape(len(lengths), size)
+            step = max(1, PIECE_WORDS // size)
+            for low in range(0, len(lengths), step):
+                values[low : low + step] += _folded(table[low : low + step]) @ keys
+            return values
+        counts = (lengths + 7) >> 3
+        if len(counts) == 1:
+            values += _folded(words) @ _KEYS.first(len(words) + 1)[1:]
+            return values
+        ends = np.cumsum(counts)
+        low = begin = 0
+        while low < len(counts):
+            # As many items as fit a piece, one at least.
+            high = max(low + 1, int(np.searchsorted(ends, begin + PIECE_WORDS, "right")))
+            until = int(ends[high - 1])
+            _add_ragged(values[low:high], words[begin:until], counts[low:high])
+            low, begin = high, until
+        return values
+
+
+def _all_have(lengths: Int64s, size: int) -> bool:
+    """Whether each of the items has so many words."""
+    return bool(((lengths + 7) >> 3 == size).all())
+
+
+def _add_ragged(values: UInt64s, words: UInt64s, counts: Int64s) -> None:
+    """Add to ``values`` what the words of items of ``counts`` words each give."""
+    if not len(words):
+        return
+    starts = np.cumsum(counts)
+    starts -= counts
+    places = np.arange(1, len(words) + 1)
+    places -= np.repeat(starts, counts)
+    products = _folded(words)
+    products *= _KEYS.first(int(counts.max()) + 1).take(places)
+    # An empty item has no word at which a sum of its own could begin.
+    filled = np.flatnonzero(counts)
+    values[filled] += np.add.reduceat(products, starts.take(filled))
+
+
+def _folded(words: UInt64s) -> UInt64s:
+    """Spread each word's bits upwards, then let the upper half reach the lower one: a product carries upwards only."""
+    folded = words * _FACTOR_WORD
+    folded ^= folded >> _HALF
+    return folded
+
+
+def _mixed(numbers: UInt64s) -> UInt64s:
+    """`_mix` of each number, in place."""
+    for _ in range(2):
+        numbers ^= numbers >> _HALF
+        numbers *= _FACTOR_WORD
+    numbers ^= numbers >> _HALF
+    return numbers
+
+
+def _mix(number: int) -> int:
+    for _ in range(2):
+        number ^= number >> 32
+        number = number * _FACTOR & _MASK
+    return number ^ number >> 32
+
+
+def _value(part: Buffer) -> int:
+    """The value of one item, as the page defines it."""
+    data = bytes(part)
+    data += bytes(-len(data) % WORD_BYTES)
+    value = len(part) * _key(0)
+    for place in range(0, len(data), WORD_BYTES):
+        word = int.from_bytes(data[place : place + WORD_BYTES], "little")
+        word = word * _FACTOR & _MASK
+        value += (word ^ word >> 32) * _key(place // WORD_BYTES + 1)
+    return value & _MASK
+
+
+def _key(place: int) -> int:
+    return _mix((place + 1) * _STEP & _MASK) | 1
+
+
+class _Keys:
+    """The factors of the places, made once for as many places as an item was seen to have."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._keys = np.empty(0, np.uint64)
+
+    def first(self, count: int) -> UInt64s:
+        """The factors of the places 0 up to ``count``."""
+        keys = self._keys
+        if len(keys) < count:
+            with self._lock:
+                places = np.arange(1, max(64, 2 * count) + 1, dtype=np.uint64)
+                keys = _mixed(places * np.uint64(_STEP))
+                keys |= np.uint64(1)
+                self._keys = keys
+        return keys[:count]
+
+
+_KEYS = _Keys()
