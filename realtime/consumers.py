@@ -9,19 +9,22 @@ from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import (
     HANDLE_MOST,
     INT_MAX,
+    need_bool,
     need_int,
     need_list,
     need_rows,
     need_str,
     need_strs,
+    need_u32,
     optional_str,
 )
 
 from .answers import LIST_MAX, groups_head, subjects_head
-from .groups import Group, Waiting
+from .groups import Group
 from .index import Index
 from .peer import Peer
-from .pulls import HANDLES_MAX, Pulls
+from .polls import Waiting
+from .pulls import HANDLES_MAX, Pulls, wanted
 from .stored import StoredBatches
 
 WAIT_MS_MAX = 60_000  # A long poll; a client that waits longer asks again.
@@ -46,7 +49,9 @@ class Consumers:
         names = _names(head) if group is None else None
         wait_ms = min(need_int(head, "wait_ms"), WAIT_MS_MAX)
         lease_ms = need_int(head, "lease_ms", 0, self._config.lease_ms_max) or self._config.lease_ms
-        max_messages = need_int(head, "max_messages", 1)
+        ahead = need_u32(head, "ahead") if "ahead" in head else 0
+        # One that has messages ahead may ask for none, and hear when others want them.
+        max_messages = need_int(head, "max_messages", 0 if ahead else 1)
         max_bytes = min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max)
         need_str(head, "consumer")
         self._pulls.check_room()
@@ -57,7 +62,7 @@ class Consumers:
         self._pulls.pull(
             Waiting(
                 *(group, peer, frame.request_id, max_messages, max_bytes, max(lease_ms, LEASE_MS_MIN)),
-                *(self._clock.monotonic_ms() + wait_ms, self._pulls.incarnation_of(peer)),
+                *(self._clock.monotonic_ms() + wait_ms, self._pulls.incarnation_of(peer), ahead),
             )
         )
 
@@ -66,8 +71,9 @@ class Consumers:
         self._acknowledge(PullOp.ACK, peer, frame)
 
     def nack(self, peer: Peer, frame: Frame) -> None:
-        """Answer a NACK when it is durable; its messages are offered again at once."""
-        self._acknowledge(PullOp.NACK, peer, frame)
+        """Answer a NACK when it is durable; what no handler was given is offered again as the same attempt."""
+        uncounted = "uncounted" in frame.head and need_bool(frame.head, "uncounted")
+        self._acknowledge(PullOp.RETURNED if uncounted else PullOp.NACK, peer, frame)
 
     def groups(self, peer: Peer, frame: Frame) -> None:
         """List groups, behind the one that was listed last."""
@@ -95,9 +101,12 @@ class Consumers:
         handles = _handles(frame.head)
         request_id = frame.request_id
         if group is None:
-            peer.answer(request_id, {"stale": handles})
+            peer.answer(request_id, {"stale": handles, "wanted": 0})
             return
-        self._pulls.acknowledge(op, group, handles, lambda stale: peer.answer(request_id, {"stale": stale}))
+        known = group
+        self._pulls.acknowledge(
+            op, known, handles, lambda stale: peer.answer(request_id, {"stale": stale, "wanted": wanted(known)})
+        )
 
     def _known(self, head: Head) -> Group | None:
         """The group that a request names; None when there is none, or its names are no names."""

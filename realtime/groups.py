@@ -3,9 +3,7 @@
 All changes go through `Group.apply` with an entry of the pull log, live and in recovery alike.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
@@ -13,25 +11,10 @@ from delayd.log.pull import ATTEMPT_MAX, PullEntry, PullOp
 from .held import Held, Run
 from .index import Subject
 from .offers import Offer, Offers
-from .peer import Peer
+from .polls import Polls
 from .ranges import Ranges
 
 GIVEN_BACK_RUNS_MAX = 10_000  # Beyond it the oldest late acknowledgements count as repeated ones.
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A PULL that waits for messages; ``deadline_ms`` is monotonic."""
-
-    group: "Group"
-    peer: Peer
-    request_id: int
-    max_messages: int
-    max_bytes: int
-    lease_ms: int
-    deadline_ms: int
-    incarnation: int
-    answered: bool = False
 
 
 class GroupCopy(NamedTuple):
@@ -64,7 +47,7 @@ class Group:
         self.redeliver = Offers()
         self.quarantined = Offers()  # Can't be read, and not offered until they are tried again (rule L10).
         self.given_back = Ranges()
-        self.waiting: OrderedDict[Waiting, None] = OrderedDict()  # In order of arrival.
+        self.waiting = Polls()
         self.ready = True  # False until the record of a new group is durable.
         self.settled = True  # False while nobody could say which message is the first that it gets.
         self.dirty = True
@@ -108,7 +91,8 @@ class Group:
         for run in self.held.take(entry.pull_first, entry.pull_first + entry.covered, entry.incarnation):
             changed += run.messages
             if entry.op != PullOp.ACK:
-                self._give_back(run)
+                # What no handler was given was no attempt (rule Q4).
+                self._give_back(run, run.attempt if entry.op == PullOp.RETURNED else run.attempt + 1)
         return changed
 
     def quarantine(self, offer: Offer) -> None:
@@ -153,16 +137,16 @@ class Group:
         if entry.consume_first > self.next:
             # A life before this one passed over what lies between; its next start offers it again (rule L5).
             self.redeliver.append(Offer(self.next, entry.consume_first - self.next, 1))
-        if entry.consume_first >= self.next:
-            self.next = end
-        else:
-            self.redeliver.take(entry.consume_first, end)
+        if entry.consume_first < self.next:
+            self.redeliver.take(entry.consume_first, min(end, self.next))
+        # A replay may begin with a lower ``next`` than the entry was written for, and then both happen (rule Q5).
+        self.next = max(self.next, end)
         pull_end = entry.pull_first + entry.covered
         at = (entry.pull_first, pull_end, entry.consume_first)
         self.held.add(Run(*at, entry.attempt, entry.incarnation))
 
-    def _give_back(self, run: Run) -> None:
-        self.redeliver.append(Offer(run.consume_first, run.messages, min(run.attempt + 1, ATTEMPT_MAX)))
+    def _give_back(self, run: Run, attempt: int) -> None:
+        self.redeliver.append(Offer(run.consume_first, run.messages, min(attempt, ATTEMPT_MAX)))
         self.given_back.add(run.start, run.end)
         if len(self.given_back) > GIVEN_BACK_RUNS_MAX:
             self.given_back.drop_first(1)

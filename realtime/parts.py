@@ -12,9 +12,10 @@ from delayd.batch import Batch, BatchKind, Buffer, ColumnId
 from delayd.errors import DamagedData, RetryLater, Shortage, SlowDown
 from delayd.gather import Pick, compose, gather, row_bytes
 
-from .groups import Group, Waiting
+from .groups import Group
 from .index import SHORTAGE_RETRY_MS, Index
 from .offers import Offer
+from .polls import Waiting
 from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .stored import StoredBatches
 

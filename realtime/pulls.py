@@ -19,19 +19,22 @@ from delayd.log.control import Record
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
+from delayd.wire.requests import U32_MAX
 
 from .alarms import Alarms
 from .changes import Changes
-from .groups import Group, Waiting
+from .groups import Group
 from .held import Held, Run
 from .index import Index, Subject
 from .kept import LostGroup, group_keys
 from .parts import Part, Parts
 from .peer import Peer
+from .polls import Waiting
 from .pull_commit import PullCommit
 from .quarantine import Bad, Quarantine
 from .stored import StoredBatches
 
+COUNTERS = {PullOp.ACK: "acked", PullOp.NACK: "nacked", PullOp.RETURNED: "returned"}
 GROUP_RECORD, DELETED_RECORD = "group", "group_deleted"  # Types of control records.
 SECRET_BITS = 48  # Random bits of an incarnation: whoever guesses with full requests and no pause needs years for one.
 LIFE_MASK = 0xFFFF  # Above them the epoch, as far as it fits: what this life gave out is told from what older ones did.
@@ -44,6 +47,8 @@ WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
 TURN_ANSWERS = 256  # Answers in one turn of the loop, some 20 us each. The others have the next turn.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
 RETRY_MS = 1_000  # For who was refused because a bound was reached.
+RECALLS_MAX = 256  # Consumers that are told at once that another one with empty hands waits.
+RECALL_MS = 10  # How long a PULL waits at least that has messages ahead while others wait for some.
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)  # Lines that consumers can provoke.
@@ -83,7 +88,7 @@ class Pulls:
         self.groups: dict[tuple[str, str], Group] = {(group.subject.name, group.name): group for group in groups}
         self.life = epoch & LIFE_MASK
         self.next_pull = next_pull
-        self.counters = dict.fromkeys(("pulled", "acked", "nacked", "lapsed", "redelivered"), 0)
+        self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered"), 0)
         self._log_id = log_id
         self._index = index
         self._log = pull_log
@@ -147,13 +152,15 @@ class Pulls:
     def pull(self, waiting: Waiting) -> None:
         """Answer a PULL now, or when there is something or its time is up."""
         group = waiting.group
-        group.waiting[waiting] = None
+        group.waiting.add(waiting)
         self._waiting += 1
         self._of_peer.setdefault(waiting.peer, set()).add(waiting)
         self._serve([group])
         # The first pull of a new group waits for the group's record, whatever its time.
         if group.ready and not waiting.answered:
             self._time(waiting)
+            if group.waiting.holders:
+                self._recall(waiting)
 
     def acknowledge(
         self,
@@ -162,7 +169,7 @@ class Pulls:
         handles: Sequence[Sequence[int]],
         answer: Callable[[list[list[int]]], None],
     ) -> None:
-        """Record an ACK or NACK; ``answer`` gets the handles that are stale, when the others are durable."""
+        """Record an ACK, NACK or RETURNED; ``answer`` gets the handles that are stale, when the others are durable."""
         stale: list[list[int]] = []
         asked_for: list[list[int]] = []  # The ranges of which anything is stale, as they were asked for.
         entries: list[PullEntry] = []
@@ -188,15 +195,17 @@ class Pulls:
                 stale += [[incarnation, first, last_end - first] for first, last_end in lost]
         if entries:
             self._log.append(entries)
-            self.counters["acked" if op == PullOp.ACK else "nacked"] += sum([self._apply(group, e) for e in entries])
+            self.counters[COUNTERS[op]] += sum([self._apply(group, e) for e in entries])
         # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request.
         self._log.when_durable(partial(answer, stale if len(stale) <= HANDLES_MAX else asked_for))
-        if op == PullOp.NACK:
+        if op != PullOp.ACK:
             self._serve([group])
 
     def messages_came(self, subjects: Iterable[Subject]) -> None:
         """Serve who waits for messages of these subjects."""
-        found = (group for subject in subjects for group in self._of_subject.get(subject.name, ()) if group.waiting)
+        found = (
+            group for subject in subjects for group in self._of_subject.get(subject.name, ()) if group.waiting.taking
+        )
         self._serve(list(found))
 
     def rebuilt(self, subject: Subject) -> None:
@@ -207,7 +216,7 @@ class Pulls:
             return  # It failed again, and is rebuilt again; or it can't be read now, and a pull finds out.
         for group in self._of_subject.get(subject.name, ()):
             group.begin_at(first)
-            if group.waiting:
+            if group.waiting.taking:
                 # In the next turn: this one may be in the middle of serving.
                 self._to_serve[group] = None
 
@@ -217,14 +226,13 @@ class Pulls:
         for waiting in self._of_peer.pop(peer, ()):
             waiting.answered = True
             self._waiting -= 1
-            del waiting.group.waiting[waiting]
+            waiting.group.waiting.remove(waiting)
 
     def refuse_waiting(self, error: DelaydError) -> None:
         """Answer every waiting PULL with an error."""
         self._to_serve.clear()
         for group in self.groups.values():
-            while group.waiting:
-                waiting = next(iter(group.waiting))
+            for waiting in list(group.waiting):
                 self._end(waiting).answer_error(waiting.request_id, error)
 
     def next_wake_ms(self) -> int | None:
@@ -337,8 +345,7 @@ class Pulls:
     def _forget(self, group: Group) -> None:
         key = (group.subject.name, group.name)
         gone = BadArgument(f"group {group.name} of {group.subject.name} was deleted")
-        while group.waiting:
-            waiting = next(iter(group.waiting))
+        for waiting in list(group.waiting):
             self._end(waiting).answer_error(waiting.request_id, gone)
         del self.groups[key]
         del self._names[bisect_left(self._names, key)]
@@ -354,7 +361,7 @@ class Pulls:
 
     def _released(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            if group.waiting:
+            if group.waiting.taking:
                 self._to_serve[group] = None
 
     def _created(self, group: Group) -> None:
@@ -387,8 +394,8 @@ class Pulls:
 
     def _planned(self, group: Group) -> Planned | None:
         """What the first who waits is to get; None when nobody does, or there is nothing."""
-        while group.ready and group.waiting and group.has_messages:
-            waiting = next(iter(group.waiting))
+        while group.ready and group.waiting.taking and group.has_messages:
+            waiting = group.waiting.first
             try:
                 self._check_held(group)
                 if not group.settled:
@@ -454,8 +461,9 @@ class Pulls:
                 rows.append([answered_first, part.consume_first, part.rows, part.attempt])
                 answered_first += part.rows
             waiting = plan.waiting
+            peer = self._end(waiting)
             head = self._head(waiting, rows, now_ms)
-            self._end(waiting).answer(waiting.request_id, head, [part.batch for part in plan.parts])
+            peer.answer(waiting.request_id, head, [part.batch for part in plan.parts])
 
     def _check_held(self, group: Group) -> None:
         if self._held >= HELD_MAX or len(group.held) >= HELD_OF_GROUP_MAX:
@@ -466,7 +474,7 @@ class Pulls:
         """Answer the first who waits with an error."""
         names = (group.subject.name, group.name)
         limited.warning("pull_failed", "pull_failed subject=%s group=%s error=%r", *names, error.message)
-        waiting = next(iter(group.waiting))
+        waiting = group.waiting.first
         self._end(waiting).answer_error(waiting.request_id, error)
 
     def _apply(self, group: Group, entry: PullEntry) -> int:
@@ -510,35 +518,64 @@ class Pulls:
         self.counters["lapsed"] += sum([self._apply(group, entry) for entry in entries])
         self._serve([group])
 
+    def _recall(self, waiting: Waiting) -> None:
+        """If this one waits with empty hands, tell those that have messages ahead."""
+        if waiting.answered or waiting.ahead:
+            return
+        group = waiting.group
+        left = wanted(group)
+        for holder in list(islice(group.waiting.with_messages(), RECALLS_MAX)):
+            if left <= 0:
+                return
+            self._expire(holder, left)
+            left -= (holder.ahead + 1) // 2
+
     def _time(self, waiting: Waiting) -> None:
+        if waiting.ahead and wanted(waiting.group):
+            # Others wait already. Not at once: a consumer that gives nothing back would ask again and again.
+            waiting.deadline_ms = min(waiting.deadline_ms, self._clock.monotonic_ms() + RECALL_MS)
         # A group that has its turn yet to come may have messages for it.
         if waiting.deadline_ms <= self._clock.monotonic_ms() and waiting.group not in self._to_serve:
             self._expire(waiting)
         else:
             self._deadlines.add(waiting.deadline_ms, waiting)
 
-    def _expire(self, waiting: Waiting) -> None:
+    def _expire(self, waiting: Waiting, left: int | None = None) -> None:
         damage = waiting.group.subject.damage
         if damage is not None:
             # No messages are something else than messages that nobody can find now.
             error = Rebuilding(f"the consume log of {waiting.group.subject.name} is being rebuilt: {damage.message}")
             self._end(waiting).answer_error(waiting.request_id, error)
             return
-        self._end(waiting).answer(waiting.request_id, self._head(waiting, [], self._clock.now_ms()))
+        peer = self._end(waiting)
+        peer.answer(waiting.request_id, self._head(waiting, [], self._clock.now_ms(), left))
 
-    def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int) -> Head:
-        return {"log_id": self._log_id, "incarnation": waiting.incarnation, "parts": parts, "now_ms": now_ms}
+    def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, left: int | None = None) -> Head:
+        """What answers a PULL; ``left`` is what others want of it, if that is less than all that they want."""
+        return {
+            "log_id": self._log_id,
+            "incarnation": waiting.incarnation,
+            "parts": parts,
+            "now_ms": now_ms,
+            "wanted": wanted(waiting.group) if left is None else left,
+        }
 
     def _end(self, waiting: Waiting) -> Peer:
         waiting.answered = True
         self._waiting -= 1
-        del waiting.group.waiting[waiting]
+        waiting.group.waiting.remove(waiting)
         of_peer = self._of_peer.get(waiting.peer)
         if of_peer is not None:
             of_peer.discard(waiting)
             if not of_peer:
                 del self._of_peer[waiting.peer]
         return waiting.peer
+
+
+def wanted(group: Group) -> int:
+    """How many messages consumers with empty hands wait for while there are none to give (rule Q4)."""
+    # Messages that are there are given in one of the next turns.
+    return 0 if group.has_messages else min(group.waiting.wanted, U32_MAX)
 
 
 def _merged(handles: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:

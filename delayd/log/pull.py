@@ -20,13 +20,13 @@ ATTEMPT_MAX = 65_535  # The attempt of an entry is a u16; it stays at its highes
 
 
 class PullOp(IntEnum):
-    """What an entry says; a new group is a control record."""
+    """What an entry says; a new group is a control record. RETURNED is a NACK of what no handler was given."""
 
     PULL = 1
     ACK = 2
     NACK = 3
     LAPSED = 4
-    GROUP = 5
+    RETURNED = 5
 
 
 class PullEntry(NamedTuple):

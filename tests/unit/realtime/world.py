@@ -158,6 +158,13 @@ class World:
         head: Head = {"subject": subject, "group": group, "handles": [list(handle) for handle in handles]}
         return need_rows(self.ask(peer, kind, head)[0], "stale", 3)
 
+    def give_back(
+        self, peer: SimPeer, handles: Sequence[Sequence[int]], group: str = GROUP, subject: str = SUBJECT
+    ) -> list[list[int]]:
+        """Give back what no handler was given; returns what is stale."""
+        head: Head = {"subject": subject, "group": group, "handles": [list(handle) for handle in handles]}
+        return need_rows(self.ask(peer, RequestType.NACK, head | {"uncounted": True})[0], "stale", 3)
+
     def pass_time(self, ms: int) -> None:
         """Let time pass and do what is due then."""
         self.clock.advance(ms)
@@ -191,8 +198,9 @@ def pull_head(
     max_bytes: int = 1 << 20,
     wait_ms: int = 0,
     lease_ms: int = 30_000,
+    ahead: int | None = None,
 ) -> Head:
-    return {
+    head: Head = {
         "subject": subject,
         "group": group,
         "max_messages": most,
@@ -201,3 +209,4 @@ def pull_head(
         "lease_ms": lease_ms,
         "consumer": "test",
     }
+    return head if ahead is None else head | {"ahead": ahead}
