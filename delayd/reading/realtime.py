@@ -3,24 +3,27 @@
 Invariant: the log is scanned once, whole and verified, up to its size before the other logs' sizes were taken; then
 what came since, so that an outcome recorded meanwhile finds its row. What is kept is one index row a batch; an hour's
 rows are read again from there, columns only, each checked by its own checksum.
+
+Many batches have one row, so what is done for each batch is a few slices, and all fields are decoded by numpy.
 """
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import HEADER, BatchKind, ColumnId, Int64s
+from delayd.batch import HEADER_BYTES, HEADER_CHECKED, MAGIC, VERSION, BatchKind, ColumnId, Int64s
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData
 from delayd.log.control import decode_records
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import Group, GroupKind, batch_sizes, content_position
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.reading.columns import SubjectTable, UInt64s
+from delayd.reading.columns import UInt64s
 from delayd.reading.directory import Directory
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log, segment_bases
 
@@ -37,16 +40,52 @@ BATCH = np.dtype(
         ("batch_id", "<u8"),
         ("claimed_at_ms", "<i8"),
         ("appended_at_ms", "<i8"),
-        ("columns_at", "<u4"),  # Where the checksummed columns begin, from the start of the batch, and end.
-        ("columns_end", "<u4"),
-        ("sequence_at", "<u4"),
-        ("deliver_at", "<u4"),
+        ("columns_end", "<u4"),  # Where the checksummed columns end, from the start of the batch.
+        ("deliver_at", "<u4"),  # Where the column deliver_at_ms begins; sequence is the next one.
         ("columns_crc32c", "<u4"),
         ("decided", "u1"),  # Whether its origin's last watermark covers it (rule H1).
         ("newer", "u1"),  # Whether it came after the other logs' sizes were taken, and can only prove an outcome.
     ]
 )
 Batches = NDArray[np.void]
+# The beginning of a DISPATCH batch (docs/formats/batch.md): header, kind part, and the first two columns' entries.
+FRONT = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("version", "u1"),
+        ("kind", "u1"),
+        ("flags", "<u2"),
+        ("total_bytes", "<u4"),
+        ("count", "<u4"),
+        ("heap_offset", "<u4"),
+        ("column_count", "<u2"),
+        ("kind_bytes", "<u2"),
+        ("subject_count", "<u4"),
+        ("columns_crc32c", "<u4"),
+        ("heap_crc32c", "<u4"),
+        ("header_crc32c", "<u4"),
+        ("origin_log_id", "<u8"),
+        ("epoch", "<u8"),
+        ("batch_id", "<u8"),
+        ("w_epoch", "<u8"),
+        ("w_id", "<u8"),
+        ("claimed_at_ms", "<i8"),
+        ("hour", "<u4"),
+        ("zero", "<u4"),
+        ("first_id", "<u2"),
+        ("first_width", "<u2"),
+        ("first_at", "<u4"),
+        ("second_id", "<u2"),
+        ("second_width", "<u2"),
+        ("second_at", "<u4"),
+    ]
+)
+FRONT_BYTES = FRONT.itemsize
+KIND_AT, HEAP_OFFSET_AT, HEADER_CRC_AT = 5, 16, HEADER_CHECKED
+COLUMNS_AT = FRONT_BYTES - 16  # Where what the checksum of the columns covers begins: the directory.
+DECODE_BATCHES = 32_768  # Fronts that are decoded at a time: 4 MB.
+GAP_BYTES = 16 << 10  # A read of this much costs no more than a call: batches that lie closer are read together.
+READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +129,8 @@ class TargetIndexer:
         self._places = [LogPlace(one.message_folder, FileKind.REALTIME, one.log_id) for one in directories]
         self._starts = [(segment_bases(disk, place) or [0])[0] for place in self._places]
         self._read = list(self._starts)  # Offset up to which each log was scanned.
-        self._subjects = SubjectTable()
-        self._rows: list[tuple[int, ...]] = []
+        self._names: dict[bytes, int] = {}
+        self._pieces: list[Batches] = [np.empty(0, BATCH)]
         self._watermarks: dict[tuple[int, int], tuple[int, int]] = {}
         self._last_appended_ms = [0] * len(self._places)
         self._hellos: dict[tuple[int, int], int] = {}
@@ -108,49 +147,43 @@ class TargetIndexer:
             if stop <= self._read[number]:
                 continue
             bases = segment_bases(self._disk, place)
+            fronts = _Fronts(place.folder, self._names)
             for group in read_log(self._disk, place, self._read[number], stop, self._torn):
                 self._last_appended_ms[number] = max(self._last_appended_ms[number], group.header.appended_at_ms)
                 self._read[number] = group.end
                 if group.header.kind == GroupKind.DATA:
-                    base = bases[bisect.bisect_right(bases, group.header.offset) - 1]
-                    self._rows += self._index_group(group, number, base, newer)
+                    fronts.add(group, bases[bisect.bisect_right(bases, group.header.offset) - 1])
+                    if len(fronts) >= DECODE_BATCHES:
+                        self._take(fronts, number, newer)
                 else:
                     self._note_hellos(group, number, newer)
+            self._take(fronts, number, newer)
 
     def index(self) -> TargetIndex:
         """What was found so far."""
         targets = [
             Target(place.folder, place.log_id, start) for place, start in zip(self._places, self._starts, strict=True)
         ]
-        batches = np.array(self._rows, BATCH)
+        batches = np.concatenate(self._pieces)
         for (number, origin), watermark in self._watermarks.items():
             covered = (batches["epoch"] < watermark[0]) | (
                 (batches["epoch"] == watermark[0]) & (batches["batch_id"] <= watermark[1])
             )
             covered &= (batches["target"] == number) & (batches["origin_log_id"] == origin) & (batches["newer"] == 0)
             batches["decided"][covered] = 1
-        subjects, last_appended_ms = tuple(self._subjects.names), tuple(self._last_appended_ms)
-        return TargetIndex(tuple(targets), batches, subjects, last_appended_ms, dict(self._hellos))
+        subjects = tuple(name.decode("ascii") for name in self._names)
+        return TargetIndex(tuple(targets), batches, subjects, tuple(self._last_appended_ms), dict(self._hellos))
 
-    def _index_group(self, group: Group, target: int, segment_base: int, newer: bool) -> list[tuple[int, ...]]:
-        rows: list[tuple[int, ...]] = []
-        for offset, batch in group.batches():
-            if batch.kind != BatchKind.DISPATCH:
-                continue
-            part = batch.dispatch
-            # A later watermark may cover outcomes that were recorded after the dispatch logs' sizes were taken.
-            if not newer:
-                self._note_watermark(target, part.origin_log_id, (part.w_epoch, part.w_id))
-            rows.append(
-                (
-                    *(target, int(self._subjects.ids(batch)[0]), part.hour, batch.count, segment_base, offset),
-                    *(part.origin_log_id, part.epoch, part.batch_id, part.claimed_at_ms, group.header.appended_at_ms),
-                    *(HEADER.size + batch.kind_bytes, batch.heap_offset),
-                    *(batch.offsets[ColumnId.SEQUENCE], batch.offsets[ColumnId.DELIVER_AT_MS], batch.columns_crc32c),
-                    *(0, newer),
-                )
-            )
-        return rows
+    def _take(self, fronts: "_Fronts", target: int, newer: bool) -> None:
+        """Decode what was gathered."""
+        found, rows = fronts.decode()
+        rows["target"], rows["newer"] = target, newer
+        self._pieces.append(rows)
+        # A later watermark may cover outcomes that were recorded after the dispatch logs' sizes were taken.
+        for origin in [] if newer else np.unique(found["origin_log_id"]).tolist():
+            own = found[found["origin_log_id"] == origin]
+            epoch = own["w_epoch"].max()
+            self._note_watermark(target, origin, (int(epoch), int(own["w_id"][own["w_epoch"] == epoch].max())))
 
     def _note_hellos(self, group: Group, target: int, newer: bool) -> None:
         for _, batch in group.batches():
@@ -166,8 +199,86 @@ class TargetIndexer:
         self._watermarks[target, origin] = max(known, watermark)
 
 
+class _Fronts:
+    """The beginnings of batches, copied out of their groups, and decoded all at once."""
+
+    def __init__(self, folder: str, names: dict[bytes, int]) -> None:
+        self._folder = folder
+        self._names = names  # Subjects by their number; shared with the logs of other targets.
+        self._clear()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, group: Group, segment_base: int) -> None:
+        """Gather the DISPATCH batches of a verified group."""
+        header, buffer, names = group.header, group.buffer, self._names
+        words = buffer.cast("I")
+        position = content_position(header.batch_count)
+        before = len(self)
+        for size in batch_sizes(buffer, header):
+            begin, position = position, position + size
+            if size < FRONT_BYTES or buffer[begin + KIND_AT] != BatchKind.DISPATCH:
+                continue
+            heap = begin + words[(begin + HEAP_OFFSET_AT) >> 2]
+            part = begin + HEADER_BYTES
+            checked = crc32c(buffer[part : begin + COLUMNS_AT], crc32c(buffer[begin : begin + HEADER_CRC_AT]))
+            if checked != words[(begin + HEADER_CRC_AT) >> 2] or heap & 7 or not begin + FRONT_BYTES < heap < position:
+                self._fail(segment_base, header.offset + begin)
+            name = buffer[heap + 8 : heap + 8 + words[heap >> 2]].tobytes()
+            self._bytes += buffer[begin : begin + FRONT_BYTES]
+            self._offsets.append(header.offset + begin)
+            self._sizes.append(size)
+            self._subjects.append(names.setdefault(name, len(names)))
+        added = len(self) - before
+        if added:
+            self._groups.append((added, segment_base, header.appended_at_ms))
+
+    def decode(self) -> tuple[NDArray[np.void], Batches]:
+        """What was gathered since the last call: FRONT[n] and BATCH[n]."""
+        fronts = np.frombuffer(bytes(self._bytes), FRONT)
+        rows = np.zeros(len(fronts), BATCH)
+        if len(rows):
+            counts, bases, appended = zip(*self._groups, strict=True)
+            rows["segment_base"] = np.repeat(np.array(bases, np.uint64), counts)
+            rows["appended_at_ms"] = np.repeat(np.array(appended, np.int64), counts)
+            rows["offset"] = self._offsets
+            rows["subject"] = self._subjects
+            for name in ("origin_log_id", "epoch", "batch_id", "claimed_at_ms", "hour", "count", "columns_crc32c"):
+                rows[name] = fronts[name]
+            rows["columns_end"], rows["deliver_at"] = fronts["heap_offset"], fronts["first_at"]
+            self._check(fronts, rows)
+        self._clear()
+        return fronts, rows
+
+    def _check(self, fronts: NDArray[np.void], rows: Batches) -> None:
+        """A batch is taken only when its columns lie where the index says; intake has proved that of each."""
+        bytes_a_column = 8 * fronts["count"].astype(np.int64)
+        wrong = (fronts["magic"] != MAGIC) | (fronts["version"] != VERSION) | (fronts["subject_count"] != 1)
+        wrong |= (fronts["kind_bytes"] != COLUMNS_AT - HEADER_BYTES) | (fronts["total_bytes"] != self._sizes)
+        wrong |= (fronts["first_id"] != ColumnId.DELIVER_AT_MS) | (fronts["second_id"] != ColumnId.SEQUENCE)
+        wrong |= fronts["first_at"] != COLUMNS_AT + 8 * fronts["column_count"].astype(np.int64)
+        wrong |= fronts["second_at"] != fronts["first_at"] + bytes_a_column
+        wrong |= fronts["second_at"] + bytes_a_column > fronts["heap_offset"]
+        if wrong.any():
+            first = rows[int(np.argmax(wrong))]
+            self._fail(int(first["segment_base"]), int(first["offset"]))
+
+    def _fail(self, segment_base: int, offset: int) -> None:
+        path = f"{self._folder}/{segment_name(segment_base)}"
+        position = offset - segment_base + FILE_HEADER_BYTES
+        raise DamagedData(path, position, "this is no batch as a delay server hands it over")
+
+    def _clear(self) -> None:
+        self._bytes = bytearray()
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
+        self._subjects: list[int] = []
+        self._groups: list[tuple[int, int, int]] = []  # Batches, base offset of the segment, append instant.
+
+
 def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches) -> TargetRows:
-    """Read the rows of some batches of an index.
+    """Read the rows of some batches of an index, which are in its order.
 
     Raises:
         LogMoved: a segment went away meanwhile.
@@ -175,33 +286,67 @@ def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches) -> Target
     """
     sequence = np.empty(int(batches["count"].sum()), np.uint64)
     deliver_at_ms = np.empty(len(sequence), np.int64)
-    files: dict[str, File] = {}
-    first = 0
-    try:
-        for row in batches:
-            path = f"{index.targets[row['target']].folder}/{segment_name(int(row['segment_base']))}"
-            if path not in files:
-                files[path] = _open(disk, path)
-            count = int(row["count"])
-            data = _read_columns(path, files[path], row)
-            begin = int(row["columns_at"])
-            until = first + count
-            sequence[first:until] = np.frombuffer(data, np.uint64, count, int(row["sequence_at"]) - begin)
-            deliver_at_ms[first:until] = np.frombuffer(data, np.int64, count, int(row["deliver_at"]) - begin)
-            first = until
-    finally:
-        for file in files.values():
+    rows_before = np.concatenate(([0], np.cumsum(batches["count"], dtype=np.int64)))
+    for path, first, until in _by_segment(index, batches):
+        file = _open(disk, path)
+        try:
+            for start, stop in _runs(batches[first:until]):
+                start, stop = first + start, first + stop
+                rows = slice(rows_before[start], rows_before[stop])
+                sequence[rows], deliver_at_ms[rows] = _read_run(path, file, batches[start:stop])
+        finally:
             file.close()
     batch_of = np.repeat(np.arange(len(batches)), batches["count"])
     return TargetRows(sequence, deliver_at_ms, batch_of, batches, index.targets, index.subjects)
 
 
-def _read_columns(path: str, file: File, row: np.void) -> bytes:
-    position = int(row["offset"]) - int(row["segment_base"]) + FILE_HEADER_BYTES + int(row["columns_at"])
-    data = file.pread(int(row["columns_end"]) - int(row["columns_at"]), position)
-    if crc32c(data) != row["columns_crc32c"]:
-        raise DamagedData(path, position, "the checksum of a batch's columns differs")
-    return data
+def _by_segment(index: TargetIndex, batches: Batches) -> Iterator[tuple[str, int, int]]:
+    """The files that batches lie in, each with the range of its batches."""
+    if not len(batches):
+        return
+    changes = (batches["target"][1:] != batches["target"][:-1]) | (
+        batches["segment_base"][1:] != batches["segment_base"][:-1]
+    )
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(batches)]
+    for first, until in pairwise(bounds):
+        folder = index.targets[batches["target"][first]].folder
+        yield f"{folder}/{segment_name(int(batches['segment_base'][first]))}", first, until
+
+
+def _runs(batches: Batches) -> Iterator[tuple[int, int]]:
+    """Ranges of batches of one file that are read together: near each other, and not too many."""
+    begins = batches["offset"].astype(np.int64)
+    ends = begins + batches["columns_end"]
+    far = np.flatnonzero(begins[1:] - ends[:-1] > GAP_BYTES) + 1
+    bounds = [0, *far.tolist(), len(batches)]
+    for first, until in pairwise(bounds):
+        while first < until:
+            stop = max(first + 1, int(np.searchsorted(ends[first:until], begins[first] + READ_BYTES)) + first)
+            yield first, stop
+            first = stop
+
+
+def _read_run(path: str, file: File, batches: Batches) -> tuple[UInt64s, Int64s]:
+    """The sequences and due instants of batches that lie near each other."""
+    begin = int(batches["offset"][0]) + COLUMNS_AT
+    position = begin - int(batches["segment_base"][0]) + FILE_HEADER_BYTES
+    starts = batches["offset"].astype(np.int64) - begin
+    ends = starts + batches["columns_end"]
+    data = file.pread(int(ends[-1]), position)
+    view = memoryview(data)
+    known = batches["columns_crc32c"].tolist()
+    for start, end, crc in zip((starts + COLUMNS_AT).tolist(), ends.tolist(), known, strict=True):
+        if crc32c(view[start:end]) != crc:
+            raise DamagedData(path, position + start, "the checksum of a batch's columns differs")
+    words = np.frombuffer(data, np.uint64)
+    counts = batches["count"].astype(np.int64)
+    # For each row the word of its due instant; its sequence lies as many words further as its batch has rows.
+    first_rows = np.cumsum(counts) - counts
+    places = np.repeat(((starts + batches["deliver_at"]) >> 3) - first_rows, counts)
+    places += np.arange(len(places))
+    due = words.take(places).view(np.int64)
+    places += np.repeat(counts, counts)
+    return words.take(places), due
 
 
 def _open(disk: Disk, path: str) -> File:

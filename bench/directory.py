@@ -1,0 +1,222 @@
+"""Writes a data directory of a size with the formats' own encoders, and no server: what an audit is timed on.
+
+Invariant: it is what honest servers leave, so an audit of it finds nothing. An hour is written and forgotten before the
+next one, so a large directory needs no more memory than its largest hour.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import BatchKind, ColumnId, DispatchPart, ProducerPart, SchedulePart
+from delayd.delay.recovery import read_outcomes
+from delayd.delay.sealing import compare
+from delayd.disk import Disk, RealDisk
+from delayd.encode import encode, encode_subject_table
+from delayd.hours import hour_of_ms
+from delayd.log.checkpoint import CheckpointFile, Payload, Value
+from delayd.log.dispatch import END_ROW, NewPart, Outcome, encode_outcomes
+from delayd.log.group import GroupKind, NewGroup, content_position
+from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.schedule import HOUR_ROW, SEALED, dispatch_path, schedule_path
+from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
+from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+
+DELAY_ID, REALTIME_ID = 0xDE1A, 0x4EA1
+FIRST_HOUR = hour_of_ms(1_795_190_400_000)  # 2026-11-20 16:00 UTC
+HOUR_MS = 3_600_000
+SENT_MS = FIRST_HOUR * HOUR_MS - 60_000
+BODY_BYTES = 200
+SEND_ROWS = 500  # A producer's batch.
+FILED_ROWS = 4_000  # A batch of a schedule log, of at most 1 MiB.
+INSTANT_ROWS = 4_000  # Rows that are due together: about 1 MiB, which is one commit at the target.
+DISPATCH_DELAY_MS = 5
+
+Rows = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many messages, and how they lie: of ``subjects`` subjects, handed over in batches of ``batch_rows``."""
+
+    messages: int
+    hours: int = 1
+    batch_rows: int = 20
+    subjects: int = 1
+    sealed: bool = True
+    segment_bytes: int = 256 << 20
+
+
+class DirectoryWriter:
+    """Writes one directory; `write` does all of it."""
+
+    def __init__(self, root: str, shape: Shape, disk: Disk | None = None) -> None:
+        self._disk = disk or RealDisk()
+        self._shape = shape
+        self._delay, self._realtime = f"{root}/delay", f"{root}/realtime"
+        self._messages = self._log(self._delay, FileKind.MESSAGE, DELAY_ID)
+        self._target = self._log(self._realtime, FileKind.REALTIME, REALTIME_ID)
+        self._seals = open_log(self._disk, seal_place(self._delay, DELAY_ID), SENT_MS) if shape.sealed else None
+        self._previous = NO_SEAL
+        self._names = [b"subject-%d" % number for number in range(shape.subjects)]
+        self._tables = [encode_subject_table([name]) for name in self._names]
+        self._hours: list[tuple[int, int, int, int, int]] = []
+        self._ends: list[tuple[int, int, int]] = []
+        self._batch_id = 0
+
+    def write(self) -> None:
+        """Write all logs and publish the checkpoints."""
+        shape, random = self._shape, np.random.default_rng(1)
+        dealt = [part.size for part in np.array_split(np.arange(shape.messages), shape.hours)]
+        due = []
+        for number, count in enumerate(dealt):
+            instants = min(HOUR_MS // 1000, max(1, count // INSTANT_ROWS))
+            due.append((FIRST_HOUR + number) * HOUR_MS + 1000 * random.integers(0, instants, count, dtype=np.int64))
+        first = 1
+        for each in due:
+            self._send(first, each)
+            first += len(each)
+        stop = self._messages.end
+        end_ms = (FIRST_HOUR + shape.hours) * HOUR_MS + 60_000
+        first = 1
+        for number, each in enumerate(due):
+            self._hand_out(FIRST_HOUR + number, first, each, (0, stop))
+            first += len(each)
+        for log in (self._messages, self._target):
+            log.append([NewGroup(GroupKind.TICK, [], 1, end_ms)], end_ms)
+            log.flush()
+        self._publish(stop, shape.messages + 1, end_ms)
+        for closed in (self._messages, self._target, self._seals):
+            if closed is not None:
+                closed.close()
+
+    def _send(self, first: int, due: NDArray[np.int64]) -> None:
+        groups: list[NewGroup] = []
+        for start in range(0, len(due), SEND_ROWS):
+            piece = due[start : start + SEND_ROWS]
+            sequences = np.arange(first + start, first + start + len(piece), dtype=np.uint64)
+            batch = self._batch(BatchKind.PRODUCER, ProducerPart(1, first + start, 0), sequences, piece, all_names=True)
+            groups.append(NewGroup(GroupKind.DATA, [batch], 1, SENT_MS, first + start, len(piece)))
+        self._append(self._messages, groups)
+
+    def _hand_out(self, hour: int, first: int, due: NDArray[np.int64], source: tuple[int, int]) -> None:
+        order = np.argsort(due, kind="stable")
+        sequences, due = (order + first).astype(np.uint64), due[order]
+        schedule = self._file(schedule_path(self._delay, hour), FileKind.SCHEDULE, hour)
+        batches = [
+            self._batch(
+                BatchKind.SCHEDULE,
+                SchedulePart(*source, hour),
+                sequences[start : start + FILED_ROWS],
+                due[start : start + FILED_ROWS],
+                all_names=True,
+            )
+            for start in range(0, len(due), FILED_ROWS)
+        ]
+        for start in range(0, len(batches), 32):
+            schedule.append([NewGroup(GroupKind.DATA, batches[start : start + 32], 1, SENT_MS)])
+        schedule.flush()
+        batches.clear()
+        dispatch = self._file(dispatch_path(self._delay, hour), FileKind.DISPATCH, hour)
+        for parts in self._store(hour, sequences, due):
+            batch = encode_outcomes(hour, parts)
+            dispatch.append([NewGroup(GroupKind.DATA, [batch], 1, parts[-1].target_appended_at_ms)])
+        dispatch.flush()
+        self._ends.append((hour, 0, dispatch.end))
+        flags = SEALED if self._seals else 0
+        self._hours.append((hour, schedule.crc32c, schedule.end, len(due), flags))
+        if self._seals is not None:
+            filed = (batch for group in schedule.scan(0, 0) for _, batch in group.batches())
+            facts = compare(hour, filed, read_outcomes(dispatch))
+            if facts is None:
+                raise AssertionError("an hour that was written whole must balance")
+            seal = Seal(DELAY_ID, len(self._hours) - 1, facts, self._previous)
+            self._previous = seal.sha256
+            self._seals.append([NewGroup(GroupKind.DATA, [encode_seal(seal)], 1, SENT_MS, 0, 1)], SENT_MS)
+            self._seals.flush()
+        schedule.close()
+        dispatch.close()
+
+    def _store(self, hour: int, sequences: Rows, due: NDArray[np.int64]) -> Iterator[list[NewPart]]:
+        """Append an hour's rows to the target's log, batch by batch; what the dispatch log gets of each commit."""
+        subjects, rows = self._shape.subjects, self._shape.batch_rows
+        for instant in np.split(np.arange(len(due)), np.flatnonzero(np.diff(due)) + 1):
+            of = sequences[instant] % np.uint64(subjects)
+            # Rows that are due together go out by subject, as a server's frames do.
+            grouped = np.argsort(of, kind="stable")
+            commit: list[tuple[bytes, NewPart]] = []
+            for same in np.split(grouped, np.flatnonzero(np.diff(of[grouped])) + 1):
+                for start in range(0, len(same), rows):
+                    chosen = instant[same[start : start + rows]]
+                    commit.append(self._dispatch_batch(hour, sequences[chosen], due[chosen]))
+            yield self._commit(commit)
+
+    def _dispatch_batch(self, hour: int, sequences: Rows, due: NDArray[np.int64]) -> tuple[bytes, NewPart]:
+        self._batch_id += 1
+        claimed, number = int(due[0]), self._batch_id
+        part = DispatchPart(DELAY_ID, 1, number, 1, number - 1, claimed, hour)
+        subject = int(sequences[0]) % self._shape.subjects
+        batch = self._batch(BatchKind.DISPATCH, part, sequences, due, subject=subject)
+        return batch, NewPart(sequences, due, Outcome.DISPATCHED, claimed, REALTIME_ID, 1, number)
+
+    def _commit(self, commit: list[tuple[bytes, NewPart]]) -> list[NewPart]:
+        batches = [batch for batch, _ in commit]
+        appended = commit[0][1].claimed_at_ms + DISPATCH_DELAY_MS
+        rows = sum(len(part.sequences) for _, part in commit)
+        (offset,) = self._target.append([NewGroup(GroupKind.DATA, batches, 1, appended, 1, rows)], appended)
+        self._target.flush()
+        offset += content_position(len(batches))
+        parts: list[NewPart] = []
+        for batch, part in commit:
+            parts.append(part._replace(target_appended_at_ms=appended, target_offset=offset))
+            offset += len(batch)
+        return parts
+
+    def _batch(
+        self,
+        kind: BatchKind,
+        part: ProducerPart | SchedulePart | DispatchPart,
+        sequences: Rows,
+        due: NDArray[np.int64],
+        *,
+        all_names: bool = False,
+        subject: int = 0,
+    ) -> bytes:
+        count = len(due)
+        table = encode_subject_table(self._names) if all_names else self._tables[subject]
+        ends = len(table) + BODY_BYTES * np.arange(1, count + 1)
+        body = np.repeat(sequences, BODY_BYTES // 8).tobytes()
+        columns: list[tuple[ColumnId, NDArray[np.generic]]] = [(ColumnId.DELIVER_AT_MS, due)]
+        if kind is not BatchKind.PRODUCER:
+            columns.append((ColumnId.SEQUENCE, sequences))
+        if all_names and len(self._names) > 1:
+            columns.append((ColumnId.SUBJECT, (sequences % np.uint64(len(self._names))).astype(np.uint32)))
+        columns.append((ColumnId.BODY_END, ends.astype(np.uint32)))
+        names = len(self._names) if all_names else 1
+        return encode(kind, part, count, columns, [table, body], names)
+
+    def _append(self, log: Log, groups: list[NewGroup]) -> None:
+        for start in range(0, len(groups), 64):
+            log.append(groups[start : start + 64], SENT_MS)
+            log.flush()
+
+    def _publish(self, stop: int, next_sequence: int, end_ms: int) -> None:
+        hours, ends = np.array(self._hours, HOUR_ROW), np.array(self._ends, END_ROW)
+        file = CheckpointFile(self._disk, self._delay, DELAY_ID)
+        clock: list[Value] = ["boot", 0, end_ms]
+        payload: Payload = {"replay_offset": stop, "next_sequence": next_sequence, "appended_at_ms": end_ms}
+        tables: Payload = {"hours": hours.tobytes(), "outcomes": ends.tobytes()}
+        file.publish({**payload, **tables, "epoch": 1, "clock": clock}, end_ms)
+        file.close()
+        file = CheckpointFile(self._disk, self._realtime, REALTIME_ID)
+        file.publish({"indexed_offset": self._target.durable, "clock": clock}, end_ms)
+        file.close()
+
+    def _log(self, folder: str, kind: FileKind, log_id: int) -> Log:
+        return open_log(self._disk, LogPlace(f"{folder}/message", kind, log_id, self._shape.segment_bytes), SENT_MS)
+
+    def _file(self, path: str, kind: FileKind, hour: int) -> Segment:
+        self._disk.make_folder(path.rpartition("/")[0])
+        return create_segment(self._disk, path, FileHeader(kind, DELAY_ID, 0, hour, SENT_MS))
