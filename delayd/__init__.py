@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from delayd import errors
 from delayd.errors import *  # noqa: F403 - each is named in errors.__all__
+from delayd.log_id import LogId
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ __all__ = [
     "BatchFailed",
     "BatchReceipt",
     "Consumer",
+    "LogId",
     "Message",
     "MessageBatch",
     "Producer",

@@ -12,10 +12,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from delayd.log_id import LogId
+
 # What `delayd` offers too: a program catches `delayd.QueueFull`.
 __all__ = [
     "AlreadyClosed",
     "BadArgument",
+    "BadBody",
     "BadHeaders",
     "BadInstant",
     "BadMagic",
@@ -166,6 +169,10 @@ class BadHeaders(BatchMalformed):
     """The headers of a message are no map from text to text or bytes."""
 
 
+class BadBody(CallerError):
+    """The body of a message is not what it was read as: text, or JSON."""
+
+
 class BatchNumberReused(CallerError):
     """A producer sent another batch under a number that it used before (rule I1)."""
 
@@ -295,7 +302,7 @@ class OutcomeUnknown(DelaydError):
     @property
     def handle(self) -> SendHandle:
         """What to ask with; it stays valid for as long as the server keeps the producer's batch numbers."""
-        return SendHandle(self._number("log_id"), self._number("producer_id"), self._number("producer_batch"))
+        return SendHandle(LogId(self._number("log_id")), self._number("producer_id"), self._number("producer_batch"))
 
 
 class StaleHandle(DelaydError):

@@ -17,7 +17,7 @@ from delayd.disk import Lock, RealDisk
 from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping, UnknownRequest
 from delayd.executor import ThreadExecutor
 from delayd.holder import LOCK, holder_name
-from delayd.identity import open_cluster_id, open_identity
+from delayd.identity import draw_id, open_cluster_id, open_identity
 from delayd.net.connection import Connection
 from delayd.net.server import Server
 from delayd.net.trust import Guard
@@ -75,8 +75,8 @@ class MetaService:
             self._lock = self._disk.lock(os.path.join(config.folder, LOCK), holder)
             path = os.path.join(config.folder, STATE_FOLDER)
             self._state = LmdbState(path)
-            self._identity = open_identity(self._state, path, _draw_u64)
-            self._cluster_id = open_cluster_id(self._state, path, _draw_u64, config.wanted_cluster_id)
+            self._identity = open_identity(self._state, path, draw_id)
+            self._cluster_id = open_cluster_id(self._state, path, draw_id, config.wanted_cluster_id)
             moved = settle_place(self._state, place_of(config.folder))
             if moved:
                 log.warning("moved servers_are_told_of_when=they_have_registered_here")
@@ -238,7 +238,3 @@ class MetaService:
         if self._lock is not None:
             self._lock.release()
         self._disk.close()
-
-
-def _draw_u64() -> int:
-    return int.from_bytes(os.urandom(8), "little")

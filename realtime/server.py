@@ -6,12 +6,10 @@ The core is called on the loop's thread only, and its next wake-up is set again 
 import asyncio
 import logging
 import os
-import secrets
-from collections.abc import Callable
-from functools import partial
 
 from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError
+from delayd.identity import draw_id
 from delayd.net.connection import Connection
 from delayd.net.home import Home
 from delayd.net.membership import Membership
@@ -56,8 +54,7 @@ class RealtimeServer:
         config = self._config
         log.info("starting %s", describe(config))
         home = self._home = Home(config, ("commit", "pull", "work"), self._rearm)
-        draw: Callable[[], int] = partial(secrets.randbits, 64)
-        recovered = recover(config, home.disk, home.state, home.clock, draw, home.state_path)
+        recovered = recover(config, home.disk, home.state, home.clock, draw_id, home.state_path)
         executors = Executors(*home.executors)
         core = self._core = Core(config, home.disk, home.state, home.clock, executors, recovered, self._fail)
         secret = open_secret(config.data, config.secret_file)

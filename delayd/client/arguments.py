@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-import numpy as np
-
 from delayd.batch import Int64s
-from delayd.client.instants import HORIZON_MS, DeliverAtMs, wall_ms, wish, wish_column
+from delayd.client.due_columns import Delays, DeliverAt, DeliverAtMs, wish_column
+from delayd.client.instants import HORIZON_MS, wall_ms, wish
 from delayd.client.limits import (
     MESSAGE_BYTES_MAX,
     NO_HEADERS,
@@ -119,8 +118,8 @@ class Arguments:
         subject: str,
         bodies: Sequence[bytes],
         deliver_at_ms: DeliverAtMs | None,
-        delay: timedelta | None,
-        deliver_at: datetime | None,
+        delay: Delays | None,
+        deliver_at: DeliverAt | None,
         headers: Headers | Sequence[Headers | None] | None,
     ) -> Columns:
         """Check many sends of one subject; row numbers in errors count from 0."""
@@ -133,12 +132,7 @@ class Arguments:
         if len(sizes) and sizes.max() > MESSAGE_BYTES_MAX:
             row = int(sizes.argmax())
             raise MessageTooLarge(f"row {row} has {sizes[row]} bytes and is over the limit of {MESSAGE_BYTES_MAX}")
-        if deliver_at_ms is not None and delay is None and deliver_at is None:
-            deliver, relative = wish_column(deliver_at_ms, len(bodies), self._horizon_ms), False
-        else:
-            scalar = None if deliver_at_ms is None else int(np.asarray(deliver_at_ms).flat[0])
-            when, relative = wish(delay, deliver_at, scalar, self._horizon_ms)
-            deliver = np.full(len(bodies), when, np.int64)
+        deliver, relative = wish_column(delay, deliver_at, deliver_at_ms, len(bodies), self._horizon_ms)
         return Columns(name, bodies, body_bytes, sizes, deliver, relative, packed)
 
     def _check_subject(self, subject: str) -> None:

@@ -9,12 +9,8 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.client.limits import need_timedelta
@@ -32,7 +28,8 @@ _MS = timedelta(milliseconds=1)
 _US = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
 
-DeliverAtMs = int | Sequence[int] | NDArray[np.integer]
+ONE_OF_THREE = "say once when a message is due: one of delay=, deliver_at= and deliver_at_ms="
+
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +51,11 @@ def monotonic_s() -> float:
 def wall_ms() -> int:
     """This machine's wall clock, in ms since the epoch."""
     return time.clock_gettime_ns(time.CLOCK_REALTIME) // 1_000_000
+
+
+def utc(instant_ms: int) -> datetime:
+    """An instant in ms since the epoch as a datetime in UTC."""
+    return _EPOCH + instant_ms * _MS
 
 
 class Wish(NamedTuple):
@@ -81,40 +83,19 @@ def wish(
         PastHorizon: due later than the horizon from now.
     """
     if deliver_at_ms is not None and delay is None and deliver_at is None:
-        return Wish(_within_horizon(_integer(deliver_at_ms), horizon_ms), False)
+        return Wish(within_horizon(_integer(deliver_at_ms), horizon_ms), False)
     if delay is not None and deliver_at is None and deliver_at_ms is None:
-        return Wish(monotonic_us() + _delay_us(delay, horizon_ms), True)
+        return Wish(monotonic_us() + delay_us_of(delay, horizon_ms), True)
     if deliver_at is not None and delay is None and deliver_at_ms is None:
-        return Wish(_within_horizon(_instant_ms(deliver_at), horizon_ms), False)
-    raise BadArgument("say once when the message is due: one of delay=, deliver_at= and deliver_at_ms=")
-
-
-def wish_column(deliver_at_ms: DeliverAtMs, count: int, horizon_ms: int = HORIZON_MS) -> Int64s:
-    """The instants of ``count`` messages, as int64[count]: one for all of them, or one for each.
-
-    Raises:
-        BadArgument: not whole numbers, or another number of them.
-        BadInstant: one is before 2001-09-09.
-        PastHorizon: one is due later than the horizon from now.
-    """
-    column = np.asarray(deliver_at_ms)
-    if column.dtype.kind not in "iu" or column.ndim > 1:
-        raise BadArgument(f"deliver_at_ms must be whole milliseconds since the epoch, not {column.dtype}")
-    if column.ndim == 1 and len(column) != count:
-        raise BadArgument(f"{len(column)} instants were given for {count} bodies; give one for each, or one for all")
-    if column.size:
-        # Compared before the cast, which would turn an unsigned number above the limit into a negative one.
-        _within_horizon(int(column.max()), horizon_ms)
-        _within_horizon(int(column.min()), horizon_ms)
-    return column.astype(np.int64) if column.ndim else np.full(count, column, np.int64)
+        return Wish(within_horizon(instant_ms(deliver_at), horizon_ms), False)
+    raise BadArgument(ONE_OF_THREE)
 
 
 def past_horizon(instant_ms: int, now_ms: int, horizon_ms: int) -> PastHorizon:
     """What a caller is told whose instant is further ahead than any server takes, by this machine's clock."""
-    now = _EPOCH + now_ms * _MS
     return PastHorizon(
         f"deliver_at_ms {instant_ms} is past the horizon of {horizon_ms // 86_400_000} days from now, which is"
-        f" {now.isoformat(timespec='seconds')} by this machine's clock"
+        f" {utc(now_ms).isoformat(timespec='seconds')} by this machine's clock"
     )
 
 
@@ -211,7 +192,8 @@ def _integer(value: int) -> int:
         raise BadArgument(f"deliver_at_ms must be whole milliseconds since the epoch, not {kind}") from None
 
 
-def _instant_ms(value: datetime) -> int:
+def instant_ms(value: datetime) -> int:
+    """A datetime in ms since the epoch, rounded up; BadArgument or NaiveDatetime for what is none."""
     if not isinstance(value, datetime):
         raise BadArgument(f"deliver_at must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:
@@ -220,8 +202,9 @@ def _instant_ms(value: datetime) -> int:
     return -((_EPOCH - value) // _MS)
 
 
-def _delay_us(value: timedelta, horizon_ms: int) -> int:
-    delay_us = need_timedelta("delay", value) // _US
+def delay_us_of(value: timedelta, horizon_ms: int) -> int:
+    """A delay in us; BadArgument or PastHorizon for what is none, or too long."""
+    delay_us = -(-need_timedelta("delay", value) // _US)
     if delay_us < 0:
         raise BadArgument(f"a delay of {value.total_seconds():g} s is negative; give one of 0 or more")
     if delay_us > horizon_ms * 1000:
@@ -229,14 +212,15 @@ def _delay_us(value: timedelta, horizon_ms: int) -> int:
     return delay_us
 
 
-def _within_horizon(instant_ms: int, horizon_ms: int) -> int:
-    if instant_ms < INSTANT_MS_MIN:
+def within_horizon(at_ms: int, horizon_ms: int) -> int:
+    """The instant; BadInstant or PastHorizon when no server would take it."""
+    if at_ms < INSTANT_MS_MIN:
         raise BadInstant(
-            f"deliver_at_ms {instant_ms} is before 2001-09-09 (seconds, not milliseconds?); for at once say"
+            f"deliver_at_ms {at_ms} is before 2001-09-09 (seconds, not milliseconds?); for at once say"
             " delay=timedelta(0)"
         )
     # The server judges by its own clock; this only spares the way to it.
     now_ms = wall_ms()
-    if instant_ms > now_ms + horizon_ms:
-        raise past_horizon(instant_ms, now_ms, horizon_ms)
-    return instant_ms
+    if at_ms > now_ms + horizon_ms:
+        raise past_horizon(at_ms, now_ms, horizon_ms)
+    return at_ms

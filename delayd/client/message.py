@@ -5,20 +5,21 @@ Invariant: what is decoded was verified against the batch's checksums, and nothi
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s, padded
-from delayd.errors import BadHeaders
+from delayd.client.instants import utc
+from delayd.errors import BadBody, BadHeaders
 from delayd.headers import Headers, decode_headers
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from delayd.log_id import LogId
 
 Item = TypeVar("Item", bound=np.generic)
 
@@ -197,6 +198,24 @@ class MessageView:
         """What was sent."""
         return self._columns.bodies[self.row]
 
+    def text(self) -> str:
+        """The body as text in UTF-8; BadBody when it is none."""
+        try:
+            return self.body.decode()
+        except UnicodeDecodeError as error:
+            raise BadBody(f"the body of {self!r} is no UTF-8 ({error.reason} at byte {error.start})") from error
+
+    def json(self) -> Any:
+        """The body, decoded as JSON in UTF-8; BadBody when it is none.
+
+        >>> message.json()["order"]
+        42
+        """
+        try:
+            return json.loads(self.text())
+        except (ValueError, RecursionError) as error:
+            raise BadBody(f"the body of {self!r} is no JSON: {error}") from error
+
     @property
     def headers(self) -> Headers:
         """What was sent with it; BadHeaders when that can't be decoded, and then `headers_bytes` has it."""
@@ -220,7 +239,7 @@ class MessageView:
     @property
     def deliver_at(self) -> datetime:
         """When it was due, in UTC."""
-        return _EPOCH + timedelta(milliseconds=self.deliver_at_ms)
+        return utc(self.deliver_at_ms)
 
     @property
     def late_ms(self) -> int:
@@ -238,9 +257,9 @@ class MessageView:
         return int(self._columns.sequences[self.row])
 
     @property
-    def log_id(self) -> int:
-        """The log of the delay server that held it."""
-        return int(self._columns.log_ids[self.row])
+    def log_id(self) -> LogId:
+        """The log of the delay server that held it; its text is the one that `delayd servers` shows."""
+        return LogId(self._columns.log_ids[self.row])
 
     @property
     def handle(self) -> list[int]:

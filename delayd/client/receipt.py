@@ -6,6 +6,7 @@ Invariant: a receipt exists only for messages that a delay server has made durab
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from itertools import count, repeat
 from typing import NamedTuple, TypeVar
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
+from delayd.client.instants import utc
 from delayd.errors import DelaydError
+from delayd.log_id import LogId
 
 Column = TypeVar("Column", bound=np.generic)
 
@@ -25,7 +28,7 @@ _NO_UINT64S: NDArray[np.uint64] = np.empty(0, np.uint64)
 class Accepted(NamedTuple):
     """A delay server's word that one batch is durable; its row i has the sequence ``base_sequence + i``."""
 
-    log_id: int
+    log_id: LogId
     base_sequence: int
     row_count: int
     accepted_at_ms: int
@@ -35,12 +38,22 @@ class Accepted(NamedTuple):
 class Receipt(NamedTuple):
     """One message is kept; (log_id, sequence) names it for ever."""
 
-    log_id: int
+    log_id: LogId
     sequence: int
     deliver_at_ms: int
     accepted_at_ms: int
     was_due: bool  # It was due when it was accepted, so it is delivered at once.
     duplicate: bool  # The server knew the batch from an earlier try and has kept it once.
+
+    @property
+    def deliver_at(self) -> datetime:
+        """When it is due, in UTC."""
+        return utc(self.deliver_at_ms)
+
+    @property
+    def accepted_at(self) -> datetime:
+        """When the delay server made it durable, in UTC and by that server's clock."""
+        return utc(self.accepted_at_ms)
 
 
 _new_receipt = partial(tuple.__new__, Receipt)

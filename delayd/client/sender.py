@@ -35,6 +35,7 @@ from delayd.errors import (
     ServerUnavailable,
     error_by_code,
 )
+from delayd.log_id import LogId
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head
 from delayd.wire.requests import (
@@ -226,7 +227,7 @@ class Sender:
         group = parcel.group
         if not parcel.may_be_kept or group is None:
             return parcel.failure
-        handle = SendHandle(group.log_id, self._own_id(), parcel.number)
+        handle = SendHandle(LogId(group.log_id), self._own_id(), parcel.number)
         unknown = OutcomeUnknown(
             f"batch {parcel.number} was sent to {group.link.address} and no outcome came in time"
             f" ({parcel.failure.message}); ask with the handle",
@@ -276,7 +277,7 @@ def _outcome(result: Head, log_id: int, count: int) -> Accepted | Refusal:
 
 def _accepted(result: Head, log_id: int) -> Accepted:
     return Accepted(
-        log_id,
+        LogId(log_id),
         need_u64(result, "base_sequence"),
         need_int(result, "count", 1, ROWS_MAX),
         need_instant(result, "appended_at_ms"),

@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from delayd.client.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, ProducerSettings, Single
+from delayd.client.due_columns import Delays, DeliverAt, DeliverAtMs
 from delayd.client.gathering import ROW_BYTES
-from delayd.client.instants import HORIZON_MS, DeliverAtMs
+from delayd.client.instants import HORIZON_MS
 from delayd.client.limits import Headers, need_meta
 from delayd.client.loop_thread import LoopThread
 from delayd.client.producer_core import ProducerCore, queue_full
@@ -109,11 +110,14 @@ class Producer:
         bodies: Sequence[bytes],
         deliver_at_ms: DeliverAtMs | None = None,
         *,
-        delay: timedelta | None = None,
-        deliver_at: datetime | None = None,
+        delay: Delays | None = None,
+        deliver_at: DeliverAt | None = None,
         headers: Headers | Sequence[Headers | None] | None = None,
     ) -> BatchReceipt:
-        """Send many messages of one subject, as columns; `deliver_at_ms` and `headers` are one for all or one for each.
+        """Send many messages of one subject, as columns, due at one of the three.
+
+        When they are due, and `headers`, is one for all or one for each: a list, an array of numpy (datetime64 counts
+        in UTC) or a Series of pandas (with a time zone).
 
         Raises:
             CallerError: an argument is wrong; nothing was sent.

@@ -6,7 +6,6 @@ The core is called on the loop's thread only, and its next wake-up is set again 
 import asyncio
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from delayd.delay.core import DelayCore, Threads
 from delayd.delay.requests import Requests
 from delayd.delay.sender import OnAnswer, Wire
 from delayd.errors import ConnectionLost, DelaydError, NotReady
+from delayd.identity import draw_id
 from delayd.net.connection import Connection, connect
 from delayd.net.home import Home
 from delayd.net.membership import Membership
@@ -78,7 +78,7 @@ class DelayServer:
             Threads(*home.executors),
             self._dial,
             self._ask_routes,
-            partial(secrets.randbits, 64),
+            draw_id,
             home.clock.restart_evidence,
             partial(time.sleep, REST_S),
         )

@@ -19,8 +19,10 @@ from delayd.client.instants import ServerClock
 from delayd.client.packing import BYTES_TARGET, ROWS_TARGET, pack_one, pack_rows, split_rows
 from delayd.client.receipt import Accepted, BatchReceipt, Receipt
 from delayd.errors import DelaydError, HourFull
+from delayd.log_id import LogId
 from delayd.validate import check_batch
 
+LOG_ID = LogId(5)
 PART = ProducerPart(2**64 - 1, 7, 3)
 NAMES = st.text("abcXYZ019._%/-", min_size=1, max_size=12)
 HEADERS = st.sampled_from([b"", b"\x80", b"\x81\xa1a\xa1b", b"\x81\xa3key\xc4\x01\x00"])
@@ -95,9 +97,9 @@ def test_gathered_sends_come_out_as_they_went_in(sends: list[Single]) -> None:
     clock = known_clock()
     gathering, waiters = gathered(sends)
     assert unpacked(gathering.encode(PART, clock)) == expected(sends, clock)
-    gathering.accept(Accepted(5, 100, len(sends), 2_000, False))
+    gathering.accept(Accepted(LOG_ID, 100, len(sends), 2_000, False))
     for at, (row, waiter) in enumerate(zip(expected(sends, clock), waiters, strict=True)):
-        assert waiter.outcomes == [Receipt(5, 100 + at, row[2], 2_000, row[2] <= 2_000, False)]
+        assert waiter.outcomes == [Receipt(LOG_ID, 100 + at, row[2], 2_000, row[2] <= 2_000, False)]
 
 
 @given(ROWS, st.data())
@@ -111,7 +113,7 @@ def test_rows_that_were_split_off_end_once_and_on_the_right_side(sends: list[Sin
     assert unpacked(named.encode(PART, clock)) == expected([sends[row] for row in sorted(chosen)], clock)
     others.encode(PART, clock)
     named.fail(HourFull("full"))
-    others.accept(Accepted(5, 1, others.count, 0, False))
+    others.accept(Accepted(LOG_ID, 1, others.count, 0, False))
     for row, waiter in enumerate(waiters):
         assert [isinstance(outcome, HourFull) for outcome in waiter.outcomes] == [row in chosen]
 
@@ -153,7 +155,7 @@ def test_a_block_that_is_split_again_and_again_reports_every_row_once(sends: lis
             continue
         for at, row in enumerate(unpacked(block.encode(PART, known_clock()))):
             sequences[sequence + at] = row[1]
-        block.accept(Accepted(5, sequence, block.count, 0, False))
+        block.accept(Accepted(LOG_ID, sequence, block.count, 0, False))
         sequence += block.count
     (receipt,) = answer.outcomes
     assert isinstance(receipt, BatchReceipt)

@@ -12,6 +12,7 @@ from delayd.identity import (
     FORMAT,
     Identity,
     check_epoch,
+    draw_id,
     known_cluster_id,
     open_cluster_id,
     open_identity,
@@ -118,3 +119,9 @@ def test_rule_H8_an_epoch_out_of_bounds_is_named(epoch: int, heard: int) -> None
         check_epoch(epoch, heard, "delay server 1")
     check_epoch(3 + EPOCH_STEPS_MAX, 3, "delay server 1")
     check_epoch(EPOCH_MAX, 0, "delay server 1")
+
+
+def test_an_id_that_is_drawn_begins_with_a_letter_so_that_nothing_takes_its_text_for_a_number() -> None:
+    drawn = {draw_id() for _ in range(2_000)}
+    assert len(drawn) == 2_000 and {f"{number:016x}"[0] for number in drawn} == set("abcdef")
+    assert {number.bit_length() for number in drawn} == {64}

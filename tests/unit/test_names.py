@@ -29,4 +29,4 @@ def test_every_name_that_delayd_offers_is_there_and_named_once() -> None:
 def test_the_package_alone_loads_no_client_and_no_server() -> None:
     code = "import sys, delayd; print(*sorted(name for name in sys.modules if name.startswith('delayd')))"
     ran = run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["delayd", "delayd.errors"]
+    assert ran.stdout.split() == ["delayd", "delayd.errors", "delayd.log_id"]

@@ -14,6 +14,7 @@ from delayd.client.consumer import AsyncConsumer
 from delayd.errors import (
     AlreadyClosed,
     BadArgument,
+    BadBody,
     BadHeaders,
     BadSetting,
     BadSubject,
@@ -537,6 +538,25 @@ def test_faulty_settings_are_named() -> None:
         async with consumer_of(world) as consumer:
             with pytest.raises(BadArgument):
                 await consumer.pull(0)
+
+    on_loop(scenario)
+
+
+def test_a_body_is_read_as_text_or_json_and_what_is_neither_is_named() -> None:
+    async def scenario(world: World) -> None:
+        bodies = [b'{"order": 42}', "grün".encode(), b"\xff\x00", b"[" * 100_000]
+        for body in bodies:
+            world.realtime.add(body)
+        async with consumer_of(world) as consumer:
+            batch = await consumer.pull()
+            good, text, raw, deep = batch
+            assert good.json() == {"order": 42} and text.text() == "grün" and raw.body == b"\xff\x00"
+            for call, named in ((text.json, "is no JSON"), (raw.text, "is no UTF-8"), (raw.json, "is no UTF-8")):
+                with pytest.raises(BadBody, match=rf"body of AsyncMessage\(orders, sequence .* {named}"):
+                    call()
+            with pytest.raises(BadBody, match="is no JSON"):
+                deep.json()
+            await batch.ack()
 
     on_loop(scenario)
 

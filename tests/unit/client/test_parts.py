@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from delayd.client.arguments import ProducerSettings
-from delayd.client.instants import HORIZON_MS, ServerClock, monotonic_us, wish, wish_column
+from delayd.client.due_columns import wish_column
+from delayd.client.instants import HORIZON_MS, ServerClock, monotonic_us, wish
 from delayd.client.limits import check_subject, pack_headers, parse_address
 from delayd.client.receipt import BatchFailed, BatchReceipt, Failure, Receipt
 from delayd.client.retry import LAST_MS, Backoff, spread_ms
@@ -24,6 +25,7 @@ from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
 from delayd.errors import BadInstant, BadSetting, CallerError, HourFull, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
+from delayd.log_id import LogId
 
 
 def test_slots_go_to_who_waited_longest_and_never_beyond_the_limit() -> None:
@@ -115,19 +117,19 @@ def test_instants_are_read_to_the_millisecond_and_rounded_up() -> None:
 def test_the_horizon_itself_is_accepted_and_a_second_more_is_not() -> None:
     now_ms = time.time_ns() // 1_000_000
     wish(timedelta(milliseconds=HORIZON_MS), None, None)
-    wish_column([now_ms + HORIZON_MS], 1)
+    wish_column(None, None, [now_ms + HORIZON_MS], 1)
     with pytest.raises(PastHorizon):
         wish(timedelta(milliseconds=HORIZON_MS + 1), None, None)
     with pytest.raises(PastHorizon):
-        wish_column([now_ms, now_ms + HORIZON_MS + 1_000], 2)
+        wish_column(None, None, [now_ms, now_ms + HORIZON_MS + 1_000], 2)
     with pytest.raises(PastHorizon):
         wish(timedelta(hours=2), None, None, 3_600_000)
 
 
 def test_one_instant_serves_a_whole_batch() -> None:
-    assert wish_column(INSTANT_MS_MIN, 3).tolist() == [INSTANT_MS_MIN] * 3
-    assert wish_column(np.full(2, INSTANT_MS_MIN, np.uint64), 2).dtype == np.int64
-    assert wish_column(np.empty(0, np.int64), 0).tolist() == []
+    assert wish_column(None, None, INSTANT_MS_MIN, 3)[0].tolist() == [INSTANT_MS_MIN] * 3
+    assert wish_column(None, None, np.full(2, INSTANT_MS_MIN, np.uint64), 2)[0].dtype == np.int64
+    assert wish_column(None, None, np.empty(0, np.int64), 0)[0].tolist() == []
 
 
 def test_seconds_that_are_given_as_milliseconds_are_refused_with_that_guess() -> None:
@@ -135,7 +137,7 @@ def test_seconds_that_are_given_as_milliseconds_are_refused_with_that_guess() ->
         with pytest.raises(BadInstant, match="seconds, not milliseconds"):
             wish(None, None, seconds)
         with pytest.raises(BadInstant, match="seconds, not milliseconds"):
-            wish_column([time.time_ns() // 1_000_000, seconds], 2)
+            wish_column(None, None, [time.time_ns() // 1_000_000, seconds], 2)
 
 
 def test_subjects_and_addresses_are_read_as_they_are_written() -> None:
@@ -170,7 +172,7 @@ def test_a_failed_batch_says_how_many_failed_and_why() -> None:
 
 def test_the_outcome_of_a_send_is_heard_by_every_thread_and_callback_once() -> None:
     future = SendFuture()
-    receipt = Receipt(1, 2, 3, 4, True, False)
+    receipt = Receipt(LogId(1), 2, 3, 4, True, False)
     heard: list[object] = []
     future.add_done_callback(lambda done: heard.append(done.result(timedelta(0))))
     threads = [threading.Thread(target=lambda: heard.append(future.result(timedelta(seconds=10)))) for _ in range(3)]
