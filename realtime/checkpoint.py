@@ -58,6 +58,7 @@ class Snapshot:
     evidence: tuple[str, int, int]
     retains: bool = False  # Whether retention was asked for.
     keep_from: int | None = None  # Retention may remove the message log below, once this is published.
+    begins: int = 0  # Where the message log may begin, by this checkpoint and those before it.
     tails: list[ConsumeTail] = field(default_factory=list)
     damaged: list[tuple[Subject, DamagedData]] = field(default_factory=list)  # Consume logs that took no entries.
     counted: bool = False  # The state holds it, though it may not have been published.
@@ -185,6 +186,7 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
         "indexed_offset": marks.indexed_offset,
         "pull_offset": marks.pull_offset,
         "next_sequence": marks.next_sequence,
+        "keep_from": snapshot.begins,
         "epoch": snapshot.epoch,
         "clock": list(snapshot.evidence),
     }

@@ -485,6 +485,7 @@ class Core:
                 # Nobody knows which messages they have not acknowledged (rule Q3).
                 snapshot.keep_from = self._state.message_log.start
             self._index.leaving_below = snapshot.keep_from
+        snapshot.begins = max(self._state.message_log.start, self._index.leaving_below)
         return True
 
     def _forget_some(self) -> None:

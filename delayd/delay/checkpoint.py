@@ -23,11 +23,12 @@ from delayd.delay.loader import NO_SEQUENCES
 from delayd.delay.pending import PendingRows, Taken
 from delayd.delay.producers import Producers
 from delayd.delay.schedule_writer import FILES_A_SYNC, ScheduleWriter
+from delayd.delay.seal_log import SealMark
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done, Executor
 from delayd.identity import Identity
-from delayd.log.checkpoint import CheckpointFile
+from delayd.log.checkpoint import CheckpointFile, Value
 from delayd.log.dispatch import END_ROW
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows
@@ -45,6 +46,17 @@ RETRY_DAMAGED_MS = 30_000  # After a damaged file: an operator restores it, and 
 Evidence = Callable[[], ClockEvidence]
 
 
+class Books(NamedTuple):
+    """What only the audit reads of a checkpoint (rules S5, S7)."""
+
+    skipped: int  # Sequences that an operator's word left unused.
+    dropped: int  # Filed rows that operators gave up.
+    keep_from: int  # Where the message log may begin.
+    settled_ms: int  # What fell due before has an outcome, as far as no target holds it up; 0 while nobody knows.
+    waits: str  # What holds that up.
+    links: list[Value]  # For each target its log_id, and the same two for what waits for it.
+
+
 class Facts(NamedTuple):
     """What a checkpoint says besides its hours; taken on the loop before the worker begins."""
 
@@ -54,6 +66,7 @@ class Facts(NamedTuple):
     puts: list[tuple[bytes, bytes]]
     removes: list[bytes]
     ends: dict[int, OutcomeEnd]
+    books: "Books"
 
 
 class Abandoned(Exception):
@@ -91,6 +104,7 @@ class Checkpointer:
         damaged: Callable[[], Iterable[int]],
         on_damaged: Callable[[int, DamagedData], None],
         filed_below: int,
+        seal_end: Callable[[], SealMark | None],
     ) -> None:
         self.filed_below = filed_below  # Sequences below are filed.
         self.replay = replay  # Of the last checkpoint in the state.
@@ -111,6 +125,7 @@ class Checkpointer:
         self._beside = beside  # What stands beside damaged schedule logs.
         self._damaged = damaged  # Hours whose schedule log takes nothing now.
         self._on_damaged = on_damaged  # Hears of hours that become so.
+        self._seal_end = seal_end
         self._file = CheckpointFile(disk, config.folder, identity.log_id)
         self._published = -1  # Replay offset that the checkpoint file says, as far as this life knows.
         self._waiters: list[tuple[int, Callable[[], None]]] = []
@@ -161,6 +176,7 @@ class Checkpointer:
         moved: Iterable[int],
         handed_over: list[NDArray[np.uint64]],
         ended: Callable[[bool], None],
+        books: Books,
         forgotten: Iterable[bytes] = (),
     ) -> None:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
@@ -184,7 +200,7 @@ class Checkpointer:
         for key in removes:
             told.pop(key, None)
         gone = sorted({*owed_removes, *removes} - told.keys())
-        facts = Facts(stop, next_sequence, appended_at_ms, list(told.items()), gone, ends)
+        facts = Facts(stop, next_sequence, appended_at_ms, list(told.items()), gone, ends, books)
         taken = self._pending.take()
         self._executor.submit(
             partial(
@@ -239,6 +255,7 @@ class Checkpointer:
             "next_sequence": facts.next_sequence,
             "appended_at_ms": facts.appended_at_ms,
             "reach_ms": self.reach_ms,
+            "skipped": facts.books.skipped,
         }
         written, beside = writer.written.rows, writer.written_beside.rows
         counted = (b"checkpoint", msgpack.packb(checkpoint))
@@ -246,7 +263,8 @@ class Checkpointer:
         self._state.commit(chain(rows_of_hours, facts.puts, [counted]), facts.removes)
         unpublished: DataError | OSError | None = None
         try:
-            self._publish(facts, merge_hours(self._hours.rows, written), now_ms, evidence)
+            tables = merge_hours(self._hours.rows, written), merge_hours(self._beside.rows, beside)
+            self._publish(facts, *tables, now_ms, evidence)
         except (DataError, OSError) as error:
             # The state counts it all the same: whoever took it for undone would cut off what is counted.
             unpublished = error
@@ -259,7 +277,8 @@ class Checkpointer:
         self._rest()
         self._executor.give_way()
 
-    def _publish(self, facts: Facts, hours: HourRows, now_ms: int, evidence: ClockEvidence) -> None:
+    def _publish(self, facts: Facts, hours: HourRows, beside: HourRows, now_ms: int, evidence: ClockEvidence) -> None:
+        seals, books = self._seal_end(), facts.books
         self._file.publish(
             {
                 "replay_offset": facts.stop.offset,
@@ -269,8 +288,16 @@ class Checkpointer:
                 "reach_ms": self.reach_ms,
                 "epoch": self._identity.epoch,
                 "hours": hours.tobytes(),
+                "beside": beside.tobytes(),
                 "outcomes": np.array([(hour, 0, end.length) for hour, end in facts.ends.items()], END_ROW).tobytes(),
                 "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],
+                "seals": None if seals is None else [seals.seals, seals.sha256],
+                "skipped": books.skipped,
+                "dropped": books.dropped,
+                "keep_from": books.keep_from,
+                "settled_ms": books.settled_ms,
+                "waits": books.waits,
+                "links": books.links,
             },
             now_ms,
         )

@@ -15,7 +15,7 @@ import numpy as np
 from delayd.batch import Batch
 from delayd.clock import JUMP_MS, Clock
 from delayd.config import DelayConfig
-from delayd.delay.checkpoint import Checkpointer, Evidence
+from delayd.delay.checkpoint import Books, Checkpointer, Evidence
 from delayd.delay.dispatcher import AskRoutes, Dispatcher
 from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.held import HeldRows
@@ -35,6 +35,7 @@ from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows
 from delayd.delay.seal_log import SealLog
 from delayd.delay.sender import Origin, Sender
+from delayd.delay.settled import settled
 from delayd.delay.sources import Sources
 from delayd.delay.table import message_rows
 from delayd.delay.target_ends import KeepingEnds, TargetEnds
@@ -130,6 +131,7 @@ class DelayCore:
             found.appended_at_ms,
             self._index,
             found.subjects.knows,
+            found.skipped,
         )
         self._outcomes = OutcomeLog(
             disk,
@@ -184,6 +186,7 @@ class DelayCore:
             lambda: self._mending.damaged_hours(),
             lambda hour, error: self._mending.schedule_damaged(hour, error),
             found.filed_below,
+            lambda: self._retention.seal_end(),
         )
         self._withheld = set(found.quarantined)  # Any of their rows may have been handed over: none is, until known.
         self._loading = Loading(
@@ -200,6 +203,7 @@ class DelayCore:
             lambda: self._loaded_until,
             lambda: not (self._loading.running or self._checkpointer.running or self._stopped is not None),
             self._attached,
+            found.dropped,
         )
         for hour, error in found.quarantined.items():
             unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)
@@ -607,19 +611,26 @@ class DelayCore:
         intake, outcomes = self.intake, self._outcomes
         ends, moved = {**self._quarantined_ends, **outcomes.ends}, sorted(outcomes.moved & outcomes.ends.keys())
         outcomes.moved.clear()
+        books = self._books()
         self._checkpointer.begin(
             *(intake.durable, intake.durable_sequence, intake.appended_at_ms, notes, ends, moved),
             outcomes.take_handed_over(),
-            partial(self._checkpointed, intake.durable_sequence),
+            partial(self._checkpointed, intake.durable_sequence, books.keep_from),
+            books,
             sorted(forgotten),
         )
 
-    def _checkpointed(self, next_sequence: int, published: bool) -> None:
+    def _books(self) -> Books:
+        parts = (self._wheel, self.intake, self.dispatcher, self._held, self.quarantine)
+        said = settled(self._clock, *parts, self._loaded_until)
+        return Books(self.intake.skipped, self._mending.dropped, self._segments.keep_from, *said)
+
+    def _checkpointed(self, next_sequence: int, keep_from: int, published: bool) -> None:
         if not published:
             self._end()
             return
         self._outcomes.filed_below = next_sequence
-        self._segments.published(self._checkpointer.replay.offset)
+        self._segments.published(self._checkpointer.replay.offset, keep_from)
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
         # Rows of later hours have just been filed, and with them go their subjects.

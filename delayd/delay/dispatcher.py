@@ -78,7 +78,11 @@ class Dispatcher:
     @property
     def unrouted_rows(self) -> int:
         """Due rows whose subject has no target yet."""
-        return sum(len(rows) for parts in self._unrouted.values() for rows in parts)
+        return sum(map(len, self.unrouted()))
+
+    def unrouted(self) -> Iterator[Rows]:
+        """View the due rows whose subject has no target yet, in several arrays."""
+        return (rows for parts in self._unrouted.values() for rows in parts)
 
     @property
     def wants_places(self) -> bool:
@@ -207,15 +211,14 @@ class Dispatcher:
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that a due row refers to (rule P6)."""
         offsets = [link.sender.lowest_message_log_offset() for link in self._order]
-        offsets.append(lowest_offset([rows for parts in self._unrouted.values() for rows in parts]))
+        offsets.append(lowest_offset(list(self.unrouted())))
         return min((offset for offset in offsets if offset is not None), default=None)
 
     def parts(self) -> Iterator[Rows]:
         """View all rows that have left the wheel and are not decided, in several arrays."""
         for link in self._order:
             yield from link.sender.parts()
-        for parts in self._unrouted.values():
-            yield from parts
+        yield from self.unrouted()
 
     def forget_targets(self) -> None:
         """Forget the targets of subjects that no row in memory has, as far as nothing of them can be in doubt (H5)."""

@@ -112,8 +112,10 @@ class Intake:
         appended_at_ms: int,
         on_committed: Callable[[Committed], None],
         knows_subjects: Callable[[Batch], bool],
+        skipped: int = 0,
     ) -> None:
         self.reserve = Reserve()
+        self.skipped = skipped  # Sequences that an operator's word has left unused, as far as that is durable (S5).
         self.next_sequence = next_sequence
         self.appended_at_ms = appended_at_ms  # Of the last group that is durable; never decreases (rule P5).
         self.durable = durable
@@ -131,6 +133,7 @@ class Intake:
         self._queue: list[Batch] = []
         self._controls: list[Control] = []
         self._tick = False
+        self._skip = 0  # Sequences that the next commit leaves unused.
         self._set_back_ms: int | None = None  # What the next group may be stamped with, though the log is ahead of it.
         self._committing = False
         self._closed = False
@@ -187,6 +190,13 @@ class Intake:
         self._set_back_ms = to_ms
         self._commit()
 
+    def skip(self, sequences: int, on_durable: Callable[[], None]) -> None:
+        """Go on with higher sequences, by an operator's word; a control record says so, for the books (rule S5)."""
+        record: Record = {"type": "skipped", "sequences": sequences}
+        self._controls.insert(0, Control(encode_records([record]), on_durable))
+        self._skip += sequences
+        self._commit()
+
     def close(self) -> None:
         """Refuse what comes from now on; what was taken is still committed."""
         self._closed = True
@@ -237,6 +247,8 @@ class Intake:
         self._committing = True
         batches = self._take_batches()
         controls, self._controls = self._controls[:BATCHES_MAX], self._controls[BATCHES_MAX:]
+        begin, skip, self._skip = self.next_sequence, self._skip, 0
+        self.next_sequence += skip
         appended_at_ms = max(self._clock.stamp_ms(), self.filed_from_ms)
         groups: list[NewGroup] = []
         if controls:
@@ -257,7 +269,7 @@ class Intake:
         self._tick = False
         self._executor.submit(
             partial(_write, self._log, groups, appended_at_ms),
-            partial(self._committed, stored, controls, appended_at_ms, self.next_sequence),
+            partial(self._committed, stored, controls, appended_at_ms, begin, skip),
         )
 
     def _take_batches(self) -> list[Batch]:
@@ -276,7 +288,8 @@ class Intake:
         stored: list[Stored],
         controls: list[Control],
         appended_at_ms: int,
-        next_sequence: int,
+        begin: int,
+        skip: int,
         done: Done[Written],
     ) -> None:
         self._committing = False
@@ -285,8 +298,10 @@ class Intake:
         except DiskFull as error:
             if not self.reserve.closed:
                 log.warning("message_log_full reason=%r", str(error))
-            # Nothing was appended: its sequences stay unused. Control records are tried again, unless the server stops.
-            self._controls = [] if self._closed else controls + self._controls
+            # Nothing was appended, and nobody heard a sequence of it: they are given again, or the books would miss
+            # them (rule S5). Control records are tried again, unless the server stops.
+            self.next_sequence = begin
+            self._controls, self._skip = ([], 0) if self._closed else (controls + self._controls, self._skip + skip)
             self.reserve.closed = True
             refused, self._queue = [*(entry.batch for entry in stored), *self._queue], []
             self.queued_bytes = 0
@@ -295,7 +310,8 @@ class Intake:
             return
         if appended_at_ms < self.appended_at_ms:
             self._set_back_ms = None
-        self.appended_at_ms, self.durable_sequence = appended_at_ms, next_sequence
+        self.appended_at_ms, self.durable_sequence = appended_at_ms, self.next_sequence
+        self.skipped += skip
         # First, so that the thread has the next group while this one is answered and indexed: each takes about as long.
         self._commit()
         # A checkpoint may begin at any of these calls, so what the group says is known before its rows are.

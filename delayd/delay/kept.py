@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 TARGET_PREFIX = b"target/"
 CHECKPOINT_KEY = b"checkpoint"
+DROPPED_KEY = b"dropped"  # Rows of schedule logs that operators gave up, in all (rule S5).
 
 Pairs = list[tuple[bytes, bytes]]
 
@@ -61,6 +62,8 @@ class Kept:
     next_sequence: int = 1
     appended_at_ms: int = 0
     reach_ms: int = 0
+    skipped: int = 0  # Sequences that an operator's word left unused.
+    dropped: int = 0  # Filed rows that operators gave up.
     hours: HourTable = field(default_factory=HourTable)
     beside: HourTable = field(default_factory=HourTable)
     ends: dict[int, OutcomeEnd] = field(default_factory=dict)
@@ -86,6 +89,12 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> Kept:
             hours.set(hour, _hour_file(disk, folder, log_id, hour, kept, published, error))
             kept.flags_unknown = True
         kept.hours = hours
+    try:
+        value = state.get(DROPPED_KEY)
+        kept.dropped = 0 if value is None else cast(int, msgpack.unpackb(value))
+    except DamagedValue as unchecked:
+        kept.dropped = cast(int, (published or {}).get("dropped", 0))
+        _told(unchecked, "the checkpoint file")
     damaged = []
     kept.beside = load_hours(state.scan(BESIDE_PREFIX, damaged))
     for error in damaged:
@@ -111,7 +120,7 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> Kept:
 def heal_hours(state: State, kept: Kept) -> None:
     """Write the replay offset and the hour table back, when one of them was rebuilt: one transaction."""
     if kept.flags_unknown:
-        names = ("replay_offset", "replay_crc32c", "next_sequence", "appended_at_ms", "reach_ms")
+        names = ("replay_offset", "replay_crc32c", "next_sequence", "appended_at_ms", "reach_ms", "skipped")
         row = msgpack.packb({name: getattr(kept, name) for name in names})
         removes = [key for key, _ in state.scan(PREFIX, []) if (hour_of_key(key) or 0) not in kept.hours]
         state.commit([*hour_puts(kept.hours.rows), (CHECKPOINT_KEY, row)], removes)
@@ -142,7 +151,7 @@ def _read_checkpoint(state: State, kept: Kept, hours: HourTable, published: Payl
             _told(damage, "the checkpoint file")
     numbers = (row[name] for name in ("replay_offset", "replay_crc32c", "next_sequence", "appended_at_ms"))
     kept.replay_offset, kept.replay_crc32c, kept.next_sequence, kept.appended_at_ms = (cast(int, n) for n in numbers)
-    kept.reach_ms = cast(int, row.get("reach_ms", 0))
+    kept.reach_ms, kept.skipped = (cast(int, row.get(name, 0)) for name in ("reach_ms", "skipped"))
     return of_state
 
 

@@ -143,6 +143,13 @@ class Link:
             yield Wait(what, self._away or "it is being connected to", "delayd servers; start it, or look at its log")
 
     @property
+    def holds_up(self) -> str:
+        """Why what waits for this target waits, as far as it is known here."""
+        if self.phase is Phase.READY:
+            return self.sender.later
+        return self.alarm or self._away or "it is not connected to"
+
+    @property
     def _name(self) -> str:
         return f"target {self.target:016x}"
 

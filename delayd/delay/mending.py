@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +34,7 @@ from delayd.delay.hour_table import (
     hour_key,
     hour_put,
 )
+from delayd.delay.kept import DROPPED_KEY
 from delayd.delay.loader import LoadedHour, among, load_hour, scan_groups, without
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import PendingRows
@@ -109,7 +111,9 @@ class Mending:
         loaded_until: Callable[[], int],
         may_begin: Callable[[], bool],
         ended: Callable[[], None],
+        dropped: int = 0,
     ) -> None:
+        self.dropped = dropped  # Filed rows that operators gave up, in all: the books allow for them (rule S5).
         self.running: int | None = None  # The hour that is being tried.
         self._disk = disk
         self._state = state
@@ -269,14 +273,15 @@ class Mending:
                     raise
                 kept = self._salvage(hour, file, now_ms)
                 file, lost = kept, file.rows - kept.rows
+        given_up = [(DROPPED_KEY, msgpack.packb(self.dropped + lost))] if lost else []
         joined = file
         if beside.length:
             groups = scan_groups(self._disk, schedule_beside_path(self._folder, hour), self._log_id, hour, beside)
             joined = self._append(hour, file, groups, now_ms)
         if joined.length:
-            self._state.commit([hour_put(hour, joined)], [hour_key(hour, BESIDE_PREFIX)])
+            self._state.commit([hour_put(hour, joined), *given_up], [hour_key(hour, BESIDE_PREFIX)])
         else:
-            self._state.commit([], [hour_key(hour), hour_key(hour, BESIDE_PREFIX)])
+            self._state.commit(given_up, [hour_key(hour), hour_key(hour, BESIDE_PREFIX)])
         if beside.length:
             self._disk.remove(schedule_beside_path(self._folder, hour))
             self._disk.sync_folder(f"{self._folder}/quarantine")
@@ -339,6 +344,7 @@ class Mending:
         self._beside.remove([hour])
         self._sources.joined(hour, joined.offset, loaded=hour <= self._loaded_until())
         if joined.lost_rows:
+            self.dropped += joined.lost_rows
             log.critical("rows_lost hour=%s rows=%d", hour_name(hour), joined.lost_rows)
         self._quarantine.lift(Kind.SCHEDULE, hour_name(hour))
         self._load()

@@ -16,7 +16,7 @@ from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.hour_table import HourTable, OutcomeEnd
 from delayd.delay.intake import Mark
-from delayd.delay.kept import heal_hours, read_kept
+from delayd.delay.kept import Kept, heal_hours, read_kept
 from delayd.delay.loader import NO_SEQUENCES, load_hour, order_hour
 from delayd.delay.outcomes import append_parts, reopen_dispatch_log
 from delayd.delay.pending import PendingRows
@@ -65,6 +65,8 @@ class Recovered:
     next_sequence: int
     appended_at_ms: int
     reach_ms: int  # The latest appended_at of all, which an operator's word may have set back since.
+    skipped: int  # Sequences that an operator's word left unused.
+    dropped: int  # Filed rows that operators gave up.
     loaded_until: int  # The last loaded hour.
     quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
     quarantined_ends: dict[int, OutcomeEnd]  # Of those that a checkpoint counts: it goes on to say what was durable.
@@ -106,7 +108,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     dispatch_logs, decided, target_ends = _recover_outcomes(
         disk, folder, identity, hours, known, quarantined, clock.now_ms(), accepted_targets(state)
     )
-    read = _Replay(producers, targets, kept.next_sequence, kept.appended_at_ms, kept.reach_ms)
+    read = _Replay(producers, targets, kept)
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
     message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take)
     for tail in message_log.recovered:
@@ -130,6 +132,8 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         next_sequence=read.next_sequence,
         appended_at_ms=read.appended_at_ms,
         reach_ms=read.reach_ms,
+        skipped=read.skipped,
+        dropped=kept.dropped,
         loaded_until=0,
         quarantined=quarantined,
         quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
@@ -208,15 +212,14 @@ def stored_batches(group: Group) -> list[Stored]:
 class _Replay:
     """What the message log says above the checkpoint, group by group (rule P1: it decides nothing)."""
 
-    def __init__(
-        self, producers: Producers, targets: dict[bytes, int], next_sequence: int, appended_at_ms: int, reach_ms: int
-    ) -> None:
+    def __init__(self, producers: Producers, targets: dict[bytes, int], kept: Kept) -> None:
         self.subjects = Subjects()
         self.pending = PendingRows()
         self.targets_owed: set[bytes] = set()
-        self.next_sequence = next_sequence
-        self.appended_at_ms = appended_at_ms
-        self.reach_ms = reach_ms
+        self.next_sequence = kept.next_sequence
+        self.appended_at_ms = kept.appended_at_ms
+        self.reach_ms = kept.reach_ms
+        self.skipped = kept.skipped
         self._producers = producers
         self._targets = targets
 
@@ -236,6 +239,8 @@ class _Replay:
                         subject = cast(bytes, record["subject"])
                         self._targets[subject] = cast(int, record["log_id"])
                         self.targets_owed.add(subject)
+                    elif record["type"] == "skipped":
+                        self.skipped += cast(int, record["sequences"])
                     elif record["type"] == "log_time":
                         self.reach_ms = max(self.reach_ms, cast(int, record["from_ms"]))
                         self.appended_at_ms = header.appended_at_ms

@@ -16,7 +16,7 @@ from delayd.delay.loader import scan_schedule_log
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.quarantine import Quarantine
 from delayd.delay.recovery import NO_OUTCOMES, read_outcomes
-from delayd.delay.seal_log import SealDiffers, SealLog
+from delayd.delay.seal_log import SealDiffers, SealLog, SealMark
 from delayd.delay.sealing import compare
 from delayd.delay.sources import Sources
 from delayd.delay.wheel import Wheel
@@ -134,6 +134,10 @@ class Retention:
             done(None)
         else:
             self._executor.submit(self._seals.last_hour, read)
+
+    def seal_end(self) -> SealMark | None:
+        """How far the seal log is durable; None while it is damaged. For the thread that seals."""
+        return None if self._seals is None else self._seals.end
 
     def use(self, seals: SealLog) -> None:
         """Seal with a log that was damaged and is whole again."""
@@ -276,15 +280,18 @@ class SegmentRetention:
     """Removes message log segments that no checkpoint, reader or row needs any more (rule P6)."""
 
     def __init__(self, message_log: Log, commit: Executor, worker: Executor, clock: Clock) -> None:
+        self.keep_from = message_log.start  # Where the log may begin; told by a checkpoint before anything goes.
+        self._told = self.keep_from
         self._log = message_log
         self._commit = commit
         self._worker = worker
         self._clock = clock
         self._covered: list[tuple[int, int]] = []  # Monotonic instants and replay offsets of published checkpoints.
 
-    def published(self, replay_offset: int) -> None:
-        """A checkpoint was published."""
+    def published(self, replay_offset: int, keep_from: int) -> None:
+        """A checkpoint was published, which says that the log may begin at ``keep_from``."""
         self._covered.append((self._clock.monotonic_ms(), replay_offset))
+        self._told = keep_from
 
     def release(self, *lowest: int | None) -> None:
         """Begin to remove what lies below an old checkpoint and below each of ``lowest``, where rows refer to."""
@@ -294,8 +301,10 @@ class SegmentRetention:
             self._covered.pop(0)
         if self._covered and self._covered[0][0] <= until:
             limit = min([self._covered[0][1], *(offset for offset in lowest if offset is not None)])
+            # A reader that misses a segment knows from the checkpoint whether this took it, or somebody else (rule S5).
+            self.keep_from = max(self.keep_from, self._log.base_below(limit))
             # On the thread that appends: a roll at the same time would be forgotten.
-            self._commit.submit(partial(self._log.detach_below, limit), self._detached)
+            self._commit.submit(partial(self._log.detach_below, min(limit, self._told)), self._detached)
 
     def _detached(self, done: Done[list[Segment]]) -> None:
         if detached := done.result():

@@ -40,9 +40,9 @@ class SealLog:
     """The open seal log; made by `open_seal_log`."""
 
     def __init__(self, log: Log, epoch: int, end: SealMark, uncounted: dict[int, tuple[SealMark, Seal]]) -> None:
+        self.end = end  # Behind the last seal that is durable.
         self._log = log
         self._epoch = epoch
-        self._end = end
         self._uncounted = uncounted  # By hour, in the order of the log: the mark before a seal, and the seal.
 
     def add(self, facts: SealFacts, now_ms: int) -> None:
@@ -57,18 +57,18 @@ class SealLog:
             if known[1].facts != facts:
                 raise SealDiffers(f"seal {known[1].number} says {known[1].facts}, the files say {facts}")
             return
-        before = self._end
+        before = self.end
         seal = Seal(self._log.place.log_id, before.seals, facts, before.sha256)
         batch = encode_seal(seal)
         self._log.append([NewGroup(GroupKind.DATA, [batch], self._epoch, now_ms, 0, 1)], now_ms)
         self._log.flush()
         self._uncounted[facts.hour] = (before, seal)
-        self._end = SealMark(self._log.end, self._log.crc32c, before.seals + 1, seal.sha256)
+        self.end = SealMark(self._log.end, self._log.crc32c, before.seals + 1, seal.sha256)
 
     def put(self, hour: int) -> tuple[bytes, bytes]:
         """The row of the state that counts an hour's seal; those of hours that it does not call sealed still wait."""
         left = (mark for other, (mark, _) in self._uncounted.items() if other != hour)
-        return KEY, msgpack.packb(next(left, self._end))
+        return KEY, msgpack.packb(next(left, self.end))
 
     def counted(self, hour: int) -> None:
         """The state counts an hour's seal."""

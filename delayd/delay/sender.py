@@ -112,7 +112,7 @@ class Sender:
         self._decided = NO_SEQUENCES
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
-        self._later = ""  # Why the target puts off what it is sent, as it was told.
+        self.later = ""  # Why the target puts off what it is sent, as it was told.
 
     def pump(self, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
         """Send what waits, as far as the window has room; the rest stays where the next answer finds all of it."""
@@ -273,9 +273,9 @@ class Sender:
             return []
         except Shortage as error:
             # Nothing is wrong with the file; the next try may find memory and descriptors.
-            if self._later != str(error):
-                self._later = str(error)
-                log.warning("reads_put_off reason=%r", self._later)
+            if self.later != str(error):
+                self.later = str(error)
+                log.warning("reads_put_off reason=%r", self.later)
             self._paused_until_ms = self._clock.monotonic_ms() + SHORTAGE_RETRY_MS
             self.waiting.give_back(rows)
             return []
@@ -306,18 +306,18 @@ class Sender:
                 answer = error
             else:
                 self.frames_in_flight -= 1
-                if self._later:
+                if self.later:
                     limited.info("target_takes", "target_takes target=%016x", self._target)
-                    self._later = ""
+                    self.later = ""
                 for batch, offset in zip(sent, offsets, strict=True):
                     self.acknowledge(batch, offset, appended_at_ms)
                 self.pump(wire, session, current)
                 return
         if isinstance(answer, RetryLater):
             self.frames_in_flight -= 1
-            if self._later != str(answer):
-                self._later = str(answer)
-                limited.warning("target_later", "target_later target=%016x reason=%r", self._target, self._later)
+            if self.later != str(answer):
+                self.later = str(answer)
+                limited.warning("target_later", "target_later target=%016x reason=%r", self._target, self.later)
             self._paused_until_ms = self._clock.monotonic_ms() + (answer.retry_after_ms or REFUSED_RETRY_MS)
             for batch in reversed(sent):
                 self.waiting.give_back(self.window.decide(batch.batch_id).rows)

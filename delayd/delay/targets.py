@@ -20,11 +20,10 @@ from delayd.delay.target_ends import TargetEnds
 from delayd.delay.target_words import Accepted, TargetWords
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
 from delayd.executor import Done, Executor
+from delayd.log.schedule import RESTORED_STEP
 from delayd.operator_log import Pairs
 from delayd.state import State
 from delayd.wire.targets import TargetInfo
-
-RESTORED_STEP = 1 << 40  # More messages than any server took since its backup was made.
 
 OnDone = Callable[[DelaydError | str], None]
 """Hears what an operator's word has done, or why nothing of it was stored."""
@@ -124,8 +123,11 @@ class Targets:
                 return
             if restored:
                 # Sequences that were given after the backup was made may be at the target: none is given twice (I5).
-                self._intake.next_sequence += RESTORED_STEP
-                self._intake.tick()  # A group says so to the next start.
+                self._intake.skip(RESTORED_STEP, accepted)
+            else:
+                accepted()
+
+        def accepted() -> None:
             link.accept()
             done(f"target {log_id:016x} is accepted as it is and spoken to again")
 

@@ -43,10 +43,10 @@ def _seal_again(self: SealLog, facts: SealFacts, now_ms: int) -> None:
 
 
 def _chain_to_nothing(self: SealLog, facts: SealFacts, now_ms: int) -> None:
-    seal = Seal(self._log.place.log_id, self._end.seals, facts, bytes(32))
+    seal = Seal(self._log.place.log_id, self.end.seals, facts, bytes(32))
     self._log.append([NewGroup(GroupKind.DATA, [encode_seal(seal)], self._epoch, now_ms, 0, 1)], now_ms)
     self._log.flush()
-    self._end = SealMark(self._log.end, self._log.crc32c, self._end.seals + 1, seal.sha256)
+    self.end = SealMark(self._log.end, self._log.crc32c, self.end.seals + 1, seal.sha256)
 
 
 def _count_before_the_seal(

@@ -345,8 +345,7 @@ def test_rule_P6_segments_go_when_no_checkpoint_reader_or_row_needs_them() -> No
     target_of(world).restart()
     world.pass_ms(5_000)
     world.check_books()
-    world.core.sweep()
-    world.settle()
+    world.delete_hours()
     assert len(world.disk.list_folder(folder)) < len(before)
     world.send(wanted(2, 400_000, "after"))
     world.settle()
@@ -368,6 +367,10 @@ def test_rule_P6_nothing_goes_within_minutes_of_the_checkpoint_that_passed_it() 
     world.settle()
     assert world.disk.list_folder(f"{FOLDER}/message") == before
     world.pass_ms(15_000)
-    world.core.sweep()
+    world.sweep()
+    assert world.disk.list_folder(f"{FOLDER}/message") == before, "a reader must be able to know why they are gone"
+    world.send(wanted(1, 3_600_000, "later"))
     world.settle()
+    world.checkpoint()
+    world.sweep()
     assert len(world.disk.list_folder(f"{FOLDER}/message")) == 1

@@ -1,0 +1,60 @@
+"""Settled: the instant before which everything that fell due has an outcome, by this server's own word (rule S7).
+
+A checkpoint publishes it, so that the audit tells a message that waits, and for what, from one that was forgotten. A
+row that is held anywhere here keeps the instant below the row's due time; a row that was forgotten does not.
+"""
+
+from collections.abc import Iterable
+
+from delayd.clock import Clock
+from delayd.delay.dispatcher import Dispatcher
+from delayd.delay.held import HeldRows
+from delayd.delay.intake import Intake
+from delayd.delay.quarantine import Quarantine
+from delayd.delay.rows import Rows, due_at_ms
+from delayd.delay.wheel import Wheel
+from delayd.hours import hour_start_ms
+from delayd.log.checkpoint import Value
+
+WAITS_FOR_CLOCK = "the clock of the delay server is not confirmed; see `delayd clock`"
+
+
+def settled(
+    clock: Clock,
+    wheel: Wheel,
+    intake: Intake,
+    dispatcher: Dispatcher,
+    held: HeldRows,
+    quarantine: Quarantine,
+    loaded_until: int,
+) -> tuple[int, str, list[Value]]:
+    """The instant for all subjects, what holds it up, and ``[log_id, instant, what holds it up]`` for each target."""
+    if not dispatcher.takes_due_rows:
+        return 0, WAITS_FOR_CLOCK, []
+    now_ms = clock.now_ms()
+    # Rows of hours that are not loaded yet, and what is on its way into the wheel.
+    instants = [now_ms, hour_start_ms(loaded_until + 1)]
+    if not intake.idle:
+        instants.append(intake.appended_at_ms)
+    wheel_ms = wheel.next_due_ms(0)
+    if wheel_ms is not None:
+        instants.append(wheel_ms)
+    waits = {
+        "messages have no realtime server yet: meta names none for their subjects": _lowest_ms(dispatcher.unrouted()),
+        "messages can't be read; see `delayd quarantine list`": _lowest_ms(held.parts()),
+        "hours are quarantined; see `delayd quarantine list`": min(
+            (hour_start_ms(entry.hour) for entry in quarantine if entry.hour is not None), default=None
+        ),
+    }
+    reasons = [(instant, why) for why, instant in waits.items() if instant is not None]
+    lowest, why = min(reasons, default=(now_ms, ""))
+    links: list[Value] = []
+    for link in dispatcher.links.values():
+        if not link.is_lost:
+            waits_ms = _lowest_ms(link.sender.parts())
+            links.append([link.target, now_ms if waits_ms is None else min(now_ms, waits_ms), link.holds_up])
+    return min(*instants, lowest), why, links
+
+
+def _lowest_ms(parts: Iterable[Rows]) -> int | None:
+    return min((int(due_at_ms(rows).min()) for rows in parts if len(rows)), default=None)
