@@ -185,12 +185,10 @@ class _Books:
         """By the dispatch log's word and by the batch itself, so that a lie about the claim hides nothing."""
         due = self._schedule.deliver_at_ms
         claimed = np.full(len(due), np.iinfo(np.int64).max)
-        part_of = self._dispatch.part_of[self._outcomes.rows]
-        said = self._dispatch.parts[part_of]
-        handed_over = said["outcome"] == Outcome.DISPATCHED
-        np.minimum.at(claimed, self._outcomes.scheduled[handed_over], said["claimed_at_ms"][handed_over])
-        batch_of = self._realtime.batch_of[self._stored.rows]
-        np.minimum.at(claimed, self._stored.scheduled, self._realtime.batches["claimed_at_ms"][batch_of])
+        said = Facts(self._dispatch.parts, self._dispatch.part_of, self._outcomes.rows)
+        self._outcomes.lowest(said["claimed_at_ms"], claimed, said["outcome"] == Outcome.DISPATCHED)
+        stored = Facts(self._realtime.batches, self._realtime.batch_of, self._stored.rows)
+        self._stored.lowest(stored["claimed_at_ms"], claimed)
         self._note(FindingKind.EARLY, Reason.CLAIMED_EARLY, claimed < due, claimed, due - claimed)
 
     def _find_orphans(self) -> None:

@@ -163,11 +163,14 @@ def _last_held_up_ms(index: TargetIndex, log_id: int, grace_ms: int) -> dict[int
 
 def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:
     """For each subject that came from a delay server the target that had it last; both as numbers."""
-    own = index.batches[index.batches["origin_log_id"] == log_id]
-    # The youngest comes first, and of equal numbers the first is taken.
-    own = own[np.argsort(own["appended_at_ms"], kind="stable")[::-1]]
-    subjects, first = np.unique(own["subject"], return_index=True)
-    return list(zip(subjects.tolist(), own["target"][first].tolist(), strict=True))
+    batches = index.batches
+    own = np.flatnonzero(batches["origin_log_id"] == log_id)
+    # The youngest comes last, and stays.
+    own = own[np.argsort(batches["appended_at_ms"][own], kind="stable")]
+    last = np.full(len(index.subjects), -1, np.int64)
+    last[batches["subject"][own]] = own
+    subjects = np.flatnonzero(last >= 0)
+    return list(zip(subjects.tolist(), batches["target"][last[subjects]].tolist(), strict=True))
 
 
 def _checkpoint_ms(disk: Disk, directory: Directory) -> int:

@@ -173,12 +173,13 @@ def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None 
     """The hours of a plan, nothing of them read yet; the message log's tail is read once, when it is wanted."""
     batches = plan.index.batches
     for number, origin in enumerate(plan.origins):
-        own = batches[batches["origin_log_id"] == origin.snapshot.directory.log_id]
-        own = own[np.argsort(own["hour"], kind="stable")]
+        own = np.flatnonzero(batches["origin_log_id"] == origin.snapshot.directory.log_id)
+        own = own[np.argsort(batches["hour"][own], kind="stable")]
+        filed = batches["hour"][own]
         tail = _Tail(disk, origin.snapshot, tails[number] if tails else None)
         for hour in origin.hours:
-            first, until = np.searchsorted(own["hour"], [hour, hour + 1])
-            yield HourBooks(disk, origin, hour, tail, plan.index, own[first:until])
+            first, until = np.searchsorted(filed, [hour, hour + 1])
+            yield HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]])
 
 
 def until_still(data: str, read: Callable[[], Result]) -> Result:

@@ -22,6 +22,7 @@ from delayd.reading.columns import RowCollector, ScheduleRows, locate
 from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, read_log, segment_bases
+from delayd.reading.join import rising
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ def read_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: i
         subjects,
     )
     if len(rows) and not (rows.sequence[1:] >= rows.sequence[:-1]).all():
-        rows = rows.take(np.argsort(rows.sequence, kind="stable"))
+        rows = rows.take(rising(rows.sequence))
     return rows
 
 

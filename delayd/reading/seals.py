@@ -23,6 +23,7 @@ from delayd.reading.columns import NO_UINT64S, RowCollector, ScheduleRows
 from delayd.reading.directory import Role, find_directories
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
+from delayd.reading.join import rising
 from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, take_snapshot
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
@@ -214,7 +215,7 @@ def _read_seals(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail]) ->
 
 def _differences(sealed: SealFacts, schedule: ScheduleRows, outcomes: OutcomeRows) -> list[str]:
     """What the rows of an hour say otherwise than its seal, for people; the figures first, for they say how."""
-    order = np.argsort(outcomes.sequences, kind="stable")
+    order = rising(outcomes.sequences)
     counted = np.bincount(outcomes.parts["outcome"][outcomes.part_of], minlength=max(Outcome) + 1)
     if not len(schedule):
         return [f"{sealed.rows} rows are sealed, and none is in the schedule log"]
@@ -240,8 +241,10 @@ def _differences(sealed: SealFacts, schedule: ScheduleRows, outcomes: OutcomeRow
 
 def _schedule_sha256(schedule: ScheduleRows) -> bytes:
     digest = hashlib.sha256()
-    subjects, first = np.unique(schedule.subject, return_index=True)
-    seen = subjects[np.argsort(first)]
+    # Filled from behind, so that the first row of each subject is the one that stays.
+    first = np.full(len(schedule.subjects), len(schedule))
+    first[schedule.subject[::-1]] = np.arange(len(schedule))[::-1]
+    seen = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(schedule))]
     number_of = np.zeros(len(schedule.subjects), np.uint32)
     number_of[seen] = np.arange(len(seen))
     for start in range(0, len(schedule), PIECE_ROWS):
