@@ -83,6 +83,9 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool:
         """Whether a file or folder is there."""
 
+    def file_id(self, path: str) -> int | None:
+        """What tells the file under a name from one that is put in its place later; None when there is no file."""
+
     def rename(self, source: str, target: str) -> None:
         """Rename a file, replacing ``target`` at once; durable after `sync_folder`."""
 
@@ -248,6 +251,14 @@ class RealDisk:
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
+
+    def file_id(self, path: str) -> int | None:
+        """Device and inode: no other file gets that inode while a descriptor of this one is open."""
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_dev << 64 | found.st_ino
 
     def rename(self, source: str, target: str) -> None:
         """One atomic step, within a file system."""

@@ -6,7 +6,7 @@ and each comes back with one call. A batch is indexed, and offered to consumers,
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from delayd.clock import JudgedClock
@@ -27,6 +27,7 @@ from delayd.executor import Executor
 from delayd.fence import Fence
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.control import Record
+from delayd.log.group import Group as LogGroup
 from delayd.log_limit import LogLimit
 from delayd.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -42,12 +43,13 @@ from .handoff import Hello, Origin
 from .index import Subject
 from .intake import read_frame
 from .kept import Marks, encode_name, encode_origin
+from .log_files import LogFiles
 from .operators import Operators
 from .peer import Peer
 from .pull_commit import PullCommit
 from .pulls import Pulls
 from .rebuild import Rebuilder
-from .recovery import Recovered
+from .recovery import Recovered, read_window
 from .reserve import Reserve
 from .retention import keep_from, remove_old
 from .unseen import Unseen
@@ -153,7 +155,14 @@ class Core:
         self._restored: dict[int, str] = {}  # Delay servers that were refused for it, and why.
         self._failed = False
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
-        self._operators = Operators(self._pulls, self._rebuilder)
+        self._files = LogFiles(
+            *(recovered.message_log, recovered.pull_log, executors.commit, executors.work, clock),
+            *(recovered.window_damage, min(recovered.marks.window_offset, recovered.marks.indexed_offset)),
+        )
+        self._files.on_whole = self._pulls.quarantine.try_soon
+        self._files.on_pull_log_rolled = self.checkpoint
+        self._files.on_window = self._window_read
+        self._operators = Operators(self._pulls, self._rebuilder, self._files)
         consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
         self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
@@ -200,7 +209,8 @@ class Core:
         pulls_ms = None if self._stopping is not None else self._pulls.next_wake_ms()
         rebuild_ms = None if self._stopping is not None else self._rebuilder.retry_at_ms
         try_ms = None if self._stopping is not None else self._pulls.quarantine.retry_at_ms
-        for time_ms in (pulls_ms, self._commit.retry_at_ms, rebuild_ms, try_ms):
+        look_ms = None if self._stopping is not None else self._files.due_ms
+        for time_ms in (pulls_ms, self._commit.retry_at_ms, rebuild_ms, try_ms, look_ms):
             if time_ms is not None and time_ms < wake_ms:
                 wake_ms = time_ms
         return wake_ms
@@ -220,6 +230,7 @@ class Core:
             self._pulls.wake()
             self._pulls.quarantine.wake()
             self._rebuilder.wake()
+            self._files.wake()
         if self._checkpoints.is_due(self._indexed_offset):
             self.checkpoint()
 
@@ -262,6 +273,7 @@ class Core:
         if meant != self.log_id:
             # Its session and W count for that server's batches: here they would fence off and forget others.
             raise HandoffRefused(f"this hello is for the realtime server {meant:016x}, and this is {self.log_id:016x}")
+        self._files.check_window()
         named = need_int(head, "named_offset") if "named_offset" in head else None
         if named and not self._stored.holds(named, need_u64(head, "log_id")):
             # Of a log that was cut or replaced the end says little: it has grown again, by this server's hellos alone.
@@ -432,14 +444,16 @@ class Core:
 
     def _begin_snapshot(self) -> Snapshot:
         """Fix what a checkpoint will say; groups and consume logs are copied afterwards, as they are now."""
+        unread = self._files.window_offset
         marks = Marks(
             self._indexed_offset,
             self._indexed_crc32c,
             self._next_sequence,
-            self._origins.window_offset(self._indexed_offset),
+            unread if unread is not None else self._origins.window_offset(self._indexed_offset),
             self._pull_log.end,
             self._pull_log.crc32c,
             self._pulls.next_pull,
+            self._checkpoints.last.kept_from,
         )
         origins = [origin for origin in self._origins if origin.dirty]
         for origin in origins:
@@ -485,6 +499,7 @@ class Core:
                 # Nobody knows which messages they have not acknowledged (rule Q3).
                 snapshot.keep_from = self._state.message_log.start
             self._index.leaving_below = snapshot.keep_from
+            snapshot.marks = replace(snapshot.marks, kept_from=max(snapshot.marks.kept_from, snapshot.keep_from))
         snapshot.begins = max(self._state.message_log.start, self._index.leaving_below)
         return True
 
@@ -496,6 +511,10 @@ class Core:
             subject.forget_below(memory_start)
             if not subject.firsts:
                 del self._in_memory[subject]
+
+    def _window_read(self, groups: list[LogGroup]) -> None:
+        """What is in doubt can be read again: from now on delay servers are answered."""
+        read_window(self._origins, groups)
 
     def _rebuilt(self, subject: Subject) -> None:
         """A consume log is sound again: serve who waited for it."""

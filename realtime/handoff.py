@@ -96,6 +96,11 @@ class Origin:
         self.expected.clear()
         self.dirty = True
 
+    def forget_window(self) -> None:
+        """Forget what is in doubt, for it is read again."""
+        self.window.clear()
+        self.keys.clear()
+
     def hear(self, hello: Hello) -> None:
         """The fence moves: from now on only this session counts."""
         self.epoch, self.instance, self.session = hello.epoch, hello.instance, hello.session

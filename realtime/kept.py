@@ -48,6 +48,7 @@ class Marks:
     pull_offset: int = 0
     pull_crc32c: int = 0
     next_pull: int = 0
+    kept_from: int = 0  # Retention has removed nothing of the message log from here on.
 
 
 def encode_marks(marks: Marks, incarnation: int) -> Pair:

@@ -14,6 +14,7 @@ from delayd.wire.requests import need_int, need_str
 from delayd.wire.waits import Wait
 
 from .kept import LostGroup
+from .log_files import WINDOW, LogFiles
 from .peer import Peer
 from .pulls import Pulls
 from .rebuild import Rebuilder
@@ -24,9 +25,10 @@ log = logging.getLogger(__name__)
 class Operators:
     """Reads the requests of operators."""
 
-    def __init__(self, pulls: Pulls, rebuilder: Rebuilder) -> None:
+    def __init__(self, pulls: Pulls, rebuilder: Rebuilder, files: LogFiles) -> None:
         self._pulls = pulls
         self._rebuilder = rebuilder
+        self._files = files
 
     def list(self, peer: Peer, frame: Frame) -> None:
         """List what is quarantined."""
@@ -46,6 +48,10 @@ class Operators:
         if id_.startswith("consume/"):
             peer.answer(frame.request_id, decided_head(id_, False, "it is being rebuilt from the message log"))
             return
+        if id_ in self._files:
+            log.warning("operator releases=%s", id_)
+            self._files.release(id_, lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told)))
+            return
         bad = self._pulls.quarantine.find(id_)
         if bad is None:
             raise _not_found(id_)
@@ -58,6 +64,11 @@ class Operators:
         """Give one up for good."""
         id_ = need_str(frame.head, "id")
         answer = partial(peer.answer, frame.request_id, decided_head(id_, True, "it was given up"))
+        if id_ == WINDOW and id_ in self._files:
+            log.warning("operator drops=%s", id_)
+            self._files.drop_window()
+            answer()
+            return
         lost = self._lost(id_)
         bad = self._pulls.quarantine.find(id_)
         if lost is None and bad is None:
@@ -84,6 +95,7 @@ class Operators:
                 yield Wait(entry.id, entry.reason, f"delayd quarantine release {entry.id}")
 
     def _entries(self) -> Iterator[Quarantined]:
+        yield from self._files
         yield from self._pulls.quarantine.listing()
         for subject in self._rebuilder.subjects:
             damage = subject.damage

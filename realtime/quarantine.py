@@ -105,6 +105,11 @@ class Quarantine:
         elif not self._untried:
             self.retry_at_ms = now_ms + RETRY_MS
 
+    def try_soon(self) -> None:
+        """Try all of them in the next turn: a file is back."""
+        if self.retry_at_ms is not None:
+            self.retry_at_ms = self._clock.monotonic_ms()
+
     def release(self, bad: Bad) -> bool:
         """Try one again now; whether it could be read."""
         self._try([bad])

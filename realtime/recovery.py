@@ -5,12 +5,12 @@ Nothing is indexed or answered before it is known to be durable: `open_log` writ
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from delayd.batch import ROWS_MAX, ColumnId
+from delayd.batch import ROWS_MAX, Batch, ColumnId
 from delayd.clock import Clock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
@@ -44,6 +44,7 @@ from .pulls import DELETED_RECORD, GROUP_RECORD
 from .rebuild import rows_of
 from .stored import StoredBatches
 
+READS = 2  # A read may fail once.
 ANCHOR_BATCHES = 100_000  # The newest of a subject; an entry of its consume log names one of them.
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Recovered:
     removes: list[bytes] = field(
         default_factory=list
     )  # Keys of groups that are gone; the next checkpoint removes them.
+    window_damage: DamagedData | None = None  # Why nobody can say which batches are in doubt.
 
 
 def recover(
@@ -86,9 +88,10 @@ def recover(
     state.commit(copied([encode_marks(marks, identity.epoch)]))
     now_ms = clock.now_ms()
     message_place = LogPlace(f"{config.folder}/message", FileKind.REALTIME, identity.log_id, config.segment_bytes)
-    message_log = open_log(disk, message_place, now_ms, marks.indexed_offset, marks.indexed_crc32c)
+    whole = (marks.indexed_offset, marks.indexed_crc32c)
+    message_log = open_log(disk, message_place, now_ms, *whole, leave_out=True, kept_from=marks.kept_from)
     pull_place = LogPlace(f"{config.folder}/pull", FileKind.PULL, identity.log_id, config.segment_bytes)
-    pull_log = open_log(disk, pull_place, now_ms, marks.pull_offset, marks.pull_crc32c)
+    pull_log = open_log(disk, pull_place, now_ms, marks.pull_offset, marks.pull_crc32c, leave_out=True)
     for found in (*message_log.recovered, *pull_log.recovered):
         # After a SIGKILL bytes are written back that no header proves durable, and nothing is lost: no cause for alarm.
         log.log(
@@ -203,41 +206,66 @@ def _find_subject(disk: Disk, folder: str, index: Index, message_log: Log, stop:
 def _read_message_log(recovered: Recovered) -> None:
     """Rescan from the lowest batch that was above W, and index what the checkpoint does not hold."""
     marks, message_log = recovered.marks, recovered.message_log
-    start = min(marks.window_offset, marks.indexed_offset)
-    for group in message_log.scan(start, message_log.durable, 0 if start == 0 else None):
+    start, checkpointed = min(marks.window_offset, marks.indexed_offset), marks.indexed_offset
+    for _ in range(READS):
+        try:
+            groups = message_log.scan(start, checkpointed, 0 if start == 0 else None)
+            recovered.appended_at_ms = read_window(recovered.origins, groups)
+            recovered.window_damage = None
+            break
+        except DamagedData as damage:
+            # Only what is in doubt is read from there: everybody else is served meanwhile.
+            recovered.window_damage = damage
+    for group in message_log.scan(checkpointed, message_log.durable, marks.indexed_crc32c):
         header = group.header
         recovered.appended_at_ms = max(recovered.appended_at_ms, header.appended_at_ms)
-        fresh = header.offset >= marks.indexed_offset
         if header.kind == GroupKind.CONTROL:
-            _hear_again(recovered, group)
+            _hear_again(recovered.origins, group)
         elif header.kind == GroupKind.DATA:
-            _take_again(recovered, group, fresh)
-            if fresh:
-                recovered.next_sequence = header.base_sequence + header.row_count
+            _take_again(recovered, group)
+            recovered.next_sequence = header.base_sequence + header.row_count
 
 
-def _hear_again(recovered: Recovered, group: LogGroup) -> None:
+def read_window(origins: Origins, groups: Iterable[LogGroup]) -> int:
+    """Find out again what is in doubt, from the first group with a batch above W on; the latest stamp of all."""
+    appended_at_ms = 0
+    for origin in origins:
+        origin.forget_window()
+    for group in groups:
+        appended_at_ms = max(appended_at_ms, group.header.appended_at_ms)
+        if group.header.kind == GroupKind.CONTROL:
+            _hear_again(origins, group)
+        elif group.header.kind == GroupKind.DATA:
+            for offset, batch in group.batches():
+                _remember(origins, group, offset, batch)
+    return appended_at_ms
+
+
+def _hear_again(origins: Origins, group: LogGroup) -> None:
     for _, batch in group.batches():
         for record in decode_records(batch):
             accepted = accepted_of_record(record)
             if accepted is not None:
-                recovered.origins.origin(accepted).accept()
+                origins.origin(accepted).accept()
             hello = hello_of_record(record)
             if hello is not None:
-                origin = recovered.origins.origin(hello.log_id)
+                origin = origins.origin(hello.log_id)
                 if (hello.epoch, hello.session) > (origin.epoch, origin.session):
                     origin.hear(hello)
                 origin.advance(hello.w)
 
 
-def _take_again(recovered: Recovered, group: LogGroup, fresh: bool) -> None:
+def _take_again(recovered: Recovered, group: LogGroup) -> None:
     for offset, batch in group.batches():
-        part = batch.dispatch
-        origin = recovered.origins.origin(part.origin_log_id)
-        origin.remember(batch, part, offset, group.header.offset, group.header.appended_at_ms)
-        origin.highest_sequence = max(origin.highest_sequence, int(batch.uint64s(ColumnId.SEQUENCE).max()))
-        if fresh:
-            recovered.index.subject_of(batch).add(offset, batch.count, batch.total_bytes)
+        _remember(recovered.origins, group, offset, batch)
+        recovered.index.subject_of(batch).add(offset, batch.count, batch.total_bytes)
+
+
+def _remember(origins: Origins, group: LogGroup, offset: int, batch: Batch) -> None:
+    part = batch.dispatch
+    origin = origins.origin(part.origin_log_id)
+    origin.remember(batch, part, offset, group.header.offset, group.header.appended_at_ms)
+    origin.highest_sequence = max(origin.highest_sequence, int(batch.uint64s(ColumnId.SEQUENCE).max()))
 
 
 def _replay_pull_log(recovered: Recovered) -> None:

@@ -82,7 +82,7 @@ class StoredBatches:
             return False
         try:
             head = self._log.read_some(offset, HEADER_BYTES + DISPATCH_PART.size)
-        except OSError:
+        except (OSError, DamagedData):
             return False
         if len(head) < HEADER_BYTES + DISPATCH_PART.size:
             return False

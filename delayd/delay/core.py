@@ -23,7 +23,6 @@ from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.link import Dial, Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour
 from delayd.delay.loading import Loading
-from delayd.delay.log_watch import LogWatch
 from delayd.delay.mending import RETRY_MS, SEQUENCE_MAX, Mending, Unloaded
 from delayd.delay.moves import RouteMoves
 from delayd.delay.outcomes import OutcomeLog
@@ -48,6 +47,7 @@ from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.log.control import Record, encode_records
+from delayd.log.watch import LOOK_MS, LogWatch
 from delayd.state import State
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
@@ -224,9 +224,12 @@ class DelayCore:
         self._checkpointer.reach_ms = found.reach_ms
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._log_watch = LogWatch(
-            *(found.log, threads.commit, threads.worker, clock, self.quarantine),
+            *(found.log, threads.commit.submit, threads.worker, clock),
+            lambda name, damage: self.quarantine.put(Kind.LOG, name, damage),
+            lambda name: self.quarantine.lift(Kind.LOG, name),
             lambda: self.checkpoint(lambda offset: None),
         )
+        self._look_due_ms = clock.monotonic_ms() + LOOK_MS
         self._retention = Retention(
             disk,
             keeping,
@@ -241,6 +244,7 @@ class DelayCore:
             config.retention_hours,
             self.quarantine,
             lambda hour, error: self._mending.file_damaged(hour, error),
+            self._seals_damaged,
         )
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
@@ -501,6 +505,11 @@ class DelayCore:
             self.producers.find_again(int(entry.name, 16))
             done(True, "its batches are taken again")
 
+    def _seals_damaged(self, error: DamagedData) -> None:
+        """Seal nothing more until the file is back: it is opened anew then."""
+        self._retention.set_seals_aside()
+        self.quarantine.put(Kind.SEAL, SEALS, error)
+
     def _try_seals(self, told: Decided | None = None) -> None:
         """Open the seal log again that was damaged."""
         if self._opening_seals:
@@ -570,6 +579,10 @@ class DelayCore:
         self._mending.step()
         self._held.step()
         self._log_watch.step()
+        if self._clock.monotonic_ms() >= self._look_due_ms:
+            self._look_due_ms = self._clock.monotonic_ms() + LOOK_MS
+            self._outcomes.look()
+            self._retention.look_at_seals()
         if self.quarantine.get(Kind.SEAL, SEALS) and self._clock.monotonic_ms() >= self._seals_due_ms:
             self._try_seals()
         now_ms = self._clock.now_ms()

@@ -224,7 +224,7 @@ class Mending:
         path = dispatch_path(self._folder, hour)
         self._disk.make_folder(path.rpartition("/")[0])
         header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
-        return create_segment(self._disk, path, header), NO_OUTCOMES
+        return create_segment(self._disk, path, header).remember_file(), NO_OUTCOMES
 
     def _open_if_there(
         self, arguments: tuple[Disk, str, int, int, int], hour: int, now_ms: int

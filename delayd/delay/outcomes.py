@@ -167,6 +167,34 @@ class OutcomeLog:
 
         self._executor.submit(work, done)
 
+    def look(self) -> None:
+        """Look whether the open files are what they were: a removed one is written again, others are set aside."""
+        self._executor.submit(self._look, self._looked)
+
+    def _look(self) -> dict[int, DamagedData]:
+        damaged: dict[int, DamagedData] = {}
+        for hour, segment in list(self._segments.items()):
+            damage = segment.look()
+            if damage is None:
+                continue
+            try:
+                if not self._disk.exists(segment.path):
+                    # Nothing else holds what was written here since any copy was made.
+                    segment.write_again()
+                    log.critical("file_written_again path=%s reason=%r", segment.path, str(damage))
+                self._close(hour)
+                self._open(hour, self._clock.now_ms(), damaged)
+            except (DiskFull, Shortage) as error:
+                log.warning("file_not_written_again path=%s reason=%r", segment.path, str(error))
+            except DamagedData as error:
+                damaged[hour] = error
+        return damaged
+
+    def _looked(self, done: Done[dict[int, DamagedData]]) -> None:
+        for hour, error in done.result().items():
+            assert self._on_damaged is not None, "a server hears of its hours"
+            self._on_damaged(hour, error)
+
     def _write(self, by_hour: dict[int, list[NewPart]], now_ms: int) -> Flushed:
         """Append and fsync hour by hour."""
         flushed = Flushed({}, set(), {})
@@ -255,7 +283,8 @@ class OutcomeLog:
             segment = reopen_dispatch_log(self._disk, path, self._log_id, known, hour)
             if segment is not None:
                 return segment
-        return create_segment(self._disk, path, FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms))
+        header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
+        return create_segment(self._disk, path, header).remember_file()
 
     def _close(self, hour: int) -> None:
         segment = self._segments.pop(hour, None)
@@ -292,7 +321,7 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour
         raise
     if tail.cut_bytes:
         log.info("tail_cut path=%s cut_bytes=%d reason=%r", path, tail.cut_bytes, tail.cut_reason)
-    return segment
+    return segment.remember_file()
 
 
 def append_parts(segment: Segment, hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> None:

@@ -30,7 +30,7 @@ class Kind(StrEnum):
     ROWS = "rows"  # Rows of an hour, or of the message log, whose bodies can't be read.
     SEAL = "seal"  # The seal log: nothing seals.
     TARGET = "target"  # The note where a subject's rows may be.
-    LOG = "log"  # A file of the message log that was removed or cut under this server.
+    LOG = "log"  # A file of the message log that was removed or cut, or left out by the start.
     PRODUCER = "producer"  # The numbers of a producer's batches.
 
 
@@ -39,7 +39,8 @@ RELEASE = {
     Kind.DISPATCH: "the file is read again now; nothing is lost by it",
     Kind.ROWS: "they are read again now; nothing is lost by it",
     Kind.SEAL: "the file is read again now; nothing is lost by it",
-    Kind.LOG: "the file is looked for again now; a checkpoint files what can still be read of it",
+    Kind.LOG: "the file is looked for again now, and written again if it is gone and the server still has it open; "
+    "nothing is lost by it",
     Kind.TARGET: "the subject goes where meta says; if its route was moved since, messages in doubt may come twice",
     Kind.PRODUCER: "its batches are taken again; one that it repeats from before this start may be kept twice",
 }

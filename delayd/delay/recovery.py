@@ -110,7 +110,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     )
     read = _Replay(producers, targets, kept)
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
-    message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take)
+    message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take, leave_out=True)
     for tail in message_log.recovered:
         if tail.cut_bytes:
             # Torn by a crash, or what was the last accepted group: nothing tells, so the operator is told.
@@ -138,7 +138,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
         quarantined=quarantined,
         quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
         seals=None,
-        damage=list(quarantined.values()),
+        damage=[*quarantined.values(), *message_log.lost],
         beside=kept.beside,
         unloaded={},
         producers_lost=kept.producers_lost,

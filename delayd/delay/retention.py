@@ -21,7 +21,7 @@ from delayd.delay.sealing import compare
 from delayd.delay.sources import Sources
 from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
-from delayd.errors import DamagedData, DiskFull, Shortage
+from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_name
 from delayd.log.checkpoint import read_checkpoint
@@ -63,6 +63,7 @@ class Verdict(NamedTuple):
     event: str = ""
     reason: str = ""
     damage: DamagedData | None = None
+    seals_damage: DamagedData | None = None
 
 
 class Retention:
@@ -83,6 +84,7 @@ class Retention:
         retention_hours: int,
         quarantine: Quarantine,
         on_damaged: Callable[[int, DamagedData], None],
+        on_seals_damaged: Callable[[DamagedData], None],
     ) -> None:
         self._disk = disk
         self._state = state
@@ -94,9 +96,11 @@ class Retention:
         self._sources = sources
         self._wheel = wheel
         self._seals = seals  # None: its file is damaged; then nothing seals.
+        self._aside: list[SealLog] = []  # Whose files are not what they were.
         self._retention_hours = retention_hours
         self._quarantine = quarantine
         self._on_damaged = on_damaged  # Hears of hours whose files do not check.
+        self._on_seals_damaged = on_seals_damaged
         self._sealing: set[int] = set()
         self._unsealed: dict[int, Unsealed] = {}
         self._deleting = False
@@ -143,10 +147,31 @@ class Retention:
         """Seal with a log that was damaged and is whole again."""
         self._seals = seals
 
+    def look_at_seals(self) -> None:
+        """Look whether the seal log is what it was."""
+
+        def looked(done: Done[DamagedData | None]) -> None:
+            try:
+                damage = done.result()
+            except DataError:
+                return  # This process can't tell now; the next look may.
+            if damage is not None:
+                self._on_seals_damaged(damage)
+
+        if self._seals is not None:
+            self._executor.submit(self._seals.look, looked)
+
+    def set_seals_aside(self) -> None:
+        """Seal nothing more until `use`."""
+        if self._seals is not None:
+            # What compares an hour now finds out by itself that it can't be sealed.
+            self._aside.append(self._seals)
+            self._seals = None
+
     def close(self) -> None:
         """Close the seal log."""
-        if self._seals is not None:
-            self._seals.close()
+        for seals in self._aside if self._seals is None else [*self._aside, self._seals]:
+            seals.close()
 
     # Sealing.
 
@@ -184,7 +209,10 @@ class Retention:
             facts = compare(hour, (entry.batch for entry in stored), outcomes, self._executor.give_way)
             if facts is None:
                 return Verdict(None)
-            seals.add(facts, now_ms)
+            try:
+                seals.add(facts, now_ms)
+            except DamagedData as error:
+                return Verdict(None, seals_damage=error)
             self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
         except DamagedData as error:
             return Verdict(None, damage=error)
@@ -213,6 +241,10 @@ class Retention:
             # It is compared anew when it is whole again.
             del self._unsealed[hour]
             self._on_damaged(hour, verdict.damage)
+            return
+        if verdict.seals_damage is not None:
+            del self._unsealed[hour]
+            self._on_seals_damaged(verdict.seals_damage)
             return
         unsealed = self._unsealed[hour]
         if verdict.reason:

@@ -51,12 +51,15 @@ class SealLog:
         Raises:
             SealDiffers: the hour has another seal.
             DiskFull: nothing was appended.
+            DamagedData: the file was removed, replaced or cut; nothing was appended.
         """
         known = self._uncounted.get(facts.hour)
         if known is not None:
             if known[1].facts != facts:
                 raise SealDiffers(f"seal {known[1].number} says {known[1].facts}, the files say {facts}")
             return
+        if damage := self.look():
+            raise damage
         before = self.end
         seal = Seal(self._log.place.log_id, before.seals, facts, before.sha256)
         batch = encode_seal(seal)
@@ -82,6 +85,10 @@ class SealLog:
                 if batch.kind == BatchKind.SEAL:
                     hours.extend(seal.facts.hour for seal in decode_seals(batch))
         return max(hours)
+
+    def look(self) -> DamagedData | None:
+        """What has become of the log behind this server's back."""
+        return next((found.damage for found in self._log.look()), None)
 
     def close(self) -> None:
         """Close the file."""

@@ -4,11 +4,13 @@ One thread appends and flushes; any thread reads what is durable.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
 from delayd.disk import Disk, list_named
-from delayd.errors import DamagedData, read_error
+from delayd.errors import DamagedData, DataError, read_error
 from delayd.log.group import Group, GroupHeader, NewGroup
 from delayd.log.segment import (
     FileHeader,
@@ -18,6 +20,7 @@ from delayd.log.segment import (
     UnfinishedFile,
     Visit,
     create_segment,
+    lost_segment,
     open_segment,
 )
 
@@ -35,6 +38,14 @@ class LogPlace:
     segment_bytes: int = SEGMENT_BYTES
 
 
+class Found(NamedTuple):
+    """A file of a log that is not what it was; ``whole`` is what stands under its name, if that is all it should be."""
+
+    segment: Segment
+    damage: DamagedData
+    whole: Segment | None
+
+
 class Log:
     """An open log; made by `open_log`. ``end`` and ``durable`` are offsets."""
 
@@ -43,11 +54,17 @@ class Log:
         self.place = place
         self.recovered = recovered
         self._segments = segments  # Replaced, never changed: other threads read it.
+        self._replaced: list[Segment] = []  # Other threads may be reading them: they are closed with the log.
 
     @property
     def start(self) -> int:
         """Offset of the first group that is kept."""
         return self._segments[0].base_offset
+
+    @property
+    def lost(self) -> list[DamagedData]:
+        """What this log has left out, as it was not whole; each reading of it says so."""
+        return [segment.lost for segment in self._segments if segment.lost is not None]
 
     @property
     def end(self) -> int:
@@ -166,19 +183,37 @@ class Log:
             end = following.base_offset
         return end
 
-    def missing(self) -> list[DamagedData]:
-        """What has happened to durable bytes behind this log's back: files that are gone or shorter than they were.
+    def look(self, give_way: Callable[[], None] = lambda: None, *, write_again: bool = False) -> list[Found]:
+        """Files that were removed, replaced or cut behind this log's back, and those that it has left out.
 
-        For the thread that removes segments.
+        What stands in such a place now is read whole; ``give_way`` is called between its groups. With ``write_again`` a
+        removed file is written anew from its open descriptor. For the thread that removes segments.
         """
-        found: list[DamagedData] = []
-        for segment in self._segments:
-            valid = segment.position(segment.durable)
-            if not self.disk.exists(segment.path):
-                found.append(DamagedData(segment.path, 0, "the file was removed under the running server"))
-            elif (size := segment.file.size()) < valid:
-                found.append(DamagedData(segment.path, size, f"{valid - size} bytes were cut off the running server's"))
-        return found
+        found: list[Found] = []
+        segments = self._segments
+        for segment, following in zip_longest(segments, segments[1:]):
+            damage = segment.look()
+            if damage is not None:
+                if write_again and following and segment.lost is None and not self.disk.exists(segment.path):
+                    segment.write_again()
+                found.append(Found(segment, damage, following and self._whole(segment, following, give_way)))
+        # Retention may have had its turn between two groups.
+        return [each for each in found if each.segment in self._segments]
+
+    def adopt(self, found: Found) -> bool:
+        """Read a file from now on that has come back whole, on the thread that appends; False when it is not needed."""
+        whole, segments = found.whole, self._segments
+        assert whole is not None, "only a whole file is taken back"
+        if found.segment not in segments:
+            whole.close()
+            return False
+        self._segments = [whole if segment is found.segment else segment for segment in segments]
+        self._replaced.append(found.segment)
+        return True
+
+    def is_last(self, segment: Segment) -> bool:
+        """Whether groups are appended to this file."""
+        return segment is self._segments[-1]
 
     def roll(self, now_ms: int) -> None:
         """Have the next groups go to a new file, on the thread that appends."""
@@ -189,8 +224,32 @@ class Log:
 
     def close(self) -> None:
         """Close every file; what was appended must have been flushed."""
-        for segment in self._segments:
+        for segment in (*self._segments, *self._replaced):
             segment.close()
+
+    def _whole(self, segment: Segment, following: Segment, give_way: Callable[[], None]) -> Segment | None:
+        """What stands under a segment's name, at its end and durable, if it is what reaches up to the next one."""
+        end, crc32c = following.base_offset, None if following.lost else following.header.previous_crc32c
+        try:
+            found = open_segment(self.disk, segment.path, self.place.kind, self.place.log_id, write=True)
+        except (DataError, UnfinishedFile, FileNotFoundError):
+            return None
+        try:
+            scan = found.scan(found.base_offset, found.header.previous_crc32c)
+            while scan.offset < end and next(scan, None):
+                give_way()
+            ends_well = found.file.size() == found.position(end) and scan.offset == end
+            if found.base_offset == segment.base_offset and ends_well and crc32c in (None, scan.crc32c):
+                # Whoever put it there may not have waited for the disk.
+                found.file.sync()
+                self.disk.sync_folder(self.place.folder)
+                found.end = found.durable = end
+                found.crc32c = scan.crc32c or 0
+                return found.remember_file()
+        except DataError:
+            pass  # It is no better than before: what is known of it stays so.
+        found.close()
+        return None
 
     def _segment_of(self, offset: int) -> Segment:
         segments = self._segments
@@ -222,6 +281,9 @@ def open_log(
     start: int = 0,
     previous_crc32c: int | None = 0,
     visit: Visit | None = None,
+    *,
+    leave_out: bool = False,
+    kept_from: int | None = None,
 ) -> Log:
     """Open or create a log and recover its tail: from ``start`` on every group is verified (rules L1, L5).
 
@@ -233,12 +295,15 @@ def open_log(
         previous_crc32c: header_crc32c of the group that ends there; None when it is not known.
         visit: gets each group from ``start`` on while it is verified, so that replay does not read the log again; what
             it builds counts only when this returns, as the tail is durable then and not before.
+        leave_out: files that end at or below ``start`` and are damaged or gone are left out, in `Log.lost`; without it
+            they are an error too.
+        kept_from: where the log began at least; without the files from there on it begins later for good.
 
     Raises:
         DamagedData, NewerFormat: with the path and what to do.
     """
     disk.make_folder(place.folder)
-    segments = list_segments(disk, place, write=True)
+    segments = list_segments(disk, place, write=True, lost_below=start if leave_out else None)
     try:
         if not segments:
             if start:
@@ -247,6 +312,8 @@ def open_log(
             return Log(disk, place, [_create(disk, place, FileHeader(place.kind, place.log_id, 0, 0, now_ms, 0))], [])
         if segments[0].base_offset > start:
             raise DamagedData(segments[0].path, 0, f"the segments before offset {segments[0].base_offset} are gone")
+        if leave_out:
+            segments = _with_gaps(disk, place, segments, start, kept_from)
         recovered = [
             _recover(segment, following, start, previous_crc32c, visit)
             for segment, following in zip(segments, [*segments[1:], None], strict=True)
@@ -257,29 +324,98 @@ def open_log(
     return Log(disk, place, segments, [found for found in recovered if found.cut_bytes or found.rewritten_bytes])
 
 
-def list_segments(disk: Disk, place: LogPlace, *, write: bool, log_id: int | None = None) -> list[Segment]:
-    """Open all segments of a folder in order; with ``write`` a last one whose creation did not finish is removed."""
+def list_segments(
+    disk: Disk, place: LogPlace, *, write: bool, log_id: int | None = None, lost_below: int | None = None
+) -> list[Segment]:
+    """Open all segments of a folder in order; with ``write`` a last one whose creation did not finish is removed.
+
+    What can't be opened and ends at or below ``lost_below`` is left out: a segment that says why stands in its place.
+    """
     names = [name for name in list_named(disk, place.folder) if name.endswith(".log")]
     segments: list[Segment] = []
     try:
-        for name in names:
+        for name, following in zip_longest(names, names[1:]):
             path = f"{place.folder}/{name}"
+            end = None if following is None else _base_in(following)
+            may_be_lost = lost_below is not None and end is not None and end <= lost_below
             try:
-                segment = open_segment(disk, path, place.kind, place.log_id if log_id is None else log_id, write=write)
+                segment = _open_named_so(disk, path, place, log_id, write=write, twice=may_be_lost)
             except UnfinishedFile:
-                if name != names[-1]:
-                    raise DamagedData(path, 0, "the file header is missing, and later segments exist") from None
                 if write:
                     disk.remove(path)
                     disk.sync_folder(place.folder)
                 break
+            except DamagedData as error:
+                base = _base_in(name)
+                if not may_be_lost or base is None or end is None:
+                    raise
+                segment = lost_segment(disk, path, FileHeader(place.kind, place.log_id, base), end, error)
             segments.append(segment)
-            if name != segment_name(segment.base_offset):
-                raise DamagedData(path, 0, f"its header says that it begins at offset {segment.base_offset}")
     except BaseException:
         _close_all(segments)
         raise
     return segments
+
+
+def _open_named_so(
+    disk: Disk, path: str, place: LogPlace, log_id: int | None, *, write: bool, twice: bool = False
+) -> Segment:
+    """Open a segment whose header says what its name says; UnfinishedFile of the last one of its folder only.
+
+    ``twice``: a read may fail once, so what does not check is read again.
+    """
+    if twice:
+        try:
+            return _open_named_so(disk, path, place, log_id, write=write)
+        except DamagedData:
+            pass
+    folder, _, name = path.rpartition("/")
+    try:
+        segment = open_segment(disk, path, place.kind, place.log_id if log_id is None else log_id, write=write)
+    except UnfinishedFile:
+        if any(other > name for other in disk.list_folder(folder) if other.endswith(".log")):
+            raise DamagedData(path, 0, "the file header is missing, and later segments exist") from None
+        raise
+    if name != segment_name(segment.base_offset):
+        segment.close()
+        raise DamagedData(path, 0, f"its header says that it begins at offset {segment.base_offset}")
+    return segment.remember_file() if write else segment
+
+
+def _with_gaps(
+    disk: Disk, place: LogPlace, segments: list[Segment], start: int, kept_from: int | None
+) -> list[Segment]:
+    """Put what is gone of the files that end at or below ``start`` in its place, and mark those that were cut."""
+    filled = list(segments)
+    if kept_from is not None and kept_from < segments[0].base_offset:
+        filled.insert(0, _gone(disk, place, kept_from, segments[0]))
+    for segment, following in pairwise(segments):
+        size, end = segment.file.size(), following.base_offset
+        if segment.lost is not None or end > start or size == segment.position(end):
+            continue
+        whole_until = segment.whole_until()
+        if whole_until < end and segment.position(whole_until) == size:
+            filled.insert(filled.index(following), _gone(disk, place, whole_until, following))
+        else:
+            segment.lost = DamagedData(segment.path, size, f"it ends there, but the next segment begins at {end}")
+    for segment, following in reversed(list(pairwise(filled))):
+        if segment.lost is not None:
+            # Nobody knows when it was made: not later than the one behind it, so retention keeps rather more.
+            created_at_ms = max(segment.header.created_at_ms, following.header.created_at_ms)
+            segment.header = segment.header._replace(created_at_ms=created_at_ms)
+    return filled
+
+
+def _gone(disk: Disk, place: LogPlace, base: int, following: Segment) -> Segment:
+    path = f"{place.folder}/{segment_name(base)}"
+    header = FileHeader(place.kind, place.log_id, base)
+    return lost_segment(disk, path, header, following.base_offset, DamagedData(path, 0, "the file is gone"))
+
+
+def _base_in(name: str) -> int | None:
+    """The offset that the name of a segment says; None when it says none."""
+    base = name.removesuffix(".log")
+    return int(base) if base.isdecimal() and len(base) == NAME_DIGITS else None
 
 
 def _recover(
@@ -291,7 +427,7 @@ def _recover(
         segment.end = segment.durable = following.base_offset
         segment.crc32c = following.header.previous_crc32c
         size = segment.file.size()
-        if size != segment.position(segment.end):
+        if segment.lost is None and size != segment.position(segment.end):
             raise DamagedData(segment.path, size, f"it ends there, but the next segment begins at {segment.end}")
         return Recovered(segment.path, 0, "", 0)
     begin = base
@@ -313,4 +449,4 @@ def _close_all(segments: Sequence[Segment]) -> None:
 
 
 def _create(disk: Disk, place: LogPlace, header: FileHeader) -> Segment:
-    return create_segment(disk, f"{place.folder}/{segment_name(header.base_offset)}", header)
+    return create_segment(disk, f"{place.folder}/{segment_name(header.base_offset)}", header).remember_file()

@@ -3,6 +3,8 @@
 It is written at its known end only; what is behind that end is never trusted and never written behind (rule L3).
 """
 
+from __future__ import annotations
+
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from crc32c import crc32c
 
 from delayd.batch import Buffer
 from delayd.disk import Disk, File, open_named
-from delayd.errors import DamagedData, DataError, NewerFormat, ServerStopped, SyncFailed
+from delayd.errors import DamagedData, DataError, NewerFormat, ServerStopped, SyncFailed, read_error
 from delayd.log.group import (
     BATCHES_MAX,
     HEADER,
@@ -36,6 +38,7 @@ FILE_MAGIC = b"delaydlg"
 FILE_VERSION = 1
 FILE_HEADER = struct.Struct("<8sHHIQQQqIIII")
 FILE_HEADER_BYTES = FILE_HEADER.size
+COPY_SUFFIX = ".new"  # What is written again has this name until it is whole; no log has files of such a name.
 READ_BYTES = 4 << 20  # One read of a scan; large enough that its calls do not count.
 FRONT_BYTES = 4 << 10  # Header and table of a group of a thousand batches.
 GROUP_PLACE = struct.Struct("<QQ")  # log_id and offset in a group's header: what names its place.
@@ -103,8 +106,28 @@ class Segment:
         self.base_offset = header.base_offset
         self.end = self.durable = header.base_offset
         self.crc32c = header.previous_crc32c
+        self.lost: DamagedData | None = None  # Why a start left the file out; then each read says so.
+        self._file_id: int | None = None
         self._bare = bare
         self._broken = False
+
+    def remember_file(self) -> Segment:
+        """Note which file was opened, so that `look` knows it again."""
+        self._file_id = self.disk.file_id(self.path)
+        return self
+
+    def look(self) -> DamagedData | None:
+        """What has become of durable bytes behind this object's back: the file is gone, another one, or shorter."""
+        if self.lost is not None:
+            return self.lost
+        if (found := self.disk.file_id(self.path)) is None:
+            return DamagedData(self.path, 0, "the file was removed under the running server")
+        if found != self._file_id:
+            return DamagedData(self.path, 0, "another file was put in its place under the running server")
+        valid = self.position(self.durable)
+        if (size := self.file.size()) < valid:
+            return DamagedData(self.path, size, f"{valid - size} bytes were cut off the running server's")
+        return None
 
     def append(self, groups: Sequence[NewGroup]) -> list[int]:
         """Write groups at the end, not durable yet: their offsets.
@@ -155,7 +178,7 @@ class Segment:
             raise DamagedData(self.path, self.position(offset), f"the file ends {size - len(data)} bytes early")
         return data
 
-    def scan(self, offset: int, previous_crc32c: int | None = None) -> "GroupScan":
+    def scan(self, offset: int, previous_crc32c: int | None = None) -> GroupScan:
         """Iterate over the verified groups from ``offset`` on; None: do not check the first one's chain."""
         return GroupScan(self, offset, previous_crc32c)
 
@@ -183,6 +206,39 @@ class Segment:
         if self.file.size() < position + header.total_bytes:
             raise DamagedData(self.path, position, "the group is cut short")
         return header, batch_sizes(data, header)
+
+    def write_again(self) -> None:
+        """Write a removed file anew from what this descriptor still reads: durable bytes, durable on return.
+
+        Raises:
+            DiskFull, DataError: nothing stands under its name.
+        """
+        folder, copy = self.path.rpartition("/")[0], f"{self.path}{COPY_SUFFIX}"
+        self.disk.make_folder(folder)
+        if self.disk.exists(copy):
+            self.disk.remove(copy)
+        file = open_named(self.disk, copy, create=True)
+        try:
+            end = self.position(self.durable)
+            for position in range(0, end, READ_BYTES):
+                file.pwritev([self.file.pread(min(READ_BYTES, end - position), position)], position)
+            file.sync()
+        except OSError as error:
+            raise read_error(copy, 0, error) from error
+        finally:
+            file.close()
+        self.disk.rename(copy, self.path)
+        self.disk.sync_folder(folder)
+
+    def whole_until(self) -> int:
+        """Offset of the first group that this file does not hold whole, by headers alone."""
+        offset, previous_crc32c = self.base_offset, self.header.previous_crc32c
+        while True:
+            try:
+                header, _ = self.read_front(offset, previous_crc32c)
+            except DamagedData:
+                return offset
+            offset, previous_crc32c = offset + header.total_bytes, header.header_crc32c
 
     def close(self) -> None:
         """Close the file; what was appended must have been flushed (rule L4)."""
@@ -290,6 +346,53 @@ class Segment:
                 f"a failed write to {self.path} ({cause}) could not be cut back ({error}); "
                 "check the disk, then start the server again"
             ) from error
+
+
+class LostFile:
+    """Stands for a file that a start left out: each read says why (rules L5, L10)."""
+
+    __slots__ = ("_damage",)
+
+    def __init__(self, damage: DamagedData) -> None:
+        self._damage = damage
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Never reads; DamagedData."""
+        raise self._error()
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Never reads; DamagedData."""
+        raise self._error()
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Never writes; DamagedData."""
+        raise self._error()
+
+    def sync(self) -> None:
+        """Nothing was written."""
+
+    def truncate(self, size: int) -> None:
+        """Never cuts; DamagedData."""
+        raise self._error()
+
+    def size(self) -> int:
+        """Nothing that counts."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _error(self) -> DamagedData:
+        # Without the places where it was raised before, which would grow with each reading.
+        return self._damage.with_traceback(None)
+
+
+def lost_segment(disk: Disk, path: str, header: FileHeader, end: int, damage: DamagedData) -> Segment:
+    """The place in a log of a file that a start left out, up to the offset ``end``; its header says where it begins."""
+    segment = Segment(disk, path, LostFile(damage), header)
+    segment.end = segment.durable = end
+    segment.lost = damage
+    return segment
 
 
 class GroupScan(Iterator[Group]):

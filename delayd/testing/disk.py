@@ -145,6 +145,16 @@ class MemoryDisk:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
+    def file_id(self, path: str) -> int | None:
+        """The number of the inode under a name."""
+        self.before_each()
+        self.check_alive()
+        try:
+            node = self._find(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return node.number if isinstance(node, Inode) else None
+
     def rename(self, source: str, target: str) -> None:
         """One step within a folder; from one to another each folder needs its own sync."""
         self.before_each()

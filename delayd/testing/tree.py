@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 from random import Random
 
 SECTOR_BYTES = 512  # The unit that disks write whole.
@@ -53,6 +54,7 @@ class Inode:
     cached: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     pending: list[DataChange] = field(default_factory=list)
+    number: int = field(default_factory=count().__next__, compare=False)  # No other one has it.
     loss_untold: bool = False  # A sync of the whole file system lost data of it, which its own next sync reports.
 
     def change(self, change: DataChange) -> None:

@@ -163,7 +163,9 @@ def damage_file(remains: Remains, path: str, fault: FileFault, report: Report, *
             _check_the_rest(world, path, fault)
             assert restore is not None, "it was damaged"
             _check_named(world, path, fault)
-            if not path.endswith("/checkpoint"):
+            # A message log that lost its end goes on from there, as after a crash: the file of before is another one.
+            cut = path.startswith(MESSAGE) and fault in (FileFault.SHORT, FileFault.HALF)
+            if not path.endswith("/checkpoint") and not cut:
                 restore()
             finish(world, books=not live_first)
         except (AssertionError, DelaydError, OSError) as error:

@@ -1,0 +1,139 @@
+"""Log watch: files of a log that someone removes, replaces or cuts under a running server, and those that a start left
+out (rule L10).
+
+An open descriptor reads a removed file to its end, so nothing is lost until this process ends: new groups go to another
+file, and the server is told so that it may write elsewhere what the file held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from delayd.clock import Clock
+from delayd.errors import DamagedData, DataError
+from delayd.executor import Done, Executor, Priority
+from delayd.log.log import Found, Log
+
+LOOK_MS = 30_000
+
+Told = Callable[[bool, str], None]
+"""Hears whether all files are there, and what is wrong with those that are not."""
+Append = Callable[[Callable[[], None], Callable[[Done[None]], None]], object]
+"""Runs a job on the thread that appends to the log, and calls back on the loop."""
+
+
+class LogWatch:
+    """Looks for the files of one log now and then; for the loop alone.
+
+    ``put`` hears of a file that is not what it was, by its name, ``lift`` that it is whole again or not needed any
+    more, and ``rolled`` that such files are new, once groups go to another one.
+    """
+
+    def __init__(
+        self,
+        message_log: Log,
+        append: Append,
+        worker: Executor,
+        clock: Clock,
+        put: Callable[[str, DamagedData], object],
+        lift: Callable[[str], object],
+        rolled: Callable[[], None],
+    ) -> None:
+        self._log = message_log
+        self._append = append
+        self._worker = worker
+        self._clock = clock
+        self._put = put
+        self._lift = lift
+        self._rolled = rolled
+        self._known: dict[str, DamagedData] = {}
+        self._settled: set[str] = set()  # Nothing is appended to these, and the server has heard of them.
+        self._due_ms = clock.monotonic_ms() + LOOK_MS
+        for damage in message_log.lost:
+            self._set_aside(_name(damage), damage)
+            self._settled.add(_name(damage))
+
+    def __iter__(self) -> Iterator[DamagedData]:
+        return iter(self._known.values())
+
+    @property
+    def due_ms(self) -> int:
+        """When the next look is due, in monotonic ms."""
+        return self._due_ms
+
+    def step(self) -> None:
+        """Look when it is time."""
+        if self._clock.monotonic_ms() >= self._due_ms:
+            self.look()
+
+    def look(self, told: Told | None = None) -> None:
+        """Look now; with ``told`` removed files are written again, and it hears whether all is there."""
+        self._due_ms = self._clock.monotonic_ms() + LOOK_MS
+        # Retention removes files on the same thread: what it has taken out of the log is not looked for.
+        # An operator's word is needed to write a removed file again: it may have been removed on purpose.
+        work = partial(self._log.look, self._worker.give_way, write_again=told is not None)
+        self._worker.submit(work, partial(self._looked, told), Priority.SPARE)
+
+    def _looked(self, told: Told | None, done: Done[list[Found]]) -> None:
+        try:
+            found = done.result()
+        except DataError as error:
+            # This process can't tell now; the next look may.
+            if told is not None:
+                told(False, str(error))
+            return
+        damaged = {_name(each.damage): each for each in found if each.whole is None}
+        for name in self._known.keys() - {_name(each.damage) for each in found}:
+            self._take_back(name)
+        for name, each in damaged.items():
+            self._set_aside(name, each.damage)
+        if damaged.keys() - self._settled:
+            roll = any(self._log.is_last(each.segment) for each in damaged.values())
+            work = partial(self._log.roll, self._clock.now_ms()) if roll else _nothing
+            self._append(work, partial(self._settle, set(damaged)))
+        whole = [each for each in found if each.whole is not None]
+        if whole:
+            self._append(partial(self._adopt, whole), partial(self._adopted, whole, told, damaged))
+        elif told is not None:
+            _tell(told, damaged)
+
+    def _adopt(self, whole: list[Found]) -> None:
+        for each in whole:
+            self._log.adopt(each)
+
+    def _adopted(self, whole: list[Found], told: Told | None, damaged: dict[str, Found], done: Done[None]) -> None:
+        done.result()
+        for each in whole:
+            self._take_back(_name(each.damage))
+        if told is not None:
+            _tell(told, damaged)
+
+    def _settle(self, names: set[str], done: Done[None]) -> None:
+        try:
+            done.result()
+        except DataError:
+            return  # A full disk, of which whoever appends tells: the next look tries again.
+        self._settled |= names
+        self._rolled()
+
+    def _set_aside(self, name: str, damage: DamagedData) -> None:
+        self._known[name] = damage
+        self._put(name, damage)
+
+    def _take_back(self, name: str) -> None:
+        self._settled.discard(name)
+        if self._known.pop(name, None) is not None:
+            self._lift(name)
+
+
+def _tell(told: Told, damaged: dict[str, Found]) -> None:
+    told(not damaged, "; ".join(str(each.damage) for each in damaged.values()) or "all files of this log are there")
+
+
+def _nothing() -> None:
+    """Nothing is appended to what is damaged."""
+
+
+def _name(error: DamagedData) -> str:
+    return error.path.rpartition("/")[2].removesuffix(".log")

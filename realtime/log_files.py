@@ -1,0 +1,162 @@
+"""Files of the message log and of the pull log that are not what they were: set aside by name until they are back.
+
+Invariant: an entry concerns only what its file holds. What stands in a message log file that can't be read is passed
+over for each group by `Quarantine`; what was in doubt there keeps delay servers waiting (rule H2), for nobody else
+knows which of their batches arrived.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from delayd.clock import Clock
+from delayd.errors import DamagedData, DataError, HandoffRefused
+from delayd.executor import Done, Executor, Priority, run
+from delayd.log.group import Group as LogGroup
+from delayd.log.log import Log
+from delayd.log.watch import LOOK_MS, Append, LogWatch, Told
+from delayd.wire.quarantine import Quarantined
+
+MESSAGE, PULL = "message", "pull"
+WINDOW = "window"  # The id of the entry for what is in doubt.
+AGAIN = "the file is looked for again now, and written again if it is gone and the server still has it open"
+WINDOW_AGAIN = "the file is read again now; nothing is lost by it"
+WINDOW_DROP = "delay servers go on: what they had handed over and heard nothing of may be delivered twice"
+
+log = logging.getLogger(__name__)
+
+
+class Entry(NamedTuple):
+    """What is wrong with one file, and since when that is known."""
+
+    damage: DamagedData
+    since_ms: int
+
+
+class LogFiles:
+    """Watches both logs; belongs to the loop."""
+
+    def __init__(
+        self,
+        message_log: Log,
+        pull_log: Log,
+        commit: Executor,
+        work: Executor,
+        clock: Clock,
+        window_damage: DamagedData | None,
+        window_offset: int,
+    ) -> None:
+        self.on_whole: Callable[[], None] = lambda: None  # A file of the message log can be read again.
+        self.on_pull_log_rolled: Callable[[], None] = lambda: None
+        self.on_window: Callable[[list[LogGroup]], None] = lambda groups: None
+        self.due_ms = clock.monotonic_ms() + LOOK_MS
+        self._message_log = message_log
+        self._work = work
+        self._clock = clock
+        self._entries: dict[str, Entry] = {}
+        self._window_offset = window_offset
+        self._reading_window = False
+        if window_damage is not None:
+            self._put(WINDOW, window_damage)
+        self._watches = {
+            MESSAGE: self._watch(MESSAGE, message_log, commit.submit, lambda: None),
+            # The loop itself appends to the pull log.
+            PULL: self._watch(PULL, pull_log, lambda job, done: done(run(job)), lambda: self.on_pull_log_rolled()),
+        }
+
+    def __iter__(self) -> Iterator[Quarantined]:
+        for id_, entry in self._entries.items():
+            what = (entry.damage.path, entry.damage.position, str(entry.damage), 0, entry.since_ms)
+            if id_ == WINDOW:
+                yield Quarantined(id_, *what, release=WINDOW_AGAIN, drop=WINDOW_DROP)
+            else:
+                yield Quarantined(id_, *what, release=AGAIN)
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._entries
+
+    @property
+    def window_offset(self) -> int | None:
+        """From where on what is in doubt must be read again; None when all of it is known."""
+        return self._window_offset if WINDOW in self._entries else None
+
+    def check_window(self) -> None:
+        """Refuse a hello while nobody can say what arrived."""
+        if WINDOW in self._entries:
+            reason = self._entries[WINDOW].damage
+            raise HandoffRefused(
+                f"what is in doubt here can't be read: {reason}. Restore it; or `delayd quarantine drop {WINDOW}`, "
+                "after which what was in doubt may be delivered twice"
+            )
+
+    def wake(self) -> None:
+        """Look when it is time."""
+        if self._clock.monotonic_ms() >= self.due_ms:
+            self.due_ms = self._clock.monotonic_ms() + LOOK_MS
+            for watch in self._watches.values():
+                watch.look()
+            self._read_window()
+
+    def release(self, id_: str, told: Told) -> None:
+        """Look for one of them now, by an operator's word."""
+        if id_ == WINDOW:
+            self._read_window(told)
+        else:
+            self._watches[id_.split("/")[1]].look(told)
+
+    def drop_window(self) -> None:
+        """An operator goes on without knowing what was in doubt."""
+        self._lift(WINDOW)
+
+    def _watch(self, name: str, log_: Log, append: Append, rolled: Callable[[], None]) -> LogWatch:
+        put, lift = partial(self._put_file, name), partial(self._lift_file, name)
+        return LogWatch(log_, append, self._work, self._clock, put, lift, rolled)
+
+    def _put_file(self, log_name: str, name: str, damage: DamagedData) -> None:
+        self._put(f"log/{log_name}/{name}", damage)
+
+    def _lift_file(self, log_name: str, name: str) -> None:
+        self._lift(f"log/{log_name}/{name}")
+        if log_name == MESSAGE:
+            self.on_whole()
+
+    def _put(self, id_: str, damage: DamagedData) -> None:
+        known = self._entries.get(id_)
+        self._entries[id_] = Entry(damage, self._clock.now_ms() if known is None else known.since_ms)
+        if known is None or str(known.damage) != str(damage):
+            log.critical("quarantined id=%s rows=%d reason=%r", id_, 0, str(damage))
+
+    def _lift(self, id_: str) -> None:
+        if self._entries.pop(id_, None) is not None:
+            log.info("released id=%s rows=%d", id_, 0)
+
+    def _read_window(self, told: Told | None = None) -> None:
+        if WINDOW not in self._entries or self._reading_window:
+            if told is not None:
+                told(False, "it is being read")
+            return
+        self._reading_window = True
+        work = partial(_groups_from, self._message_log, self._window_offset)
+        self._work.submit(work, partial(self._window_read, told), Priority.DUE)
+
+    def _window_read(self, told: Told | None, done: Done[list[LogGroup]]) -> None:
+        self._reading_window = False
+        try:
+            groups = done.result()
+        except DataError as error:
+            if isinstance(error, DamagedData) and WINDOW in self._entries:
+                self._put(WINDOW, error)
+            if told is not None:
+                told(False, str(error))
+            return
+        if WINDOW in self._entries:
+            self.on_window(groups)
+            self._lift(WINDOW)
+        if told is not None:
+            told(True, "what is in doubt is known again")
+
+
+def _groups_from(message_log: Log, offset: int) -> list[LogGroup]:
+    """All groups from an offset on: what was handed over while nothing was taken is bounded (rule H2)."""
+    return list(message_log.scan(offset, message_log.durable, 0 if offset == 0 else None))

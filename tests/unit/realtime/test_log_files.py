@@ -1,0 +1,210 @@
+"""Files of the two logs that go while the server runs, or are gone at its start: told by name, all else is served."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayd.errors import HandoffRefused
+from delayd.log.watch import LOOK_MS
+from delayd.testing.disk import MemoryDisk
+from delayd.wire.quarantine import read_list
+from delayd.wire.requests import RequestType
+from delayd.wire.waits import read_waits
+
+from .batches import dispatch_batch
+from .world import SimPeer, World
+
+MESSAGE = "/data/realtime/message"
+PULL = "/data/realtime/pull"
+SETTINGS = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 3_600_000_000}
+
+
+def filled(batches: int = 24, w: int = 1_000, settings: dict[str, int] | None = None) -> tuple[World, list[bytes]]:
+    """A server with some files of messages, all decided at the delay server up to W, and a checkpoint behind them."""
+    world, peer = World(settings=SETTINGS | (settings or {})), SimPeer()
+    world.hello(peer, 1)
+    bodies: list[bytes] = []
+    for number in range(1, batches + 1):
+        sent = [f"{number}-{row}".encode().ljust(400, b".") for row in range(2)]
+        world.dispatch(peer, 1, dispatch_batch(number, sent, w=(1, min(w, number - 1))))
+        bodies += sent
+    world.hello(SimPeer(), 2, w=(1, min(w, batches)))
+    world.core.checkpoint()
+    return world, bodies
+
+
+def files(disk: MemoryDisk, folder: str) -> list[str]:
+    return [f"{folder}/{name}" for name in disk.list_folder(folder)]
+
+
+def content(disk: MemoryDisk, path: str) -> bytes:
+    file = disk.open(path)
+    return file.pread(file.size(), 0)
+
+
+def put(disk: MemoryDisk, path: str, data: bytes) -> None:
+    """Put a file in the place of another one, as an operator does who restores a copy."""
+    if disk.exists(path):
+        disk.remove(path)
+    file = disk.open(path, create=True)
+    file.pwritev([data], 0)
+    file.sync()
+    disk.sync_folder(path.rpartition("/")[0])
+
+
+def listed(world: World) -> list[str]:
+    head, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 100})
+    return [entry.id for entry in read_list(head)[0]]
+
+
+def waits(world: World) -> list[str]:
+    head, _ = world.ask(SimPeer(), RequestType.STATUS, {})
+    return [f"{wait.what}: {wait.why}" for wait in read_waits(head, "waits")]
+
+
+def log_id(path: str) -> str:
+    """The id of an entry for a file."""
+    folder, _, name = path.rpartition("/")
+    return f"log/{folder.rpartition('/')[2]}/{name.removesuffix('.log')}"
+
+
+def pulled(world: World, group: str) -> list[bytes]:
+    found: list[bytes] = []
+    for _ in range(60):
+        answer = world.pull(SimPeer(), group, most=7)
+        if not answer.bodies:
+            return found
+        found += answer.bodies
+        assert world.ack(SimPeer(), answer.handles, group) == []
+    return found
+
+
+@pytest.mark.parametrize("at", [0, 1, -1])
+def test_rule_L10_a_message_file_that_is_removed_is_told_and_all_is_served(at: int) -> None:
+    world, bodies = filled()
+    path = files(world.disk, MESSAGE)[at]
+    whole = content(world.disk, path)
+    world.disk.remove(path)
+    world.pass_time(LOOK_MS + 1)
+    assert listed(world) == [log_id(path)]
+    assert any(log_id(path) in wait and "was removed" in wait for wait in waits(world))
+    assert pulled(world, "g") == bodies
+    put(world.disk, path, whole)
+    world.pass_time(LOOK_MS + 1)
+    assert listed(world) == [] and waits(world) == []
+    assert pulled(world.restarted(), "h") == bodies
+
+
+def test_an_operator_has_a_removed_file_written_again() -> None:
+    world, bodies = filled()
+    path = files(world.disk, MESSAGE)[1]
+    world.disk.remove(path)
+    world.pass_time(LOOK_MS + 1)
+    answer, _ = world.ask(SimPeer(), RequestType.QUARANTINE_RELEASE, {"id": log_id(path)})
+    assert answer["done"] is True and listed(world) == []
+    assert pulled(world.restarted(), "h") == bodies
+
+
+def test_rule_L10_a_message_file_that_is_cut_holds_up_its_own_messages_until_it_is_whole() -> None:
+    world, bodies = filled()
+    path = files(world.disk, MESSAGE)[1]
+    whole = content(world.disk, path)
+    file = world.disk.open(path, write=True)
+    file.truncate(len(whole) // 2)
+    world.pass_time(LOOK_MS + 1)
+    assert log_id(path) in listed(world)
+    got = pulled(world, "g")
+    assert 0 < len(got) < len(bodies) and any(id_.startswith("rows/orders/") for id_ in listed(world))
+    file.pwritev([whole], 0)
+    world.pass_time(LOOK_MS + 1)
+    assert sorted(got + pulled(world, "g")) == sorted(bodies) and listed(world) == []
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_rule_L10_a_file_in_the_place_of_another_is_taken_only_when_it_is_the_same(same: bool) -> None:
+    world, bodies = filled()
+    path = files(world.disk, MESSAGE)[1]
+    data = bytearray(content(world.disk, path))
+    data[len(data) // 2] ^= 0 if same else 4
+    put(world.disk, path, bytes(data))
+    world.pass_time(LOOK_MS + 1)
+    assert listed(world) == ([] if same else [log_id(path)])
+    assert pulled(world, "g") == bodies
+
+
+def test_rule_Q1_a_pull_log_that_is_removed_loses_no_acknowledgement() -> None:
+    world, bodies = filled()
+    first = world.pull(SimPeer(), most=10)
+    assert world.ack(SimPeer(), first.handles) == []
+    (path,) = files(world.disk, PULL)
+    world.disk.remove(path)
+    second = world.pull(SimPeer(), most=10)
+    assert world.ack(SimPeer(), second.handles) == []
+    world.pass_time(LOOK_MS + 1)
+    third = world.pull(SimPeer(), most=10)
+    assert world.ack(SimPeer(), third.handles) == []
+    disk = world.disk.after_crash()
+    again = World(disk, world.state.after_crash(disk), settings=SETTINGS)
+    assert listed(again) == [] and pulled(again, "billing") == bodies[30:]
+
+
+WAYS = ["gone", "cut", "flipped", "of another log"]
+
+
+def damaged(disk: MemoryDisk, path: str, way: str) -> bytes:
+    whole = content(disk, path)
+    if way == "gone":
+        disk.remove(path)
+        disk.sync_folder(MESSAGE)
+        return whole
+    bad = {"cut": whole[:-8], "flipped": whole[:20] + b"!" + whole[21:]}.get(way, whole[:16] + b"x" + whole[17:])
+    put(disk, path, bad)
+    return whole
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_rule_L9_a_start_leaves_out_a_message_file_that_it_does_not_need(way: str, at: int) -> None:
+    world, bodies = filled()
+    disk = world.disk.after_crash()
+    path = files(disk, MESSAGE)[at]
+    whole = damaged(disk, path, way)
+    again = World(disk, world.state.after_crash(disk), settings=SETTINGS)
+    assert listed(again) == [log_id(path)]
+    got = pulled(again, "g")
+    assert set(got) < set(bodies) and bodies[-1] in got
+    assert any(id_.startswith("rows/orders/") for id_ in listed(again))
+    peer = SimPeer()
+    again.hello(peer, 9)
+    again.dispatch(peer, 9, dispatch_batch(900, [b"new"], w=(1, 800)))
+    put(disk, path, whole)
+    again.pass_time(LOOK_MS + 1)
+    again.pass_time(1)
+    assert sorted(got + pulled(again, "g")) == sorted([*bodies, b"new"]) and listed(again) == []
+
+
+@pytest.mark.parametrize("how", ["restored", "released", "dropped"])
+def test_rule_H2_nobody_hands_over_while_what_is_in_doubt_can_not_be_read(how: str) -> None:
+    world, _ = filled(w=4)
+    disk = world.disk.after_crash()
+    path = files(disk, MESSAGE)[1]
+    whole = damaged(disk, path, "flipped")
+    again = World(disk, world.state.after_crash(disk), settings=SETTINGS)
+    assert listed(again) == [log_id(path), "window"]
+    with pytest.raises(HandoffRefused, match="delayd quarantine drop window"):
+        again.hello(SimPeer(), 9)
+    assert pulled(again, "g")
+    # A checkpoint meanwhile does not pass over what nobody has read.
+    again.core.checkpoint()
+    if how != "dropped":
+        put(disk, path, whole)
+    if how == "restored":
+        again.pass_time(LOOK_MS + 1)
+        again.pass_time(LOOK_MS + 1)
+    for id_ in [log_id(path), "window"] if how == "released" else ["window"] if how == "dropped" else []:
+        kind = RequestType.QUARANTINE_DROP if how == "dropped" else RequestType.QUARANTINE_RELEASE
+        assert again.ask(SimPeer(), kind, {"id": id_})[0]["done"] is True
+    assert "window" not in listed(again)
+    window = again.hello(SimPeer(), 9)
+    if how != "dropped":
+        assert [row[1] for row in window] == list(range(5, 25))
