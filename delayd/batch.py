@@ -29,8 +29,9 @@ DIRECTORY_ENTRY = struct.Struct("<HHI")
 ROWS_MAX = 65_536  # A row of a batch fits the 16 bits of a location.
 BYTES_MAX = 16 << 20  # A frame of one batch stays a bounded piece of work for every thread.
 COLUMNS_MAX = 32
+FEW_ROWS = 32  # A loop over so few is faster than numpy.
 SUBJECTS_MAX = 65_535
-DIRECTORIES_REMEMBERED = 4_096  # Batches of one shape repeat theirs, and share one mapping of at most 32 columns.
+DIRECTORIES_REMEMBERED = 4_096  # Batches of one shape repeat theirs, and share one layout of at most 32 columns.
 SKIPPABLE_FROM = 0x4000  # Columns from this id on may be skipped by a reader that does not know them.
 
 
@@ -141,6 +142,14 @@ def padded(size: int) -> int:
     return (size + 7) & ~7
 
 
+class Layout(NamedTuple):
+    """Where the columns of a batch are: what one directory says, which all batches of one shape share."""
+
+    offsets: Mapping[int, int]  # By column, of those that this version knows.
+    columns: frozenset[int]  # The same columns.
+    gaps: tuple[tuple[int, int, int], ...]  # Column, begin and end of the bytes behind it, where there are any.
+
+
 class Batch:
     """A view of one batch in ``buffer``; made by `parse`, which proves the header and the column directory.
 
@@ -155,20 +164,20 @@ class Batch:
         "heap_offset",
         "kind",
         "kind_bytes",
+        "layout",
         "offsets",
         "subject_count",
         "total_bytes",
         "verified",
     )
 
-    def __init__(
-        self, buffer: memoryview, kind: BatchKind, fields: tuple[int, ...], offsets: Mapping[int, int]
-    ) -> None:
+    def __init__(self, buffer: memoryview, kind: BatchKind, fields: tuple[int, ...], layout: Layout) -> None:
         self.buffer = buffer
         self.kind = kind
         _, _, _, _, self.total_bytes, self.count, self.heap_offset, _, *others = fields
         self.kind_bytes, self.subject_count, self.columns_crc32c, self.heap_crc32c, _ = others
-        self.offsets = offsets
+        self.layout = layout
+        self.offsets = layout.offsets
         self.verified = False
 
     def __contains__(self, column: int) -> bool:
@@ -194,6 +203,21 @@ class Batch:
     def uint32s(self, column: int) -> NDArray[np.uint32]:
         """View a column of u32."""
         return np.frombuffer(self.buffer, np.uint32, self.count, self.offsets[column])
+
+    def range_of(self, column: int) -> tuple[int, int]:
+        """The lowest and the highest value of a column of i64."""
+        if self.count <= FEW_ROWS:
+            values = struct.unpack_from(f"<{self.count}q", self.buffer, self.offsets[column])
+            return min(values), max(values)
+        array = self.int64s(column)
+        return int(array.min()), int(array.max())
+
+    def highest(self, column: int) -> int:
+        """The highest value of a column of u64; of a column of i64, in which a negative one is above all others."""
+        if self.count <= FEW_ROWS:
+            values: tuple[int, ...] = struct.unpack_from(f"<{self.count}Q", self.buffer, self.offsets[column])
+            return max(values)
+        return int(self.uint64s(column).max())
 
     @property
     def heap(self) -> memoryview:
@@ -334,8 +358,8 @@ def parse(buffer: Buffer, position: int = 0, *, front: bool = False) -> Batch:
         raise BatchMalformed(f"kind {kind} with {kind_bytes} bytes is not known")
     if subject_count > SUBJECTS_MAX or 4 * subject_count > total_bytes - heap_offset:
         raise BatchMalformed(f"{subject_count} subjects do not fit its heap")
-    offsets = _directory(bytes(view[directory:columns_start]), count, columns_start, heap_offset)
-    return Batch(view if total_bytes >= available else view[:total_bytes], KINDS[kind], fields, offsets)
+    layout = _directory(bytes(view[directory:columns_start]), count, columns_start, heap_offset)
+    return Batch(view if total_bytes >= available else view[:total_bytes], KINDS[kind], fields, layout)
 
 
 KINDS = {kind.value: kind for kind in BatchKind}
@@ -343,8 +367,9 @@ KIND_BYTES = {kind.value: PARTS[kind][0].size if kind in PARTS else 0 for kind i
 
 
 @lru_cache(maxsize=DIRECTORIES_REMEMBERED)
-def _directory(entries: bytes, count: int, low: int, high: int) -> Mapping[int, int]:
+def _directory(entries: bytes, count: int, low: int, high: int) -> Layout:
     offsets: dict[int, int] = {}
+    gaps: list[tuple[int, int, int]] = []
     before, free = 0, low
     for column, width, offset in DIRECTORY_ENTRY.iter_unpack(entries):
         if column <= before:
@@ -358,11 +383,14 @@ def _directory(entries: bytes, count: int, low: int, high: int) -> Mapping[int, 
         # Each begins where the one before it ended: no byte belongs to two columns, or to none.
         if offset != free:
             raise BatchMalformed(f"column {column} is at {offset} and must be at {free}, behind what is before it")
+        end = offset + width * count
         free += padded(width * count)
         if free > high:
             raise BatchMalformed(f"column {column} has fewer than {count} rows before the heap at {high}")
         if dtype is not None:
             offsets[column] = offset
+            if end < free:
+                gaps.append((column, end, free))
     if free != high:
         raise BatchMalformed(f"its columns of {count} rows end at {free}, its heap begins at {high}")
-    return offsets
+    return Layout(offsets, frozenset(offsets), tuple(gaps))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, BatchKind, Buffer, ColumnId, Columns, Int64s, KindPart
+from delayd.batch import FEW_ROWS, Batch, BatchKind, Buffer, ColumnId, Columns, Int64s, KindPart
 from delayd.encode import encode, encode_subject_table
 
 DUE = struct.Struct("<q")
@@ -176,12 +176,11 @@ def row_bytes(batch: Batch) -> Int64s:
     return size
 
 
-SHORT = 32  # A loop over so few numbers is faster than numpy.
 ROW_COLUMNS_BYTES = 32  # deliver_at_ms, sequence, subject, headers_end, body_end, rounded up.
 
 
 def _ends(lengths: Int64s, begin: int) -> tuple[Columns, int]:
-    if len(lengths) <= SHORT:
+    if len(lengths) <= FEW_ROWS:
         exact: list[int] = []
         for length in lengths.tolist():
             begin += length

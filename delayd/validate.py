@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import DTYPES, HEADER_BYTES, REGIONS, Batch, BatchKind, ColumnId, Int64s, padded
+from delayd.batch import FEW_ROWS, HEADER_BYTES, REGIONS, Batch, BatchKind, ColumnId, Int64s, padded
 from delayd.encode import PADS
 from delayd.errors import BadHeaders, BadSubject, BatchMalformed, CallerError, MessageTooLarge
 from delayd.headers import bad_headers
@@ -22,7 +22,6 @@ HEADERS_BYTES_MAX = 32 << 10
 MESSAGE_BYTES_MAX = 4 << 20  # Headers and body of one message together.
 ROWS_NAMED_MAX = 1_000  # An answer names no more rows at fault than these.
 OUTCOME_PART_BYTES = 64
-FEW_ROWS = 32  # A loop over so few is faster than numpy.
 
 _REMEMBERED_TABLES = 4_096
 _REMEMBERED_BYTES_MAX = 4_096  # Longer tables are checked each time, so that what is remembered stays below 16 MiB.
@@ -56,7 +55,7 @@ def check_batch(batch: Batch) -> None:
         BatchMalformed: they do not fit; says which row and column.
         BadSubject, MessageTooLarge: with the rows at fault, see `refused_rows`.
     """
-    _check_columns(batch.kind, frozenset(batch.offsets))
+    _check_columns(batch.kind, batch.layout.columns)
     _check_zeros(batch)
     begin = check_subjects(batch)
     heap_bytes = batch.total_bytes - batch.heap_offset
@@ -118,7 +117,10 @@ def check_subjects(batch: Batch) -> int:
         check(table, count)
     except _BadName as bad:
         raise _bad_subject(batch, bad.index, bad.reason) from None
-    _check_subject_of(batch, count)
+    if ColumnId.SUBJECT in batch.offsets:
+        _check_subject_of(batch, count)
+    elif count > 1:
+        raise BatchMalformed(f"{count} subjects without a column that says which row has which")
     return table_bytes
 
 
@@ -149,18 +151,13 @@ def _check_zeros(batch: Batch) -> None:
     reserve = HEADER_BYTES + batch.kind_bytes - 4
     if batch.kind in _WITH_RESERVE and batch.buffer[reserve : reserve + 4] != PADS[4]:
         raise BatchMalformed(f"the last four bytes of its {batch.kind.name} part are reserved and not zeros")
-    for column, offset in batch.offsets.items():
-        end = offset + DTYPES[column].itemsize * batch.count
-        if end & 7 and batch.buffer[end : padded(end)] != PADS[-end & 7]:
+    for column, begin, end in batch.layout.gaps:
+        if batch.buffer[begin:end] != PADS[end - begin]:
             raise BatchMalformed(f"the bytes behind column {ColumnId(column).name.lower()} are not zeros")
 
 
 def _check_subject_of(batch: Batch, count: int) -> None:
     """Each row has a subject of the table, and in what producers send each subject of the table has a row."""
-    if ColumnId.SUBJECT not in batch.offsets:
-        if count > 1:
-            raise BatchMalformed(f"{count} subjects without a column that says which row has which")
-        return
     subject_of = batch.uint32s(ColumnId.SUBJECT)
     beyond = subject_of >= count
     if beyond.any():

@@ -33,8 +33,8 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
             raise BatchMalformed(f"a {batch.kind.name} batch can't be dispatched")
         batch.verify()
         check_batch(batch)
-        highest = max(highest, _check_values(batch))
         part = batch.dispatch
+        highest = max(highest, _check_values(batch, part))
         key = (part.epoch, part.batch_id)
         _check_part(part, key, origin)
         batches.append(batch)
@@ -47,21 +47,20 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
     return batches, parts, highest
 
 
-def _check_values(batch: Batch) -> int:
+def _check_values(batch: Batch, part: DispatchPart) -> int:
     """What consumers, listings and audits show must be a date, and a sequence what logs can store: the highest one."""
-    part = batch.dispatch
     if not 0 <= part.claimed_at_ms <= INSTANT_MS_MAX:
         raise BatchMalformed(f"batch {part.batch_id} was claimed at {part.claimed_at_ms}, which is no instant")
     if part.hour > HOUR_MAX:
         raise BatchMalformed(f"batch {part.batch_id} is of the hour {part.hour}, behind the last one of the calendar")
     for column in (ColumnId.DELIVER_AT_MS, ColumnId.ACCEPTED_AT_MS):
-        if column in batch:
+        # Read as unsigned, an instant before 1970 is above the limit, too.
+        if column in batch.offsets and batch.highest(column) > INSTANT_MS_MAX:
             instants = batch.int64s(column)
-            if int(instants.min()) < 0 or int(instants.max()) > INSTANT_MS_MAX:
-                row = int(((instants < 0) | (instants > INSTANT_MS_MAX)).argmax())
-                name = column.name.lower()
-                raise BatchMalformed(f"row {row}: {name} is {int(instants[row])}, which is no instant")
-    highest = int(batch.uint64s(ColumnId.SEQUENCE).max())
+            row = int(((instants < 0) | (instants > INSTANT_MS_MAX)).argmax())
+            name = column.name.lower()
+            raise BatchMalformed(f"row {row}: {name} is {int(instants[row])}, which is no instant")
+    highest = batch.highest(ColumnId.SEQUENCE)
     if highest > INT_MAX:
         raise BatchMalformed(f"batch {part.batch_id} has a sequence above {INT_MAX}")
     return highest

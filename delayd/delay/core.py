@@ -31,7 +31,7 @@ from delayd.delay.producers import Accepted, Allowance, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Entry, Kind, Quarantine
 from delayd.delay.recovery import ends_of_all, open_seals, recover
 from delayd.delay.retention import Retention, SegmentRetention
-from delayd.delay.rows import Rows
+from delayd.delay.rows import Rows, hour_span
 from delayd.delay.seal_log import SealLog
 from delayd.delay.sender import Origin, Sender
 from delayd.delay.settled import settled
@@ -411,11 +411,18 @@ class DelayCore:
 
     def next_wake_ms(self) -> int:
         """Latest instant, monotonic, at which to call `wake` though nothing is due."""
+        wake_ms = self._tick_due_ms
+        dispatcher_ms, outcomes_ms = self.dispatcher.next_wake_ms(), self._outcomes.next_wake_ms()
+        if dispatcher_ms is not None and dispatcher_ms < wake_ms:
+            wake_ms = dispatcher_ms
+        if outcomes_ms is not None and outcomes_ms < wake_ms:
+            wake_ms = outcomes_ms
         # While an hour is loaded no checkpoint begins, though it may be due.
-        held_up = self._loading.running or self._mending.running is not None
-        checkpoint_ms = None if held_up else self._checkpointer.next_wake_ms()
-        times = (self.dispatcher.next_wake_ms(), self._outcomes.next_wake_ms(), checkpoint_ms)
-        return min((time for time in times if time is not None and time < self._tick_due_ms), default=self._tick_due_ms)
+        if not self._loading.running and self._mending.running is None:
+            checkpoint_ms = self._checkpointer.next_wake_ms()
+            if checkpoint_ms is not None and checkpoint_ms < wake_ms:
+                wake_ms = checkpoint_ms
+        return wake_ms
 
     def stop(self, done: Callable[[], None]) -> None:
         """Refuse sends, make everything durable, write a last checkpoint, and call back."""
@@ -460,18 +467,20 @@ class DelayCore:
         """Index a durable group: rows of loaded hours enter the wheel at once, all of them the pending columns."""
         rows = message_rows(committed.stored, self._subjects, committed.appended_at_ms)
         self._sources.remember(committed.stored)
-        near = rows["hour"] <= np.uint32(self._loaded_until)
-        if self._withheld:
-            near &= ~np.isin(rows["hour"], list(self._withheld))
-        if not near.all():
+        span = hour_span(rows)
+        if span[1] > self._loaded_until or self._withheld:
+            near = rows["hour"] <= np.uint32(self._loaded_until)
+            if self._withheld:
+                near &= ~np.isin(rows["hour"], list(self._withheld))
             self._pending.keep(rows.take(np.flatnonzero(~near)))
             rows = rows.take(np.flatnonzero(near))
-        self._pending.count(rows)
-        if len(rows) and int(rows["hour"].min()) < self._loaded_from:
+            span = hour_span(rows) if len(rows) else (self._loaded_from, self._loaded_from)
+        self._pending.count(rows, span)
+        if span[0] < self._loaded_from:
             # The clock was set back behind the start: what these hours held was loaded then, so the others are empty.
             self._put_back(rows)
         else:
-            self._wheel.insert(rows)
+            self._wheel.insert(rows, span)
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
         self.intake.subjects_full = self._subjects.is_full

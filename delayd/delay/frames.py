@@ -6,11 +6,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, BatchKind, DispatchPart, Int64s
+from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, Int64s
 from delayd.delay.ready import NO_ROWS
 from delayd.delay.rows import BATCH_ROW_BITS, Rows
 from delayd.encode import encode_one
-from delayd.gather import SHORT, Gathered, Pick, compose, gather, gather_singles, reorder
+from delayd.gather import Gathered, Pick, compose, gather, gather_singles, reorder
 
 ROW_MASK = (1 << BATCH_ROW_BITS) - 1
 PICK_ROWS = 8  # A pick costs as much as so many rows one by one: numpy calls against plain integers.
@@ -30,7 +30,11 @@ def split_by_subject_and_hour(rows: Rows, parts_max: int) -> tuple[list[Rows], R
     they are in the next frame, and no subject waits for others that came after it.
     """
     subjects, hours = rows["subject"], rows["hour"]
-    if bool((subjects == subjects[0]).all()) and bool((hours == hours[0]).all()):
+    if len(rows) <= FEW_ROWS:
+        names, times = subjects.tolist(), hours.tolist()
+        if names.count(names[0]) == len(names) and times.count(times[0]) == len(times):
+            return [rows], NO_ROWS
+    elif bool((subjects == subjects[0]).all()) and bool((hours == hours[0]).all()):
         return [rows], NO_ROWS
     order = np.lexsort((hours, subjects))
     subjects, hours = subjects.take(order), hours.take(order)
@@ -71,7 +75,7 @@ def collect(rows: Rows, sources: Batches) -> Gathered:
             return _collect_runs(hour, locations, [0, *breaks.tolist(), len(rows)], sources)
     places = locations.tolist()
     numbers = [place & ROW_MASK for place in places]
-    if len(rows) <= SHORT:
+    if len(rows) <= FEW_ROWS:
         return gather_singles([sources.batch(hour, place) for place in places], numbers)
     order = np.argsort(locations)
     ordered = locations.take(order)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from delayd.batch import FEW_ROWS
 from delayd.delay.ready import NEVER, NO_ROWS, SORTED_ROWS_MIN, ReadyRows
 from delayd.delay.rows import COARSE_FROM_MS, SCHEDULE_BIT, Rows, copy_rows, decode_due, due_by, join_rows, new_rows
 from delayd.hours import HOUR_MS, hour_start_ms
@@ -124,8 +125,13 @@ class HourWheel:
         if not len(rows):
             return
         due = rows["due_ms"]
-        assert int(due.max()) < HOUR_MS, "a row is due before its filing hour ends"
-        opened_ms, first_ms = self._opened * SLOT_MS, int(due.min())
+        if len(rows) <= FEW_ROWS:
+            times = due.tolist()
+            first_ms, last_ms = min(times), max(times)
+        else:
+            first_ms, last_ms = int(due.min()), int(due.max())
+        assert last_ms < HOUR_MS, "a row is due before its filing hour ends"
+        opened_ms = self._opened * SLOT_MS
         if first_ms < opened_ms:
             late = due < np.int32(opened_ms)
             self._ready.add(rows.take(np.flatnonzero(late)), first_ms)

@@ -213,9 +213,8 @@ class Intake:
         check_headers(batch)
         if self.subjects_full and not self._knows_subjects(batch):
             raise SlowDown("this server remembers as many subjects as it can; send to those that it knows, or later")
-        deliver_at_ms = batch.int64s(ColumnId.DELIVER_AT_MS)
         now_ms = self._clock.now_ms()
-        latest = int(deliver_at_ms.max())
+        earliest, latest = batch.range_of(ColumnId.DELIVER_AT_MS)
         horizon = now_ms + self._config.horizon_days * DAY_MS
         if latest > horizon:
             days = self._config.horizon_days
@@ -225,19 +224,20 @@ class Intake:
                     f"due more than {days} days ahead by this server's clock, which is in doubt: it shows the"
                     f" hour {hour_name(hour_of_ms(now_ms))} (UTC); see `delayd clock`, or send again later"
                 )
-            raise _at_rows(PastHorizon, f"due more than {days} days ahead", deliver_at_ms > horizon)
-        if int(deliver_at_ms.min()) < INSTANT_MS_MIN:
+            at_fault = batch.int64s(ColumnId.DELIVER_AT_MS) > horizon
+            raise _at_rows(PastHorizon, f"due more than {days} days ahead", at_fault)
+        if earliest < INSTANT_MS_MIN:
             # It would leave at once, though its sender may have meant a time years ahead.
-            raise _at_rows(
-                BadInstant, "due before 2001-09-09 (seconds, not milliseconds?)", deliver_at_ms < INSTANT_MS_MIN
-            )
+            at_fault = batch.int64s(ColumnId.DELIVER_AT_MS) < INSTANT_MS_MIN
+            raise _at_rows(BadInstant, "due before 2001-09-09 (seconds, not milliseconds?)", at_fault)
         far = self.reserve.far_from_ms
         if far is not None and latest >= far:
             raise DiskReserve("this server's disk nears its reserve and takes near messages only; free space there")
         if self.reserve.full_hours:
             # Filed as it will be appended, which is later than now after the clock was set back (rule P5).
             filed_from_ms = max(now_ms, self.appended_at_ms)
-            full = np.isin(hours_of(np.maximum(deliver_at_ms, filed_from_ms)), list(self.reserve.full_hours))
+            filed_ms = np.maximum(batch.int64s(ColumnId.DELIVER_AT_MS), filed_from_ms)
+            full = np.isin(hours_of(filed_ms), list(self.reserve.full_hours))
             if full.any():
                 raise _at_rows(HourFull, "due in an hour that holds all the messages it can", full)
 

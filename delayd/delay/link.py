@@ -191,7 +191,9 @@ class Link:
             return self._retry_at_ms if self.address else None
         look_ms = self._wire.next_look_ms() if self._wire is not None else None
         send_ms = self.sender.next_wake_ms() if self.phase is Phase.READY else None
-        return min((time for time in (look_ms, send_ms) if time is not None), default=None)
+        if look_ms is None or send_ms is None:
+            return send_ms if look_ms is None else look_ms
+        return min(look_ms, send_ms)
 
     def lose(self) -> None:
         """Speak to the target no more, for good, by an operator's word."""

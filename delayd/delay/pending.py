@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.delay.hour_table import HourTable
-from delayd.delay.rows import ROW, Rows, copy_rows, join_rows, new_rows
+from delayd.delay.rows import ROW, Rows, copy_rows, hour_span, join_rows, new_rows
 
 BLOCK_ROWS = 65_536  # 2 MB: what a growing array would copy and leave unused is up to as much as it holds.
 
@@ -54,8 +54,7 @@ class PendingRows:
         """Copy in rows of hours that are not loaded."""
         if not len(rows):
             return
-        hours = rows["hour"]
-        low, high = int(hours.min()), int(hours.max())
+        low, high = hour_span(rows)
         self._hours = (min(low, self._hours[0]), max(high, self._hours[1])) if self._kept else (low, high)
         self._rows += len(rows)
         self._kept += len(rows)
@@ -69,16 +68,16 @@ class PendingRows:
             self._room -= count
             at += count
 
-    def count(self, rows: Rows) -> None:
-        """Count rows that are in the wheel."""
+    def count(self, rows: Rows, span: tuple[int, int] | None = None) -> None:
+        """Count rows that are in the wheel; ``span`` is that of their hours, where it is known."""
         if not len(rows):
             return
         self._rows += len(rows)
-        hours = rows["hour"]
-        if len(rows) == 1 or not np.count_nonzero(hours != hours[0]):
-            self._counted[int(hours[0])] += len(rows)
+        first, last = span or hour_span(rows)
+        if first == last:
+            self._counted[first] += len(rows)
         else:
-            self._counted.update(_by_hour(hours))
+            self._counted.update(_by_hour(rows["hour"]))
 
     def settle(self, loaded_until: int, withheld: Collection[int] = ()) -> None:
         """Only count what is kept of hours up to ``loaded_until``, but for ``withheld`` ones: they are loaded now."""

@@ -22,6 +22,7 @@ from delayd.wire.targets import targets_head
 
 log = logging.getLogger(__name__)
 
+SEND = int(RequestType.SEND)
 PIECE_BATCHES = 64  # Taken in one turn of the loop: some milliseconds at most when each of them is refused.
 LENGTH = struct.Struct("<I")
 LENGTH_AT = 8  # Where the header of a batch has its length.
@@ -62,10 +63,11 @@ class Requests:
 
     def received(self, peer: Peer, frame: Frame) -> None:
         """Serve one request; raises what the peer is to be told at once."""
-        kind = request_type(frame.type)
-        if kind is RequestType.SEND:
+        if frame.type == SEND:
             self._send(peer, frame)
-        elif kind is RequestType.OUTCOME:
+            return
+        kind = request_type(frame.type)
+        if kind is RequestType.OUTCOME:
             self._outcome(peer, frame)
         elif kind is RequestType.CHECKPOINT:
             self._core.checkpoint(lambda offset: peer.answer(frame.request_id, self._head(replay_offset=offset)))
@@ -107,15 +109,17 @@ class Requests:
 
     def _send(self, peer: Peer, frame: Frame) -> None:
         places = places_of(frame.body)
-        results: dict[int, Accepted | Refused] = {}
+        request_id, results = frame.request_id, dict[int, Accepted | Refused]()
 
         def answered(index: int, what: Taken | DelaydError, duplicate: bool) -> None:
             results[index] = _result(what, duplicate)
             if len(results) == len(places):
                 in_order = [results[at] for at in range(len(places))]
-                peer.answer(frame.request_id, self._head(results=results_head(in_order)))
+                peer.answer(request_id, self._head(results=results_head(in_order)))
 
-        allowance = self.allowances.setdefault(peer, Allowance())
+        allowance = self.allowances.get(peer)
+        if allowance is None:
+            allowance = self.allowances[peer] = Allowance()
         begin = self._take(frame.body, places, answered, allowance, 0)
         if begin < len(places):
             self._later(partial(self._take, frame.body, places, answered, allowance), begin, len(places))

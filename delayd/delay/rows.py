@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from delayd.batch import FEW_ROWS
 from delayd.hours import HOUR_MS
 
 ROW = np.dtype(
@@ -83,6 +84,27 @@ def due_at_ms(rows: Rows) -> npt.NDArray[np.int64]:
         coarse = np.flatnonzero(due_ms < -COARSE_FROM_MS)
         instants[coarse] += (due_ms.take(coarse).astype(np.int64) + COARSE_FROM_MS) * (COARSE_MS - 1)
     return instants
+
+
+def hour_span(rows: Rows) -> tuple[int, int]:
+    """The lowest and the highest filing hour of rows, one at least."""
+    if len(rows) > FEW_ROWS:
+        return int(rows["hour"].min()), int(rows["hour"].max())
+    hours = rows["hour"].tolist()
+    return min(hours), max(hours)
+
+
+def latest_due_ms(rows: Rows) -> int:
+    """The latest instant at which one of the rows fires; of one row at least."""
+    if len(rows) > FEW_ROWS:
+        return int(due_at_ms(rows).max())
+    # A loop over so few takes a third of the time of the arrays.
+    latest_ms = 0
+    for hour, due_ms in zip(rows["hour"].tolist(), rows["due_ms"].tolist(), strict=True):
+        at_ms = hour * HOUR_MS + (due_ms if due_ms >= -COARSE_FROM_MS else decode_due(due_ms))
+        if at_ms > latest_ms:
+            latest_ms = at_ms
+    return latest_ms
 
 
 def encode_due(after_ms: int) -> int:

@@ -18,7 +18,7 @@ from delayd.config import DelayConfig
 from delayd.delay.frames import collect, encode_dispatch, split_by_source, split_by_subject_and_hour
 from delayd.delay.loader import NO_SEQUENCES, without
 from delayd.delay.outcomes import OutcomeLog
-from delayd.delay.rows import Rows, due_at_ms, join_rows
+from delayd.delay.rows import Rows, due_at_ms, join_rows, latest_due_ms
 from delayd.delay.sources import Sources
 from delayd.delay.target_ends import TargetEnds
 from delayd.delay.waiting import WaitingRows, lowest_offset
@@ -117,16 +117,17 @@ class Sender:
     def pump(self, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
         """Send what waits, as far as the window has room; the rest stays where the next answer finds all of it."""
         now = self._clock.monotonic_ms()
-        for refused in [refused for refused in self._refused if refused.retry_at_ms <= now]:
-            if self._has_room():
-                self._refused.remove(refused)
-                self._send(wire, session, current, refused.rows, refused)
+        if self._refused:
+            for refused in [refused for refused in self._refused if refused.retry_at_ms <= now]:
+                if self._has_room():
+                    self._refused.remove(refused)
+                    self._send(wire, session, current, refused.rows, refused)
         while self._has_freight() and now >= self._paused_until_ms and self._has_room():
             rows = self.waiting.take(self._config.frame_rows_max, self._config.frame_bytes_max)
             rows = without(rows, self._decided)
             if len(rows):
                 self._send(wire, session, current, rows, None)
-        if not len(self.waiting):
+        if len(self._decided) and not len(self.waiting):
             self._decided = NO_SEQUENCES
 
     def settle(self, decided: NDArray[np.uint64]) -> None:
@@ -136,6 +137,8 @@ class Sender:
 
     def next_wake_ms(self) -> int | None:
         """When something that was put off is to be tried again, in monotonic ms."""
+        if not self._refused and not self._paused_until_ms:
+            return None  # Asked for after every frame, and hardly ever is there anything.
         # Without room there is nothing to do, and what makes room wakes the server by itself.
         times = [refused.retry_at_ms for refused in self._refused] if self._has_room() else []
         if self._paused_until_ms > self._clock.monotonic_ms():
@@ -242,9 +245,9 @@ class Sender:
         self, wire: Wire, session: int, current: Callable[[int], bool], rows: Rows, refused: Refused | None
     ) -> None:
         claimed_at_ms = self._clock.now_ms()
-        early = due_at_ms(rows) > claimed_at_ms
-        if early.any():
+        if latest_due_ms(rows) > claimed_at_ms:
             # The clock was set back since these rows were taken: they are not due any more.
+            early = due_at_ms(rows) > claimed_at_ms
             self._put_back(rows.take(np.flatnonzero(early)))
             rows = rows.take(np.flatnonzero(~early))
             if not len(rows):

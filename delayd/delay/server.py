@@ -50,7 +50,7 @@ class DelayServer:
         self._fail = fail
         self._started_at_ms = 0
         self._rearming = False
-        self._armed_for: tuple[int, int | None] | None = None
+        self._armed_for: tuple[int, int | None] = (0, None)
         self._port = config.port
         self._dials: set[asyncio.Task[None]] = set()
         self._home: Home | None = None
@@ -169,8 +169,12 @@ class DelayServer:
         if home is None or core is None or timer is None:
             return
         clock, wake_ms, due_ms = home.clock, core.next_wake_ms(), core.next_due_ms()
-        if timer.is_set and (wake_ms, due_ms) == self._armed_for:
-            return
+        if timer.is_set:
+            # To fire early costs a look at what is due; to set the timer costs a system call, mostly for nothing:
+            # each answer that is heard puts off the moment at which silence would be noticed.
+            armed_wake_ms, armed_due_ms = self._armed_for
+            if wake_ms >= armed_wake_ms and (due_ms is None or (armed_due_ms is not None and due_ms >= armed_due_ms)):
+                return
         self._armed_for = (wake_ms, due_ms)
         delay_ms = min(SLEEP_MS_MAX, float(wake_ms - clock.monotonic_ms()))
         if due_ms is not None:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s
+from delayd.batch import FEW_ROWS, Batch, ColumnId, Int64s
 from delayd.delay.rows import (
     BATCH_ROW_BITS,
+    COARSE_FROM_MS,
     ONE_ROW,
     ROW,
     Rows,
@@ -23,7 +24,7 @@ from delayd.delay.rows import (
     pack_locations,
 )
 from delayd.delay.subjects import Subjects
-from delayd.gather import ROW_COLUMNS_BYTES, SHORT
+from delayd.gather import ROW_COLUMNS_BYTES
 from delayd.hours import HOUR_MS
 
 
@@ -112,7 +113,7 @@ def rows_of(
 
 def message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_ms: int) -> Rows:
     """Make the pending rows of batches that one group of the message log holds, filed by rule P5."""
-    if sum([entry.batch.count for entry in stored]) <= SHORT:
+    if sum([entry.batch.count for entry in stored]) <= FEW_ROWS:
         return _few_message_rows(stored, subjects, appended_at_ms)
     table = tabulate(stored)
     hours = filing_hours(table.deliver_at_ms, appended_at_ms)
@@ -138,7 +139,9 @@ def _few_message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_
         location = offset << BATCH_ROW_BITS
         for row, due in enumerate(struct.unpack_from(f"<{count}q", buffer, offsets[ColumnId.DELIVER_AT_MS])):
             hour = max(due, appended_at_ms) // HOUR_MS
-            due_ms = encode_due(due - hour * HOUR_MS)
+            due_ms = due - hour * HOUR_MS
+            if due_ms < -COARSE_FROM_MS:
+                due_ms = encode_due(due_ms)
             subject = numbers[subject_of[row]]
             packed += ONE_ROW.pack(due_ms, lengths[row], subject, hour, base_sequence + row, location | row)
     return np.frombuffer(packed, ROW)

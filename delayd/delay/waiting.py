@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.batch import FEW_ROWS
 from delayd.delay.loader import without
 from delayd.delay.ready import NO_ROWS
 from delayd.delay.rows import Rows, join_rows, message_log_offset
@@ -81,6 +82,8 @@ class WaitingRows:
 
 def size_of(rows: Rows) -> int:
     """Bytes that rows need in frames."""
+    if len(rows) <= FEW_ROWS:
+        return sum(rows["length"].tolist())
     return int(rows["length"].sum(dtype=np.int64))
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from delayd.delay.hour_wheel import OPEN_AHEAD_MS, TAIL_ROWS, HourWheel, PreparedRows, prepare
 from delayd.delay.ready import NO_ROWS
-from delayd.delay.rows import Rows, due_at_ms, join_rows, message_log_offset
+from delayd.delay.rows import Rows, hour_span, join_rows, latest_due_ms, message_log_offset
 
 __all__ = ["OPEN_AHEAD_MS", "PreparedRows", "Wheel", "prepare"]
 
@@ -66,16 +66,19 @@ class Wheel:
         assert not len(self._hours[hour]), "a loaded hour is dropped only when its last row has left"
         del self._hours[hour]
 
-    def insert(self, rows: Rows) -> None:
-        """Copy in rows of loaded hours, in any order; nothing is done when one is of another hour."""
+    def insert(self, rows: Rows, span: tuple[int, int] | None = None) -> None:
+        """Copy in rows of loaded hours, in any order; nothing is done when one is of another hour.
+
+        ``span`` is that of their hours, where it is known.
+        """
         if not len(rows):
             return
-        hours = rows["hour"]
-        first = int(hours[0])
-        if len(rows) == 1 or not np.count_nonzero(hours != hours[0]):
+        first, last = span or hour_span(rows)
+        if first == last:
             assert first in self._hours, "rows are inserted into loaded hours"
             self._hours[first].insert(rows)
             return
+        hours = rows["hour"]
         assert bool(self.holds(rows).all()), "rows are inserted into loaded hours"
         for hour, wheel in self._hours.items():
             picked = np.flatnonzero(hours == np.uint32(hour))
@@ -100,7 +103,7 @@ class Wheel:
                 self.open_ahead(now_ms)
             return NO_ROWS
         due = parts[0] if len(parts) == 1 else join_rows(parts)
-        assert int(due_at_ms(due).max()) <= now_ms, "no row leaves before it is due"
+        assert latest_due_ms(due) <= now_ms, "no row leaves before it is due"
         return due
 
     def open_ahead(self, now_ms: int) -> None:

@@ -28,6 +28,7 @@ SHARE_UNITS = 16  # One connection gets this much; alone in the queue it gets al
 UNIT_BYTES = 16 << 10  # A request is so many units as it has times these bytes: their checks take as long as a PING.
 LISTING_UNITS = QUEUED_UNITS  # A listing is made of a thousand rows: one of them is a turn.
 STATUS_UNITS = SHARE_UNITS  # It is made of all counters.
+RENEW_UNITS = FRESH_UNITS // 2  # A turn begins with at least this much: most turns use a few units and renew nothing.
 RETRY_MS = 1_000
 
 LISTINGS = frozenset(
@@ -63,11 +64,13 @@ class Member(Protocol):
         """End the connection, and give back at once what it was asked of."""
 
 
+# By type of frame: what it costs of a turn besides its bytes; any other type costs one unit.
+UNITS_OF_TYPE = {**dict.fromkeys(map(int, LISTINGS), LISTING_UNITS), int(RequestType.STATUS): STATUS_UNITS}
+
+
 def units_of(frame_type: int, frame_bytes: int) -> int:
     """What a request costs of a turn."""
-    if frame_type in LISTINGS:
-        return LISTING_UNITS
-    return (STATUS_UNITS if frame_type == RequestType.STATUS else 1) + frame_bytes // UNIT_BYTES
+    return UNITS_OF_TYPE.get(frame_type, 1) + frame_bytes // UNIT_BYTES
 
 
 class Budget:
@@ -86,25 +89,21 @@ class Budget:
         self._members = members
         self._unfinished_bytes_max = unfinished_bytes_max
         self._untaken_bytes_max = untaken_bytes_max
-        self._left = FRESH_UNITS
-        self._share = SHARE_UNITS
+        self.left = FRESH_UNITS  # What all connections together may still use; none begins anything below 1.
+        self.share = SHARE_UNITS  # What one connection may use at this moment, as far as it is left.
         self._queue: deque[Member] = deque()
         self._turn_due = False
 
-    def share(self) -> int:
-        """Units that a connection may use at this moment; 0: it is to wait for its turn."""
-        if not self._turn_due:
-            self._turn_due = True
-            self._loop.call_soon(self._turn)
-        return min(self._share, self._left)
-
     def used(self, units: int) -> None:
         """A connection has used so many."""
-        self._left -= units
+        self.left -= units
+        if self.left < RENEW_UNITS:
+            self._turn_soon()
 
     def wait(self, member: Member) -> None:
         """Have `go_on` called when it is this connection's turn; not more than once at a time."""
         self._queue.append(member)
+        self._turn_soon()
 
     def unfinished(self, by: int) -> None:
         """Unfinished frames have grown or shrunk."""
@@ -136,17 +135,22 @@ class Budget:
         worst.end(SlowDown(why, retry_after_ms=RETRY_MS))
         return True
 
-    def _turn(self) -> None:
-        self._turn_due = False
-        self._left = QUEUED_UNITS
-        # A client that outruns a server that has nothing else to do is served as fast as it can be.
-        self._share = max(SHARE_UNITS, QUEUED_UNITS // max(1, len(self._queue)))
-        for _ in range(len(self._queue)):
-            if self._left <= 0:
-                break
-            self._queue.popleft().go_on()
-        self._left = FRESH_UNITS
-        self._share = SHARE_UNITS
-        if self._queue and not self._turn_due:
+    def _turn_soon(self) -> None:
+        """Renew what may be used, and serve the queue, in the next turn of the loop."""
+        if not self._turn_due:
             self._turn_due = True
             self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        self.left = QUEUED_UNITS
+        # A client that outruns a server that has nothing else to do is served as fast as it can be.
+        self.share = max(SHARE_UNITS, QUEUED_UNITS // max(1, len(self._queue)))
+        for _ in range(len(self._queue)):
+            if self.left <= 0:
+                break
+            self._queue.popleft().go_on()
+        self.left = FRESH_UNITS
+        self.share = SHARE_UNITS
+        if self._queue:
+            self._turn_soon()

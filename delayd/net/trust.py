@@ -41,6 +41,7 @@ NEEDS_TRUST = frozenset(
         RequestType.ORIGIN_ACCEPT,
     }
 )
+GUARDED = frozenset({RequestType.CHALLENGE, RequestType.PROVE, *NEEDS_TRUST})
 
 
 class Proved(NamedTuple):
@@ -69,20 +70,22 @@ class Guard:
             NotTrusted: the request needs a proof that this connection has not given, or the proof is wrong.
             WrongCluster: the peer has the secret and belongs to another cluster.
         """
-        if frame.type == RequestType.CHALLENGE:
-            connection.answer(frame.request_id, self._answer(connection, frame.head))
-            return True
-        if frame.type == RequestType.PROVE:
-            self._prove(connection, frame.head)
-            connection.answer(frame.request_id, {})
-            return True
-        if frame.type in NEEDS_TRUST and not connection.trusted:
+        if frame.type not in GUARDED:
+            return False
+        if frame.type in NEEDS_TRUST:
+            if connection.trusted:
+                return False
             name = RequestType(frame.type).name
             raise NotTrusted(
                 f"{name} is for servers and operators of this cluster; prove its secret first: "
                 "give the file with --secret-file, or the data directory that holds it with --data"
             )
-        return False
+        if frame.type == RequestType.CHALLENGE:
+            connection.answer(frame.request_id, self._answer(connection, frame.head))
+        else:
+            self._prove(connection, frame.head)
+            connection.answer(frame.request_id, {})
+        return True
 
     def _answer(self, connection: Connection, head: Head) -> Head:
         nonce = _nonce(head)

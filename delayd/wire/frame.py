@@ -162,7 +162,8 @@ class FrameReader:
 
     def next(self) -> Frame | None:
         """The next frame, once all of it is there; None when it is not, or when there is a `fault` instead."""
-        if self.fault is not None:
+        # Most calls find nothing: whoever has taken all frames asks once more.
+        if self._end == self._start or self.fault is not None:
             return None
         try:
             while self._end - self._start >= self._needed:

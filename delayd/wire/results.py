@@ -48,6 +48,8 @@ class Refused:
 
 def results_head(results: Sequence[Accepted | Refused]) -> list[HeadValue]:
     """The field `results` of the answer."""
+    if len(results) == 1 and isinstance(results[0], Accepted):
+        return [results[0].to_head()]
     refused = [each for each in results if isinstance(each, Refused)]
     wanted = sum(len(text_bytes(each.message)) + ROW_BYTES_MAX * len(each.rows) for each in refused)
     if PLAIN_BYTES_MAX * len(results) + wanted <= ROWS_BYTES_MAX:

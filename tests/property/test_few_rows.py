@@ -7,13 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delayd import batch as batch_module
 from delayd import validate
-from delayd.batch import Batch, ColumnId, parse
-from delayd.delay import table
+from delayd.batch import FEW_ROWS, Batch, ColumnId, parse
+from delayd.delay import frames, table, waiting
+from delayd.delay import rows as rows_module
+from delayd.delay.frames import split_by_subject_and_hour
+from delayd.delay.rows import COARSE_FROM_MS, ROW, hour_span, latest_due_ms
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, message_rows
+from delayd.delay.waiting import size_of
 from delayd.errors import BatchMalformed, MessageTooLarge
-from delayd.gather import SHORT
 from delayd.hours import HOUR_MS
 from delayd.validate import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, check_batch, refused_rows
 from tests.batches import messages, with_true_checksums
@@ -27,7 +31,7 @@ row = st.tuples(
     st.binary(max_size=9),
     st.integers(0, len(SUBJECTS) - 1),
 )
-batch = st.tuples(st.lists(row, min_size=1, max_size=SHORT // 4), st.booleans(), st.booleans())
+batch = st.tuples(st.lists(row, min_size=1, max_size=FEW_ROWS // 4), st.booleans(), st.booleans())
 
 
 @given(st.lists(batch, min_size=1, max_size=4), st.integers(0, 1 << 40))
@@ -48,9 +52,44 @@ def test_few_rows_are_the_rows_that_arrays_make(
         sequence += len(rows)
     few = message_rows(stored, Subjects(), APPENDED_AT_MS)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(table, "SHORT", 0)
+        patched.setattr(table, "FEW_ROWS", 0)
         many = message_rows(stored, Subjects(), APPENDED_AT_MS)
     assert few.dtype == many.dtype and few.tolist() == many.tolist()
+
+
+pending = st.tuples(
+    st.integers(-COARSE_FROM_MS - 5, HOUR_MS - 1),
+    st.integers(32, 1 << 20),
+    st.integers(0, 1),
+    st.integers(500_000, 500_001),
+    st.integers(1, 1 << 40),
+    st.integers(0, 1 << 62),
+)
+
+
+@given(st.lists(pending, min_size=1, max_size=FEW_ROWS))
+def test_few_pending_rows_are_looked_at_as_many_are(drawn: list[tuple[int, ...]]) -> None:
+    made = np.array(drawn, ROW)
+
+    def looked() -> object:
+        parts, left = split_by_subject_and_hour(made, 2)
+        return latest_due_ms(made), hour_span(made), size_of(made), [part.tolist() for part in parts], left.tolist()
+
+    few = looked()
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (rows_module, frames, waiting):
+            patched.setattr(module, "FEW_ROWS", 0)
+        assert looked() == few
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=FEW_ROWS))
+def test_the_extremes_of_a_column_of_few_rows_are_those_of_many(due: list[int]) -> None:
+    data = parse(messages([b"x"] * len(due), due=due))
+    few = data.range_of(ColumnId.DELIVER_AT_MS), data.highest(ColumnId.DELIVER_AT_MS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(batch_module, "FEW_ROWS", 0)
+        assert (data.range_of(ColumnId.DELIVER_AT_MS), data.highest(ColumnId.DELIVER_AT_MS)) == few
+    assert few[0] == (min(due), max(due))
 
 
 @given(

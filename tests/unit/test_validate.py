@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from delayd.batch import (
+    FEW_ROWS,
     HEADER_BYTES,
     Batch,
     BatchKind,
@@ -26,7 +27,6 @@ from delayd.log.control import encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.pull import PullEntry, PullOp, encode_entries
 from delayd.validate import (
-    FEW_ROWS,
     HEADERS_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     ROWS_NAMED_MAX,

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from delayd.batch import Batch, BatchKind, DispatchPart, parse
+from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, parse
 from delayd.delay import frames
 from delayd.delay.frames import PICK_ROWS, collect, encode_dispatch, split_by_subject_and_hour
 from delayd.delay.rows import BATCH_ROW_BITS, Rows, new_rows
-from delayd.gather import SHORT, Gathered, compose
+from delayd.gather import Gathered, compose
 from tests.batches import bodies_of, messages, parsed
 from tests.counts import lines
 
@@ -53,8 +53,8 @@ RUNS = [(batch, row) for batch in (3, 1, 2) for row in range(7, 7 + 2 * PICK_ROW
     ("places", "way"),
     [
         ([(5, 0)], "gather_singles"),
-        (drawn(SHORT, 1), "gather_singles"),
-        (drawn(SHORT + 1, BATCHES), "gather_singles"),
+        (drawn(FEW_ROWS, 1), "gather_singles"),
+        (drawn(FEW_ROWS + 1, BATCHES), "gather_singles"),
         (drawn(500, 10), "_collect_by_source"),
         (RUNS, "gather"),
         ([(batch, row) for batch in range(BATCHES) for row in range(BATCH_ROWS)], "gather"),
