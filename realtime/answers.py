@@ -69,7 +69,7 @@ def groups_head(groups: Iterable[Group], limit: int) -> Head:
             "end": group.subject.end,
             "next": group.next,
             "outstanding": group.outstanding,
-            "redelivering": group.redeliver.messages,
+            "redelivering": group.redeliver.messages + group.paused.messages,
             "quarantined": group.quarantined.messages,
             "oldest_unacked": group.oldest,
         }

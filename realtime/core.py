@@ -42,7 +42,7 @@ from .groups import Group, GroupCopy
 from .handoff import Hello, Origin
 from .index import Subject
 from .intake import read_frame
-from .kept import Marks, encode_name, encode_origin
+from .kept import Marks, encode_lives, encode_name, encode_origin
 from .log_files import LogFiles
 from .operators import Operators
 from .peer import Peer
@@ -114,13 +114,14 @@ class Core:
             identity.log_id,
             identity.epoch,
             recovered.next_pull,
+            recovered.lives,
             recovered.groups.values(),
             self._index,
             self._stored,
             self._pull_log,
             clock,
         )
-        self._pulls.lease_all(config.lease_ms)
+        self._pulls.lease_all()
         self._pulls.keep_lost(recovered.lost.values())
         self._pulls.removes += recovered.removes
         self._unseen = Unseen(self._index, self._pulls.has_group, config.retention_ms)
@@ -152,6 +153,7 @@ class Core:
         self._in_memory: dict[Subject, None] = {}  # Subjects with runs in memory that a checkpoint has passed.
         self._forgetting: list[Subject] = []
         self._named: set[Group] = set()  # Groups whose names this life has written.
+        self._lives_kept = False  # Whether a checkpoint has said where this life began.
         self._restored: dict[int, str] = {}  # Delay servers that were refused for it, and why.
         self._failed = False
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
@@ -459,6 +461,9 @@ class Core:
         for origin in origins:
             origin.dirty = False
         pairs = list(map(encode_origin, origins))
+        if not self._lives_kept:
+            self._lives_kept = True
+            pairs.append(encode_lives(self._state.lives))
         removes, self._pulls.removes = self._pulls.removes, []
         evidence = self._clock.restart_evidence()
         retains = self._retain_wanted and self._clock.confirmed
@@ -524,6 +529,7 @@ class Core:
     def _checkpointed(self, snapshot: Snapshot, error: DelaydError | None) -> None:
         if error is not None:
             self._pulls.changes.again(snapshot.groups)
+            self._lives_kept = False
             self._named.difference_update([copied.group for copied in snapshot.groups])
             for origin in self._origins:
                 origin.dirty = True

@@ -14,7 +14,9 @@ from .offers import Offer, Offers
 from .polls import Polls
 from .ranges import Ranges
 
-GIVEN_BACK_RUNS_MAX = 10_000  # Beyond it the oldest late acknowledgements count as repeated ones.
+GIVEN_BACK_RUNS_MAX = 10_000  # Beyond it nobody knows any more what became of the oldest pulls, and they are stale.
+PAUSE_MS = 100  # Before a message that was given back a second time is offered again; doubled with each further time.
+PAUSE_MS_MAX = 10_000
 
 
 class GroupCopy(NamedTuple):
@@ -25,6 +27,9 @@ class GroupCopy(NamedTuple):
     held: list[Run]
     offers: list[Offer]
     oldest: int
+    known_from: int
+    given_back: Ranges
+    lapsed: Ranges
 
     @property
     def subject(self) -> Subject:
@@ -35,23 +40,28 @@ class GroupCopy(NamedTuple):
 class Group:
     """One group of one subject."""
 
-    __slots__ = ("before_change", "dirty", "given_back", "group_id", "held", "name", "next", "quarantined", "ready",
-                 "redeliver", "settled", "subject", "waiting")  # fmt: skip
+    __slots__ = ("before_change", "dirty", "given_back", "group_id", "held", "known_from", "lapsed", "name",
+                 "next", "on_pause", "paused", "quarantined", "ready", "redeliver", "settled", "subject",
+                 "waiting")  # fmt: skip
 
-    def __init__(self, group_id: int, subject: Subject, name: str, start: int) -> None:
+    def __init__(self, group_id: int, subject: Subject, name: str, start: int, known_from: int = 0) -> None:
         self.group_id = group_id
         self.subject = subject
         self.name = name
         self.next = start
         self.held = Held()
         self.redeliver = Offers()
+        self.paused = Offers()  # Given back again and again: offered when their pause is over.
         self.quarantined = Offers()  # Can't be read, and not offered until they are tried again (rule L10).
-        self.given_back = Ranges()
+        self.known_from = known_from  # Of pull sequences below it that are not held nobody knows what became.
+        self.given_back = Ranges()  # Pull sequences that were neither acknowledged nor are held.
+        self.lapsed = Ranges()  # Those of them that were given back by nobody's word: their lease ended.
         self.waiting = Polls()
         self.ready = True  # False until the record of a new group is durable.
         self.settled = True  # False while nobody could say which message is the first that it gets.
         self.dirty = True
         self.before_change: Callable[[Group], None] | None = None  # A checkpoint may have to take a copy first.
+        self.on_pause: Callable[[Group, Offer, int], None] | None = None  # Ends a pause; without it there is none.
 
     def offers(self) -> Iterator[Offer]:
         """What may be pulled now, in order: what was given back first, then what is new."""
@@ -72,14 +82,15 @@ class Group:
     @property
     def oldest(self) -> int:
         """The lowest consume sequence that is not acknowledged, or not delivered yet."""
-        candidates = (self.held.oldest, self.redeliver.oldest, self.quarantined.oldest)
+        candidates = (self.held.oldest, self.redeliver.oldest, self.paused.oldest, self.quarantined.oldest)
         return min([self.next, *[oldest for oldest in candidates if oldest is not None]])
 
     def copy(self) -> GroupCopy:
         """All that a checkpoint says of it."""
         # What can't be read is offered again by the next start: its file may have been restored by then.
-        offers = [*self.redeliver.copy(), *self.quarantined]
-        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest)
+        offers = [*self.redeliver.copy(), *self.paused, *self.quarantined]
+        known = (self.known_from, self.given_back.copy(), self.lapsed.copy())
+        return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known)
 
     def apply(self, entry: PullEntry) -> int:
         """Change as an entry of the pull log says; returns how many messages that concerned."""
@@ -91,9 +102,20 @@ class Group:
         for run in self.held.take(entry.pull_first, entry.pull_first + entry.covered, entry.incarnation):
             changed += run.messages
             if entry.op != PullOp.ACK:
-                # What no handler was given was no attempt (rule Q4).
-                self._give_back(run, run.attempt if entry.op == PullOp.RETURNED else run.attempt + 1)
+                self._give_back(run, entry.op)
         return changed
+
+    def resume(self, offer: Offer) -> None:
+        """Offer messages whose pause is over."""
+        self._changes()
+        self.paused.take(offer.consume_first, offer.consume_first + offer.count)
+        self.redeliver.append(offer)
+
+    def forget_given_back(self, runs: int) -> None:
+        """Keep only so many runs of what was given back; what is older is stale from now on."""
+        for kept in (self.given_back, self.lapsed):
+            if len(kept) > runs:
+                self.known_from = max(self.known_from, kept.drop_first(len(kept) - runs))
 
     def quarantine(self, offer: Offer) -> None:
         """Pass over messages that were offered and can't be read."""
@@ -119,6 +141,8 @@ class Group:
     def begin_at(self, first: int) -> None:
         """Messages below are not kept any more: what was offered of them without knowing that is not."""
         self.settled = True
+        for offer in self.paused.copy():
+            self.resume(offer)
         if self.next < first:
             self._changes()
             self.next = first
@@ -143,10 +167,25 @@ class Group:
         self.next = max(self.next, end)
         pull_end = entry.pull_first + entry.covered
         at = (entry.pull_first, pull_end, entry.consume_first)
-        self.held.add(Run(*at, entry.attempt, entry.incarnation))
+        self.held.add(Run(*at, entry.attempt, entry.incarnation, entry.lease_ms))
 
-    def _give_back(self, run: Run, attempt: int) -> None:
-        self.redeliver.append(Offer(run.consume_first, run.messages, min(attempt, ATTEMPT_MAX)))
+    def _give_back(self, run: Run, op: PullOp) -> None:
+        # What no handler was given was no attempt (rule Q4).
+        attempt = run.attempt if op == PullOp.RETURNED else min(run.attempt + 1, ATTEMPT_MAX)
+        offer = Offer(run.consume_first, run.messages, attempt)
+        pause_ms = pause_after(run.attempt) if op == PullOp.NACK and self.on_pause is not None else 0
+        if pause_ms and self.on_pause is not None:
+            self.paused.append(offer, apart=True)
+            self.on_pause(self, offer, pause_ms)
+        else:
+            self.redeliver.append(offer)
         self.given_back.add(run.start, run.end)
+        if op == PullOp.LAPSED:
+            self.lapsed.add(run.start, run.end)
         if len(self.given_back) > GIVEN_BACK_RUNS_MAX:
-            self.given_back.drop_first(1)
+            self.forget_given_back(GIVEN_BACK_RUNS_MAX)
+
+
+def pause_after(attempt: int) -> int:
+    """How long a message waits that a handler gave back, in ms: the first time not at all."""
+    return 0 if attempt < 2 else min(PAUSE_MS << min(attempt - 2, 16), PAUSE_MS_MAX)

@@ -12,13 +12,14 @@ PIECE_RUNS = 512  # A piece is searched by halves and moved in memory as a whole
 
 
 class Run(NamedTuple):
-    """Neighbouring messages that one consumer was given: pull sequences [start, end)."""
+    """Neighbouring messages that one consumer was given for ``lease_ms``: pull sequences [start, end)."""
 
     start: int
     end: int
     consume_first: int
     attempt: int
     incarnation: int
+    lease_ms: int = 0
 
     @property
     def messages(self) -> int:
@@ -28,7 +29,8 @@ class Run(NamedTuple):
     def cut(self, start: int, end: int) -> "Run":
         """The part of it within [start, end)."""
         first, last = max(self.start, start), min(self.end, end)
-        return Run(first, last, self.consume_first + first - self.start, self.attempt, self.incarnation)
+        consume_first = self.consume_first + first - self.start
+        return Run(first, last, consume_first, self.attempt, self.incarnation, self.lease_ms)
 
 
 class Held:

@@ -5,9 +5,9 @@ A checkpoint writes them in one transaction; what is newer is in the two logs be
 
 import logging
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgpack
 
@@ -20,6 +20,7 @@ from .handoff import Origin, Origins
 from .held import Run
 from .index import Index, Subject
 from .offers import Offer
+from .ranges import Ranges
 
 CHECKPOINT_KEY = b"checkpoint"
 ORIGIN_PREFIX = b"origin/"
@@ -27,7 +28,9 @@ SUBJECT_PREFIX = b"subject/"
 GROUP_PREFIX = b"group/"
 NAME_PREFIX = b"name/"  # A group's names alone, for when the value that holds its progress does not check.
 COPY_PREFIX = b"copy/"  # A second copy of small values that nothing else has.
-COPIED = (CHECKPOINT_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX)
+LIVES_KEY = b"lives"
+LIVES_MAX = 1_000  # The newest lives of which acknowledgements are known.
+COPIED = (CHECKPOINT_KEY, LIVES_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX)
 
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
@@ -35,6 +38,13 @@ _U32 = struct.Struct(">I")
 Pair = tuple[bytes, bytes]
 
 log = logging.getLogger(__name__)
+
+
+class Life(NamedTuple):
+    """One life of the server that gave out messages: its epoch, and the first pull sequence that it could use."""
+
+    epoch: int
+    pull_first: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,11 @@ def encode_marks(marks: Marks, incarnation: int) -> Pair:
     """The checkpoint's own row."""
     kept = {name: getattr(marks, name) for name in Marks.__slots__}
     return CHECKPOINT_KEY, _pack({**kept, "incarnation": incarnation})
+
+
+def encode_lives(lives: Sequence[Life]) -> Pair:
+    """The newest lives."""
+    return LIVES_KEY, _pack(lives[-LIVES_MAX:])
 
 
 def encode_origin(origin: Origin) -> Pair:
@@ -116,6 +131,9 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
         "next": copy.next,
         "pulls": copy.held,
         "redeliver": [[offer.consume_first, offer.count, offer.attempt] for offer in copy.offers],
+        "known_from": copy.known_from,
+        "given_back": list(copy.given_back),
+        "lapsed": list(copy.lapsed),
     }
     return GROUP_PREFIX + _U32.pack(group.group_id), _pack(kept)
 
@@ -150,6 +168,17 @@ class Kept:
         row = self._row(CHECKPOINT_KEY, value)
         return Marks(**{name: _int(row, name) for name in Marks.__slots__})
 
+    def lives(self) -> list[Life]:
+        """The lives up to the checkpoint; without them what they gave out and nobody holds is stale."""
+        lost: list[DamagedValue] = []
+        found = [value for key, value in self._scan(LIVES_KEY, lost) if key == LIVES_KEY]
+        for damage in lost:
+            log.error("lives_unknown path=%s then=repeated_acknowledgements_are_stale", damage.path)
+        if not found:
+            return []
+        rows = cast(list[list[int]], msgpack.unpackb(found[0]))
+        return [Life(*row) for row in rows]
+
     def origins(self, origins: Origins) -> None:
         """Bring the delay servers that were heard."""
         for key, value in self._scan(ORIGIN_PREFIX):
@@ -183,11 +212,14 @@ class Kept:
             row = self._row(key, value)
             subject, name = cast(str, row["subject"]), cast(str, row["group"])
             group_id = _U32.unpack(key[len(GROUP_PREFIX) :])[0]
-            group = groups[group_id] = Group(group_id, index.subject(subject), name, _int(row, "next"))
-            for facts in cast(list[list[int]], row["pulls"]):
-                group.held.add(Run(*facts))
+            facts = (_int(row, "next"), _int(row, "known_from"))
+            group = groups[group_id] = Group(group_id, index.subject(subject), name, *facts)
+            for run in cast(list[list[int]], row["pulls"]):
+                group.held.add(Run(*run))
             for offered in cast(list[list[int]], row["redeliver"]):
                 group.redeliver.append(Offer(*offered))
+            group.given_back = Ranges(cast(list[tuple[int, int]], row["given_back"]))
+            group.lapsed = Ranges(cast(list[tuple[int, int]], row["lapsed"]))
             group.dirty = False
         names: dict[bytes, tuple[str, str]] = {}
         if damaged:

@@ -49,10 +49,15 @@ class Offers:
         """All offers in order, as a list of their own."""
         return list(self._order.values())
 
-    def append(self, offer: Offer) -> None:
-        """Offer messages behind all others; neighbours of the last ones join them."""
+    def holds(self, offer: Offer) -> bool:
+        """Whether this very offer is among them."""
+        number = self._at.get(offer.consume_first)
+        return number is not None and self._order[number] == offer
+
+    def append(self, offer: Offer, *, apart: bool = False) -> None:
+        """Offer messages behind all others; neighbours of the last ones join them, unless they are to stay apart."""
         self.messages += offer.count
-        if self._order:
+        if self._order and not apart:
             number = next(reversed(self._order))
             last = self._order[number]
             if (last.consume_first + last.count, last.attempt) == (offer.consume_first, offer.attempt):

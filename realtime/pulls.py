@@ -26,12 +26,14 @@ from .changes import Changes
 from .groups import Group
 from .held import Held, Run
 from .index import Index, Subject
-from .kept import LostGroup, group_keys
+from .kept import LIVES_MAX, Life, LostGroup, group_keys
+from .offers import Offer, Offers
 from .parts import Part, Parts
 from .peer import Peer
 from .polls import Waiting
 from .pull_commit import PullCommit
 from .quarantine import Bad, Quarantine
+from .ranges import Ranges
 from .stored import StoredBatches
 
 COUNTERS = {PullOp.ACK: "acked", PullOp.NACK: "nacked", PullOp.RETURNED: "returned"}
@@ -44,6 +46,8 @@ GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for those of ot
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
 HELD_OF_GROUP_MAX = 65_536  # One group leaves room for others.
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
+GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 160 bytes each, 80 MiB.
+GIVEN_BACK_LEFT = 50  # So many of a group are kept beyond that.
 TURN_ANSWERS = 256  # Answers in one turn of the loop, some 20 us each. The others have the next turn.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
 RETRY_MS = 1_000  # For who was refused because a bound was reached.
@@ -71,6 +75,13 @@ class Lease(NamedTuple):
     covered: int
 
 
+class Pause(NamedTuple):
+    """Messages that were given back and are not offered yet."""
+
+    group: Group
+    offer: Offer
+
+
 class Pulls:
     """Serves the consumers of all groups; belongs to the loop."""
 
@@ -79,6 +90,7 @@ class Pulls:
         log_id: int,
         epoch: int,
         next_pull: int,
+        lives: Sequence[Life],
         groups: Iterable[Group],
         index: Index,
         stored: StoredBatches,
@@ -88,6 +100,7 @@ class Pulls:
         self.groups: dict[tuple[str, str], Group] = {(group.subject.name, group.name): group for group in groups}
         self.life = epoch & LIFE_MASK
         self.next_pull = next_pull
+        self._gave_out = _gave_out(lives[-LIVES_MAX:])
         self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered"), 0)
         self._log_id = log_id
         self._index = index
@@ -110,15 +123,19 @@ class Pulls:
         self._to_serve: OrderedDict[Group, None] = OrderedDict()  # In the next turns of the loop.
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
+        self._pauses = Alarms(_is_paused)
+        self._given_back = sum(len(group.given_back) for group in self.groups.values())
         for group in self.groups.values():
+            group.on_pause = self._pause
             self._of_subject.setdefault(group.subject.name, []).append(group)
 
-    def lease_all(self, lease_ms: int) -> None:
-        """Give every pull that survived a restart a whole lease."""
-        ends_ms = self._clock.monotonic_ms() + lease_ms
+    def lease_all(self) -> None:
+        """Give every pull that survived a restart the whole lease that it was given for."""
+        now_ms = self._clock.monotonic_ms()
         for group in self.groups.values():
             for run in group.held:
-                self._leases.add(ends_ms, Lease(group, run.incarnation, run.start, run.messages))
+                lease = Lease(group, run.incarnation, run.start, run.messages)
+                self._leases.add(now_ms + run.lease_ms, lease)
 
     def incarnation_of(self, peer: Peer) -> int:
         """What handles of this connection's pulls begin with: this life, and a number that nobody else can guess."""
@@ -190,12 +207,12 @@ class Pulls:
                 else:
                     entries.append(PullEntry(op, 0, group.group_id, incarnation, run.start, 0, run.messages, now_ms))
                 follows = True
-            if lost := self._lost(group, incarnation, start, end, own, others):
+            if lost := self._lost(op, group, incarnation, start, end, own, others):
                 asked_for.append([incarnation, start, end - start])
                 stale += [[incarnation, first, last_end - first] for first, last_end in lost]
         if entries:
             self._log.append(entries)
-            self.counters[COUNTERS[op]] += sum([self._apply(group, e) for e in entries])
+            self.counters[COUNTERS[op]] += self._settle(group, entries)
         # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request.
         self._log.when_durable(partial(answer, stale if len(stale) <= HANDLES_MAX else asked_for))
         if op != PullOp.ACK:
@@ -239,14 +256,15 @@ class Pulls:
         """When `wake` is next needed, monotonic."""
         if self._to_serve:
             return self._clock.monotonic_ms()
-        lease_ms, deadline_ms = self._leases.next_ms(), self._deadlines.next_ms()
-        if lease_ms is None or deadline_ms is None:
-            return deadline_ms if lease_ms is None else lease_ms
-        return lease_ms if lease_ms < deadline_ms else deadline_ms
+        times = (self._leases.next_ms(), self._deadlines.next_ms(), self._pauses.next_ms())
+        return min([time_ms for time_ms in times if time_ms is not None], default=None)
 
     def wake(self) -> None:
         """End leases and long polls whose time is up, as many as one turn may; the next wake goes on."""
         now_ms = self._clock.monotonic_ms()
+        for pause in islice(self._pauses.due(now_ms), TURN_LEASES):
+            pause.group.resume(pause.offer)
+            self._to_serve[pause.group] = None
         if self._to_serve:
             self._serve(())
         lapsed: dict[Group, list[PullEntry]] = {}
@@ -272,8 +290,9 @@ class Pulls:
 
     def _make(self, subject_name: str, name: str, group_id: int) -> Group:
         subject = self._index.subject(subject_name)
-        group = Group(group_id, subject, name, self._index.first(subject))
+        group = Group(group_id, subject, name, self._index.first(subject), self.next_pull)
         group.ready = False
+        group.on_pause = self._pause
         record: Record = {"type": GROUP_RECORD, "group_id": group.group_id, "subject": subject_name, "group": name}
         self._log.append_record(record)
         # Not before: the disk may be full, and the next group gets this id.
@@ -356,7 +375,8 @@ class Pulls:
         self._to_serve.pop(group, None)
         self.changes.forget(group)
         self._held -= len(group.held)
-        group.held = Held()
+        self._given_back -= len(group.given_back)
+        group.held, group.paused, group.given_back = Held(), Offers(), Ranges()
         self.quarantine.forget(group)
 
     def _released(self, groups: Sequence[Group]) -> None:
@@ -436,7 +456,7 @@ class Pulls:
                     entries[-1] = plan, last
                 else:
                     at = (plan.waiting.incarnation, pull_first, part.consume_first, part.rows, now_ms)
-                    last = PullEntry(PullOp.PULL, part.attempt, group_id, *at)
+                    last = PullEntry(PullOp.PULL, part.attempt, group_id, *at, plan.waiting.lease_ms)
                     entries.append((plan, last))
                 pull_first += part.rows
         try:
@@ -483,22 +503,53 @@ class Pulls:
         self._held += len(group.held) - before
         return changed
 
+    def _settle(self, group: Group, entries: Sequence[PullEntry]) -> int:
+        """Apply what ends pulls; returns of how many messages."""
+        before = len(group.given_back)
+        changed = sum([self._apply(group, entry) for entry in entries])
+        self._given_back += len(group.given_back) - before
+        if self._given_back > GIVEN_BACK_MAX:
+            before = len(group.given_back)
+            group.forget_given_back(GIVEN_BACK_LEFT)
+            self._given_back += len(group.given_back) - before
+        return changed
+
+    def _pause(self, group: Group, offer: Offer, pause_ms: int) -> None:
+        self._pauses.add(self._clock.monotonic_ms() + pause_ms, Pause(group, offer))
+
     def _lost(
-        self, group: Group, incarnation: int, start: int, end: int, own: Sequence[Run], others: Sequence[Run]
+        self,
+        op: PullOp,
+        group: Group,
+        incarnation: int,
+        start: int,
+        end: int,
+        own: Sequence[Run],
+        others: Sequence[Run],
     ) -> list[tuple[int, int]]:
-        """What an acknowledgement names in vain, which may be a part of it: clients merge neighbouring handles."""
-        if incarnation >> SECRET_BITS == self.life:
-            lost = [*group.given_back.within(start, end), *((run.start, run.end) for run in others)]
-            if end > self.next_pull:
-                lost.append((max(start, self.next_pull), end))
-            return lost
-        # Of an older life only what its pull log kept is known; what was acknowledged since is not.
-        lost = []
+        """What an acknowledgement names in vain, which may be a part of it: clients merge neighbouring handles.
+
+        What is not held any more and was not given back was acknowledged before, in whatever life (rule Q5).
+        """
+        life = incarnation >> SECRET_BITS
+        first, stop = self._gave_out.get(life, (0, 0))
+        if life == self.life:
+            stop = self.next_pull
+        first = max(first, group.known_from)
+        # Who gives back again what it gave back before has what it wants; only the end of a lease is news.
+        gone = group.given_back if op == PullOp.ACK else group.lapsed
+        if first <= start and end <= stop and not others and not gone.overlaps(start, end):
+            return []
+        lost = Ranges(gone.within(start, end))
+        for run in others:
+            lost.add(run.start, run.end)
+        if start < first:
+            lost.add(start, min(first, end))
+        if stop < end:
+            lost.add(max(start, stop), end)
         for run in own:
-            if start < run.start:
-                lost.append((start, run.start))
-            start = run.end
-        return [*lost, (start, end)] if start < end else lost
+            lost.remove(run.start, run.end)
+        return list(lost)
 
     def _lapse(self, group: Group, entries: Sequence[PullEntry]) -> None:
         try:
@@ -515,7 +566,7 @@ class Pulls:
             for entry in entries:
                 self._leases.add(retry_at_ms, Lease(group, entry.incarnation, entry.pull_first, entry.covered))
             return
-        self.counters["lapsed"] += sum([self._apply(group, entry) for entry in entries])
+        self.counters["lapsed"] += self._settle(group, entries)
         self._serve([group])
 
     def _recall(self, waiting: Waiting) -> None:
@@ -588,6 +639,20 @@ def _merged(handles: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
         else:
             merged.append((incarnation, start, end))
     return merged
+
+
+def _gave_out(lives: Sequence[Life]) -> dict[int, tuple[int, int]]:
+    """For each life the pull sequences that it gave out and that survived it: from its first one to the next life's."""
+    stops = [life.pull_first for life in lives[1:]]
+    # Of the last one, which goes on, nobody knows yet where it ends.
+    return {
+        life.epoch & LIFE_MASK: (life.pull_first, stop)
+        for life, stop in zip(lives, [*stops, lives[-1].pull_first], strict=True)
+    }
+
+
+def _is_paused(ends_ms: int, pause: Pause) -> bool:
+    return pause.group.paused.holds(pause.offer)
 
 
 def _is_held(ends_ms: int, lease: Lease) -> bool:

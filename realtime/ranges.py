@@ -83,7 +83,15 @@ class Ranges:
         runs = zip(self._starts[low:high], self._ends[low:high], strict=True)
         return [(max(first, start), min(last, end)) for first, last in runs]
 
-    def drop_first(self, runs: int) -> None:
-        """Forget the lowest runs."""
+    def copy(self) -> "Ranges":
+        """The same runs as a set of its own; some nanoseconds a run."""
+        made = Ranges()
+        made._starts, made._ends = self._starts.copy(), self._ends.copy()
+        return made
+
+    def drop_first(self, runs: int) -> int:
+        """Forget the lowest runs, of which there are as many; returns where the last one of them ends."""
+        end = self._ends[runs - 1]
         del self._starts[:runs]
         del self._ends[:runs]
+        return end

@@ -39,7 +39,7 @@ from .commit import accepted_of_record, hello_of_record
 from .groups import Group
 from .handoff import Origins
 from .index import Index
-from .kept import Kept, LostGroup, Marks, copied, encode_marks, group_keys, subject_of_key
+from .kept import Kept, Life, LostGroup, Marks, copied, encode_marks, group_keys, subject_of_key
 from .pulls import DELETED_RECORD, GROUP_RECORD
 from .rebuild import rows_of
 from .stored import StoredBatches
@@ -66,6 +66,7 @@ class Recovered:
     next_pull: int
     appended_at_ms: int = 0
     pull_appended_at_ms: int = 0
+    lives: list[Life] = field(default_factory=list)  # This one is the last.
     lost: dict[int, LostGroup] = field(default_factory=dict)  # Groups whose progress does not check.
     removes: list[bytes] = field(
         default_factory=list
@@ -117,10 +118,12 @@ def recover(
         groups,
         marks.next_sequence,
         marks.next_pull,
+        lives=kept.lives(),
         lost={each.group_id: each for each in lost},
     )
     _read_message_log(recovered)
     _replay_pull_log(recovered)
+    _live(recovered, identity.epoch)
     if message_log.start:
         _settle_starts(recovered)
     return recovered
@@ -273,6 +276,7 @@ def _replay_pull_log(recovered: Recovered) -> None:
     by_id = recovered.groups
     for group in pull_log.scan(marks.pull_offset, pull_log.durable, marks.pull_crc32c):
         recovered.pull_appended_at_ms = max(recovered.pull_appended_at_ms, group.header.appended_at_ms)
+        _live(recovered, group.header.epoch)
         for _, batch in group.batches():
             if group.header.kind == GroupKind.CONTROL:
                 for record in decode_records(batch):
@@ -289,6 +293,12 @@ def _replay_pull_log(recovered: Recovered) -> None:
                 consumers.apply(entry)
                 if entry.op == PullOp.PULL:
                     recovered.next_pull = max(recovered.next_pull, entry.pull_first + entry.covered)
+
+
+def _live(recovered: Recovered, epoch: int) -> None:
+    """Note where a life begins: it reuses the pull sequences that the one before gave out and lost."""
+    if not recovered.lives or recovered.lives[-1].epoch < epoch:
+        recovered.lives.append(Life(epoch, recovered.next_pull))
 
 
 def _create_again(recovered: Recovered, record: dict[str, RecordValue]) -> None:
@@ -310,4 +320,4 @@ def _create_again(recovered: Recovered, record: dict[str, RecordValue]) -> None:
         start = recovered.index.first(subject)
     except RetryLater:
         start = 0  # `_settle_starts` moves it to the first message that is kept.
-    recovered.groups[group_id] = Group(group_id, subject, name, start)
+    recovered.groups[group_id] = Group(group_id, subject, name, start, recovered.next_pull)

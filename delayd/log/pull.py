@@ -14,7 +14,7 @@ from delayd.batch import DTYPES, ROWS_MAX, Batch, BatchKind, ColumnId
 from delayd.encode import encode
 from delayd.errors import BatchMalformed
 
-ENTRY = struct.Struct("<BxHIQQQI4xq")
+ENTRY = struct.Struct("<BxHIQQQIIq")
 COVERED_MAX = (1 << 32) - 1  # Pull sequences of one entry, a u32.
 ATTEMPT_MAX = 65_535  # The attempt of an entry is a u16; it stays at its highest value.
 
@@ -30,7 +30,7 @@ class PullOp(IntEnum):
 
 
 class PullEntry(NamedTuple):
-    """One row of the pull log, which covers so many pull sequences; but for PULL the consume sequence is 0."""
+    """One row of the pull log, which covers so many pull sequences; only a PULL has a consume sequence and a lease."""
 
     op: PullOp
     attempt: int
@@ -40,6 +40,7 @@ class PullEntry(NamedTuple):
     consume_first: int
     covered: int
     at_ms: int
+    lease_ms: int = 0
 
 
 def encode_entries(entries: Sequence[PullEntry]) -> list[bytes]:
@@ -47,7 +48,8 @@ def encode_entries(entries: Sequence[PullEntry]) -> list[bytes]:
     batches: list[bytes] = []
     for start in range(0, len(entries), ROWS_MAX):
         part = entries[start : start + ROWS_MAX]
-        rows = np.frombuffer(b"".join(ENTRY.pack(*entry) for entry in part), DTYPES[ColumnId.ENTRY])
+        packed = b"".join([ENTRY.pack(*entry[:7], entry.lease_ms, entry.at_ms) for entry in part])
+        rows = np.frombuffer(packed, DTYPES[ColumnId.ENTRY])
         batches.append(encode(BatchKind.PULL, None, len(part), [(ColumnId.ENTRY, rows)], [b""]))
     return batches
 
@@ -61,6 +63,9 @@ def decode_entries(batch: Batch) -> list[PullEntry]:
     start = batch.offsets[ColumnId.ENTRY]
     rows = ENTRY.iter_unpack(batch.buffer[start : start + ENTRY.size * batch.count])
     try:
-        return [PullEntry(PullOp(row[0]), *row[1:]) for row in rows]
+        return [
+            PullEntry(PullOp(op), attempt, group_id, incarnation, pull_first, consume_first, covered, at_ms, lease_ms)
+            for op, attempt, group_id, incarnation, pull_first, consume_first, covered, lease_ms, at_ms in rows
+        ]
     except ValueError as error:
         raise BatchMalformed(f"an entry of the pull log can't be read: {error}") from error

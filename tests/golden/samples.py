@@ -92,10 +92,11 @@ def pull_batch() -> bytes:
     """An entry of each kind."""
     (data,) = encode_entries(
         [
-            PullEntry(PullOp.PULL, 1, 2, 4, 10, 1_000, 5, NOW_MS),
+            PullEntry(PullOp.PULL, 1, 2, 4, 10, 1_000, 6, NOW_MS, 60_000),
             PullEntry(PullOp.ACK, 1, 2, 4, 10, 0, 3, NOW_MS + 1),
             PullEntry(PullOp.NACK, 1, 2, 4, 13, 0, 1, NOW_MS + 2),
             PullEntry(PullOp.LAPSED, 2, 2, 4, 14, 0, 1, NOW_MS + 3),
+            PullEntry(PullOp.RETURNED, 1, 2, 4, 15, 0, 1, NOW_MS + 4),
         ]
     )
     return data

@@ -83,10 +83,11 @@ def test_control_records_of_version_1_are_read() -> None:
 
 
 def test_pull_entries_of_version_1_are_read() -> None:
-    pulled, acknowledged, refused, lapsed = decode_entries(batch("pull"))
-    assert pulled == PullEntry(PullOp.PULL, 1, 2, 4, 10, 1_000, 5, NOW_MS)
+    pulled, acknowledged, refused, lapsed, returned = decode_entries(batch("pull"))
+    assert pulled == PullEntry(PullOp.PULL, 1, 2, 4, 10, 1_000, 6, NOW_MS, 60_000)
     assert acknowledged == PullEntry(PullOp.ACK, 1, 2, 4, 10, 0, 3, NOW_MS + 1)
     assert (refused.op, lapsed.op, lapsed.attempt) == (PullOp.NACK, PullOp.LAPSED, 2)
+    assert (returned.op, returned.attempt) == (PullOp.RETURNED, 1)
 
 
 def test_a_seal_of_version_1_is_read() -> None:

@@ -136,7 +136,14 @@ def _sync_nothing(self: PullCommit) -> None:
 
 
 def _count_what_is_lost(
-    self: Pulls, group: Group, incarnation: int, start: int, end: int, own: Sequence[Run], others: Sequence[Run]
+    self: Pulls,
+    op: PullOp,
+    group: Group,
+    incarnation: int,
+    start: int,
+    end: int,
+    own: Sequence[Run],
+    others: Sequence[Run],
 ) -> list[tuple[int, int]]:
     return []
 
