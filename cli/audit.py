@@ -27,10 +27,11 @@ from delayd.reading.summary import HourSummary
 from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
 from .hour_range import HourRange, Hours
-from .listing import Cell, Column, Kind, show
+from .listing import show
 from .options import data_option, examples, format_option
 from .programs import Programs
 from .progress import progress
+from .table import Cell, Column, Kind
 from .times import duration, duration_text, instant
 
 FINDINGS_DEFAULT = 10  # Or they would push the verdict off the screen; they are counted in any case.
@@ -58,7 +59,7 @@ FINDING_COLUMNS = (
     Column("finding"),
     Column("sequence", Kind.NAME),
     Column("subject"),
-    Column("deliver_at_ms", Kind.INSTANT),
+    Column("deliver_at_ms", Kind.INSTANT, spare=True),
     Column("detail"),
     Column("delay_log_id", detail=True),
 )

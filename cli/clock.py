@@ -8,8 +8,9 @@ from delayd.secret import Secret
 from delayd.wire.requests import RequestType, need_bool, need_instant
 
 from . import ask
-from .listing import Cell, Column, Kind, show
+from .listing import show
 from .options import examples, format_option, meta_option, secret_data_option, secret_of, secret_option
+from .table import Cell, Column, Kind
 
 COLUMNS = (
     Column("role"),

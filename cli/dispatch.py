@@ -8,9 +8,10 @@ import numpy as np
 from delayd.disk import RealDisk
 from delayd.log.dispatch import Outcome
 
-from .listing import Cell, Column, Kind, show
+from .listing import show
 from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
 from .rows import NONE, Hour, Schedule, Window, in_chunks, schedules
+from .table import Cell, Column, Kind
 
 COLUMNS = (
     Column("sequence", Kind.NAME),
@@ -19,11 +20,11 @@ COLUMNS = (
     Column("outcome"),
     Column("late_ms", Kind.DURATION),
     Column("claimed_at_ms", Kind.INSTANT, detail=True),
-    Column("appended_at_ms", Kind.INSTANT),
-    Column("attempt", Kind.NUMBER),
+    Column("appended_at_ms", Kind.INSTANT, spare=True),
+    Column("attempt", Kind.NUMBER, spare=True),
     Column("epoch", Kind.NAME, detail=True),
     Column("batch_id", Kind.NAME, detail=True),
-    Column("target_log_id"),
+    Column("target_log_id", spare=True),
     Column("target_offset", Kind.NAME, detail=True),
     Column("delay_log_id", detail=True),
 )

@@ -22,7 +22,8 @@ from delayd.log.segment import FileKind, UnfinishedFile
 from delayd.reading.directory import need_log_file, open_any
 from delayd.reading.groups import TornTail, read_groups
 
-from .listing import Cell, Column, Kind, printable
+from .listing import printable
+from .table import Cell, Column, Kind
 
 GROUP_COLUMNS = (
     Column("offset", Kind.NAME),
@@ -45,8 +46,8 @@ BATCH_COLUMNS = (
 )
 MESSAGE_COLUMNS = (
     Column("offset", Kind.NAME),
-    Column("row", Kind.NAME),
-    Column("kind"),
+    Column("row", Kind.NAME, spare=True),
+    Column("kind", spare=True),
     Column("sequence", Kind.NAME),
     Column("subject"),
     Column("deliver_at_ms", Kind.INSTANT),

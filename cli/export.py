@@ -7,9 +7,10 @@ import click
 from delayd.reading.export import FORMATS, export_directory
 
 from .hour_range import HourRange, Hours
-from .listing import Column, Kind, show
+from .listing import show
 from .options import data_option, examples, subject_option
 from .progress import progress
+from .table import Column, Kind
 from .times import instant
 
 COLUMNS = (Column("table"), Column("rows", Kind.NUMBER))

@@ -11,7 +11,7 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_bool, need_int, need_maps, need_str
 
 from . import ask
-from .listing import Cell, Column, Kind, show
+from .listing import show
 from .options import (
     confirm,
     examples,
@@ -22,6 +22,7 @@ from .options import (
     secret_option,
     yes_option,
 )
+from .table import Cell, Column, Kind
 
 COSTS = "what it has not acknowledged is never delivered to it, and retention may remove it"
 PAGE = 1_000  # Groups asked for at once: an answer takes a few milliseconds of the server.
@@ -32,8 +33,8 @@ COLUMNS = (
     Column("outstanding", Kind.NUMBER),
     Column("redelivering", Kind.NUMBER),
     Column("quarantined", Kind.NUMBER),
-    Column("next", Kind.NUMBER),
-    Column("end", Kind.NUMBER),
+    Column("next", Kind.NUMBER, spare=True),
+    Column("end", Kind.NUMBER, spare=True),
 )
 
 

@@ -13,16 +13,17 @@ from delayd.reading.verify_file import FileReport, State
 
 from .dump import BATCH_COLUMNS, GROUP_COLUMNS, MESSAGE_COLUMNS, batch_rows, group_rows, message_rows
 from .exits import NOT_BALANCED, OK
-from .listing import Cell, Column, Kind, show, size_text
+from .listing import show
 from .options import DATA_VARIABLE, DataFolder, examples, format_option, limit_option
 from .progress import progress
+from .table import Cell, Column, Kind, size_text
 
 COLUMNS = (
     Column("path"),
     Column("kind"),
     Column("state"),
-    Column("groups", Kind.NUMBER),
-    Column("batches", Kind.NUMBER),
+    Column("groups", Kind.NUMBER, spare=True),
+    Column("batches", Kind.NUMBER, spare=True),
     Column("rows", Kind.NUMBER),
     Column("size_bytes", Kind.SIZE),
     Column("detail"),

@@ -12,7 +12,7 @@ from delayd.wire.requests import RequestType, need_bool, need_str
 
 from . import ask
 from .exits import NOT_BALANCED, OK
-from .listing import Cell, Column, Kind, show
+from .listing import show
 from .options import (
     confirm,
     examples,
@@ -23,6 +23,7 @@ from .options import (
     secret_option,
     yes_option,
 )
+from .table import Cell, Column, Kind
 
 ROLES = ("delay", "realtime")
 COLUMNS = (
@@ -31,8 +32,8 @@ COLUMNS = (
     Column("id"),
     Column("messages", Kind.NUMBER),
     Column("since", Kind.INSTANT),
-    Column("position", Kind.NUMBER),
-    Column("path"),
+    Column("position", Kind.NUMBER, spare=True),
+    Column("path", spare=True),
     Column("reason"),
 )
 

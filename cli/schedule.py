@@ -9,10 +9,11 @@ from delayd.disk import RealDisk
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
 
-from .listing import Cell, Column, Kind, printable, show
+from .listing import printable, show
 from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
 from .progress import progress
 from .rows import NONE, Hour, Schedule, Window, in_chunks, schedules
+from .table import Cell, Column, Kind
 
 HOUR_COLUMNS = (
     Column("hour"),
@@ -28,7 +29,7 @@ MESSAGE_COLUMNS = (
     Column("sequence", Kind.NAME),
     Column("subject"),
     Column("deliver_at_ms", Kind.INSTANT),
-    Column("accepted_at_ms", Kind.INSTANT),
+    Column("accepted_at_ms", Kind.INSTANT, spare=True),
     Column("body_bytes", Kind.SIZE),
     Column("state"),
     Column("delay_log_id", detail=True),

@@ -14,9 +14,10 @@ from delayd.reading.seals import SealReport, SealsReport, SealState, verify_seal
 from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
 from .hour_range import HourRange, Hours
-from .listing import Cell, Column, Kind, show
+from .listing import show
 from .options import data_option, examples, format_option, limit_option
 from .progress import progress
+from .table import Cell, Column, Kind
 from .times import instant
 
 COLUMNS = (

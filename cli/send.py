@@ -7,9 +7,10 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import BinaryIO, NamedTuple
 
 import click
@@ -22,6 +23,7 @@ from delayd.validate import MESSAGE_BYTES_MAX
 from .options import examples, meta_option, text_format_option
 from .progress import progress
 from .times import duration, duration_text, instant, instant_text
+from .waiting import told_whom
 
 ROWS = 10_000  # Of one batch of lines: large enough to be fast, and the progress still moves.
 BYTES = 8 << 20  # Of one batch of lines: half of what a batch can hold.
@@ -29,6 +31,8 @@ READ_BYTES = 1 << 20
 STDIN = "-"
 
 _MS = timedelta(milliseconds=1)
+
+Told = Callable[[], AbstractContextManager[None]]  # Says for whom the block waits, if it does.
 
 
 class Wish(NamedTuple):
@@ -92,12 +96,13 @@ def send(
     if body is None and file is None and not lines:
         raise click.UsageError("there is no body: give BODY, --file FILE or --lines")
     wish, pairs = Wish(delay, at_ms), _read_headers(headers)
+    told = partial(told_whom, meta, duration_text(timeout / _MS))
     with Producer(meta, timeout_ms=timeout / _MS) as producer:
         if lines:
             with _open(file or STDIN) as source:
-                _send_lines(producer, subject, source, wish, pairs, form)
+                _send_lines(producer, subject, source, wish, pairs, form, told)
         else:
-            _send_one(producer, subject, _one_body(body, file), wish, pairs, form)
+            _send_one(producer, subject, _one_body(body, file), wish, pairs, form, told)
 
 
 def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
@@ -122,12 +127,13 @@ def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
 
 
 def _send_one(
-    producer: Producer, subject: str, body: bytes, wish: Wish, headers: dict[str, str | bytes], form: str
+    producer: Producer, subject: str, body: bytes, wish: Wish, headers: dict[str, str | bytes], form: str, told: Told
 ) -> None:
     try:
-        receipt = producer.send(
-            subject, body, delay=wish.delay, deliver_at_ms=wish.deliver_at_ms, headers=headers or None
-        )
+        with told():
+            receipt = producer.send(
+                subject, body, delay=wish.delay, deliver_at_ms=wish.deliver_at_ms, headers=headers or None
+            )
     except RetryLater as error:
         # Refused by name, or never connected (rule I3): a script may send it again without fear of a second one.
         if isinstance(error, NoDelayServer):
@@ -144,15 +150,22 @@ def _send_one(
 
 
 def _send_lines(
-    producer: Producer, subject: str, source: BinaryIO, wish: Wish, headers: dict[str, str | bytes], form: str
+    producer: Producer,
+    subject: str,
+    source: BinaryIO,
+    wish: Wish,
+    headers: dict[str, str | bytes],
+    form: str,
+    told: Told,
 ) -> None:
     kept, first_ms, last_ms = 0, None, None
     try:
         with progress("messages", _line_count(source)) as advance:
             for bodies in line_batches(source):
-                receipt = producer.send_batch(
-                    subject, bodies, wish.deliver_at_ms, delay=wish.delay, headers=headers or None
-                )
+                with told():
+                    receipt = producer.send_batch(
+                        subject, bodies, wish.deliver_at_ms, delay=wish.delay, headers=headers or None
+                    )
                 due_ms = receipt.deliver_at_ms
                 first_ms = int(due_ms.min()) if first_ms is None else min(first_ms, int(due_ms.min()))
                 last_ms = int(due_ms.max()) if last_ms is None else max(last_ms, int(due_ms.max()))

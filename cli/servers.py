@@ -3,8 +3,9 @@
 import click
 
 from . import ask
-from .listing import Cell, Column, Kind, show
+from .listing import show
 from .options import examples, format_option, meta_option
+from .table import Cell, Column, Kind
 
 COLUMNS = (
     Column("role"),

@@ -19,14 +19,15 @@ from delayd.wire.waits import Wait, read_waits
 
 from . import ask
 from .exits import NOT_BALANCED, OK
-from .listing import Cell, Column, Kind, printable, show
+from .listing import printable, show
 from .options import examples, meta_option
+from .table import Cell, Column, Kind
 from .times import duration_text
 
 COLUMNS = (
     Column("role"),
     Column("log_id"),
-    Column("address"),
+    Column("address", spare=True),
     Column("serves"),
     Column("up_ms", Kind.DURATION),
     Column("clock"),

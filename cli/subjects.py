@@ -15,17 +15,18 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, is_u64, need_bool, need_int, need_list, need_maps, need_str
 
 from . import ask
-from .listing import Cell, Column, Kind, show
+from .listing import show
 from .options import examples, format_option, limit_option, meta_option
+from .table import Cell, Column, Kind
 
 PAGE = 1_000  # Subjects asked for at once: an answer of at most 256 KB.
 COLUMNS = (
     Column("subject"),
     Column("realtime_log_id"),
-    Column("address"),
+    Column("address", spare=True),
     Column("messages", Kind.NUMBER),
-    Column("first", Kind.NUMBER),
-    Column("end", Kind.NUMBER),
+    Column("first", Kind.NUMBER, spare=True),
+    Column("end", Kind.NUMBER, spare=True),
     Column("quarantined", Kind.NUMBER),
     Column("groups", Kind.NUMBER),
     Column("oldest_ago_ms", Kind.DURATION),

@@ -9,7 +9,7 @@ from delayd.wire.targets import TargetInfo, read_targets
 
 from . import ask
 from .exits import OK, TRY_LATER
-from .listing import Cell, Column, Kind, show
+from .listing import show
 from .options import (
     LogId,
     confirm,
@@ -21,11 +21,12 @@ from .options import (
     secret_option,
     yes_option,
 )
+from .table import Cell, Column, Kind
 
 COLUMNS = (
     Column("delay_log_id"),
     Column("target_log_id"),
-    Column("address"),
+    Column("address", spare=True),
     Column("state"),
     Column("subjects", Kind.NUMBER),
     Column("waiting", Kind.NUMBER),

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from delayd.errors import BadArgument
+from delayd.hours import INSTANT_MS_MIN
 
 DURATION_MAX = timedelta(days=36_500)  # Beyond any use, and below what clocks and timers of the system can count.
 
@@ -18,6 +19,10 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
+_DATE_OFFSET = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[+-][0-9]{2}:[0-9]{2}")
+_DIGITS = re.compile(r"[0-9]{9,14}")
+_CLOCK_TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}")
+_LOOSE_TIME = re.compile(r"[ T]([0-9]{1,2}):([0-9]{2})")
 
 
 def duration(text: str) -> timedelta:
@@ -40,10 +45,11 @@ def instant(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        examples = "2027-01-01T09:00:00+01:00, now, +30m or -2h"
-        raise click.BadParameter(f"{text!r} is no instant; write one such as {examples}") from error
+        raise click.BadParameter(f"{text!r} is no instant; {_hint(text)}") from error
     if moment.tzinfo is None:
-        raise click.BadParameter(f"{text!r} does not say its offset from UTC; end it with Z or with one such as +01:00")
+        # What looks like an offset behind a date is read as a time of that day.
+        dated = f"write {text[:10]}T00:00{text[10:]}" if _DATE_OFFSET.fullmatch(text) else _with_offset(moment)
+        raise click.BadParameter(f"{text!r} does not say its offset from UTC; {dated}")
     return (moment - _EPOCH) // _MS
 
 
@@ -89,6 +95,38 @@ def duration_text(ms: float) -> str:
     if seconds < 86_400:
         return f"{seconds // 3_600} h {seconds % 3_600 // 60:02d} min"
     return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"
+
+
+def _hint(text: str) -> str:
+    """What to write instead of a text that is no instant: the text itself, mended where it is clear what is meant."""
+    if _DIGITS.fullmatch(text):
+        number = int(text)
+        unit, ms = ("milliseconds", number) if number >= INSTANT_MS_MIN else ("seconds", number * 1000)
+        return f"as {unit} since the epoch it is {instant_text(ms)}; write that"
+    if _CLOCK_TIME.fullmatch(text):
+        return f"write of which day, such as {datetime.now(UTC).date()}T{text:0>5}Z"
+    if parse_duration(text) is not None:
+        return f"write +{text} for so long from now, or -{text} for so long ago"
+    tidy = _LOOSE_TIME.sub(lambda found: f"T{found[1]:0>2}:{found[2]}", text.strip().upper(), count=1)
+    for mended in (tidy, tidy.replace(" ", ""), f"{tidy[:10]}T00:00{tidy[10:]}"):
+        try:
+            moment = datetime.fromisoformat(mended)
+        except ValueError:
+            continue
+        return _with_offset(moment) if moment.tzinfo is None else f"write {mended}"
+    return "write one such as 2027-01-01T09:00:00+01:00, now, +30m or -2h"
+
+
+def _with_offset(moment: datetime) -> str:
+    """An instant without its offset as it may be copied: in UTC, and in this machine's time where that is another."""
+    whole = moment.isoformat(timespec="auto" if moment.second or moment.microsecond else "minutes")
+    try:
+        offset = moment.astimezone().isoformat()[-6:]
+    except (ValueError, OverflowError):
+        # At either end of the calendar.
+        offset = "+00:00"
+    there = f"{whole}+01:00 with another offset" if offset == "+00:00" else f"{whole}{offset} for this machine's time"
+    return f"write {whole}Z for UTC, or {there}"
 
 
 def _now_ms() -> int:

@@ -1,10 +1,13 @@
 """``delayd status`` on real servers: what it shows, and the exit code that a script reads."""
 
+import errno
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,3 +111,45 @@ def test_without_meta_it_exits_with_4(servers: Up) -> None:
     servers.end()
     found = run("status", "--meta", meta)
     assert found.code == 4 and "no meta server answers" in found.err and not found.out
+
+
+def test_a_send_that_waits_says_for_whom(servers: Up) -> None:
+    delay = servers.ready("delay")[-1]
+    os.kill(delay.pid, signal.SIGSTOP)
+    try:
+        ran = run("send", "orders", "b", "--in", "1s", "--timeout", "2500ms", "--meta", servers.meta)
+    finally:
+        os.kill(delay.pid, signal.SIGCONT)
+    assert ran.code == 4
+    said = f"delayd: waiting for the delay server at {delay.host}:{delay.port}, which is alive and has not answered"
+    assert ran.err.startswith(said)
+
+
+def test_listings_of_servers_fit_a_terminal_of_80_columns_and_one_of_40(servers: Up) -> None:
+    assert run("send", "orders.cancel-unpaid", "b", "--at", "now", "--meta", servers.meta).code == 0
+    until_code(servers, 0, "all is well", "1 taken")
+    options = ("--meta", servers.meta, "--data", str(servers.data))
+    for words in (("status",), ("servers",), ("subjects",), ("groups",), ("clock",), ("target", "list")):
+        given = options if words == ("target", "list") else options[:2]
+        for width in (80, 40):
+            lines = on_terminal(width, *words, *given)
+            assert lines and max(map(len, lines)) <= width, lines
+
+
+def on_terminal(width: int, *words: str) -> list[str]:
+    """The lines that a command writes to a terminal of that width."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, width))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen([*_DELAYD, *words], stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        written = b""
+        try:
+            while piece := os.read(ours, 65_536):
+                written += piece
+        except OSError as error:
+            # What a terminal says when nobody holds its other side any more.
+            assert error.errno == errno.EIO
+        os.close(ours)
+        process.wait(DEADLINE_S)
+    return written.decode().split("\r\n")

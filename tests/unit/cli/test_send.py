@@ -29,7 +29,7 @@ def _send(*arguments: str, stdin: bytes = b"") -> Ran:
         (["s", "b", "--in", "1s", "--lines"], "give the body once"),
         (["s", "b", "--in", "-1s"], "'-1s' is no duration; write one such as 250ms"),
         (["s", "b", "--in", "30"], "'30' is no duration"),
-        (["s", "b", "--at", "2027-01-01T09:00:00"], "does not say its offset from UTC; end it with Z"),
+        (["s", "b", "--at", "2027-01-01T09:00:00"], "does not say its offset from UTC; write 2027-01-01T09:00Z"),
         (["s", "b", "--in", "900d"], "horizon"),
         (["s", "b", "--at", "2099-01-01T00:00:00Z"], "horizon"),
         (["bad subject", "b", "--in", "1s"], "is not 1 to 255 characters of [A-Za-z0-9._%/-]"),
@@ -105,3 +105,12 @@ def test_no_line_is_no_message() -> None:
     ran = _send("s", "--in", "1s", "--lines")
     assert ran.code == 0
     assert ran.out == "there was no line, so nothing was sent\n"
+
+
+def test_after_a_second_it_is_said_for_whom_a_send_waits() -> None:
+    for options, stdin in ((("b",), b""), (("--lines",), b"a\nb\n")):
+        ran = run("send", "s", *options, "--in", "1s", "--meta", _NOWHERE, "--timeout", "1500ms", stdin=stdin)
+        assert ran.code == 4
+        first = ran.err.splitlines()[0]
+        assert first.startswith(f"delayd: waiting for the meta server at {_NOWHERE}: ")
+        assert first.endswith("it is given up after 1.500 s") and ran.err.count("waiting for") == 1

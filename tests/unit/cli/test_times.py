@@ -1,5 +1,6 @@
 """Instants and durations as people write and read them."""
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -57,13 +58,55 @@ def test_an_instant_may_count_from_now(text: str, ahead_ms: int) -> None:
         assert instant(text) == _NEW_YEAR_MS + ahead_ms
 
 
-@pytest.mark.parametrize("text", ["2027-01-01T09:00:00", "2027-01-01"])
-def test_an_instant_without_an_offset_is_refused_and_says_what_to_add(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="end it with Z or with one such as"):
+@pytest.mark.parametrize(
+    ("text", "mended"),
+    [
+        ("2027-01-01T09:00:00", "2027-01-01T09:00"),
+        ("2027-01-01", "2027-01-01T00:00"),
+        ("20270101", "2027-01-01T00:00"),
+        ("2027-01-01 9:00", "2027-01-01T09:00"),
+        ("2027-01-01T09:00:07", "2027-01-01T09:00:07"),
+        ("0001-01-01", "0001-01-01T00:00"),
+        ("9999-12-31", "9999-12-31T00:00"),
+    ],
+)
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/St_Johns"])
+def test_an_instant_without_an_offset_is_refused_with_one_that_may_be_copied(
+    text: str, mended: str, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        with pytest.raises(click.BadParameter) as refused:
+            instant(text)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    there = {"UTC": "+01:00", "Asia/Tokyo": "+09:00", "America/St_Johns": "-03:30"}[zone]
+    if mended[:4] not in ("0001", "9999"):
+        assert f"write {mended}Z for UTC, or {mended}{there} " in refused.value.message
+    assert instant(f"{mended}Z") % 1_000 == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("2027-01-01Z", "write 2027-01-01T00:00Z"),
+        ("2027-01-01+02:00", r"write 2027-01-01T00:00\+02:00"),
+        ("2027-01-01 9:00Z", "write 2027-01-01T09:00Z"),
+        ("2027-01-01t09:00z", "write 2027-01-01T09:00Z"),
+        ("1798790400", "as seconds since the epoch it is 2027-01-01T08:00:00.000Z"),
+        ("1798790400000", "as milliseconds since the epoch it is 2027-01-01T08:00:00.000Z"),
+        ("9:30", "write of which day, such as 2027-01-01T09:30Z"),
+        ("30m", r"write \+30m for so long from now, or -30m"),
+    ],
+)
+def test_what_is_nearly_an_instant_is_refused_with_what_is_meant(text: str, hint: str) -> None:
+    with freeze_time("2027-01-01T08:00:00Z"), pytest.raises(click.BadParameter, match=hint):
         instant(text)
 
 
-@pytest.mark.parametrize("text", ["", "tomorrow", "+", "+30", "2027-13-01T00:00Z", "1795000000000"])
+@pytest.mark.parametrize("text", ["", "tomorrow", "+", "+30", "2027-13-01T00:00Z", "99999999999999999999"])
 def test_what_is_no_instant_is_refused_with_examples(text: str) -> None:
     with pytest.raises(click.BadParameter, match="write one such as 2027"):
         instant(text)
