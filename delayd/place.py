@@ -1,7 +1,9 @@
 """Place: a number for the folder in which a server's files lie, the same at each start and another one for each copy.
 
 Two processes in one place exclude each other by its lock (rule L7), so that a server which is back in its place is the
-only one of its log_id there. A copy has a folder of its own, whatever is in it.
+only one of its log_id there. A copy has a folder of its own, whatever is in it. A copy that was put back where its
+original was, perhaps under the same inode, is told by a marker file: nothing that copies can set the time of a file's
+last change of status (ctime). A copy tool that leaves the marker alone replaces the file of the state.
 """
 
 import hashlib
@@ -10,17 +12,23 @@ import os
 import msgpack
 
 from delayd.errors import DamagedData
-from delayd.state import State
+from delayd.state import LMDB_FILE, State
 
 PLACE_KEY = b"place"  # In a server's state.
+MARKER = "place"  # In a server's folder.
+MARKER_TEXT = b"The time of this file tells its server whether the folder was copied or restored.\n"
 MACHINE_ID = "/etc/machine-id"  # Made by systemd; without it the file system alone tells machines apart.
 
 
 def place_of(folder: str) -> int:
-    """64 bits of machine, file system and inode; never 0. Moving a folder to another file system changes it."""
-    told = os.stat(folder)
+    """64 bits of machine, file system, inodes and marker; never 0. Copying the folder anywhere changes it.
+
+    So does ``chown`` or ``chmod`` of the marker, and a hard link to it. Makes the marker where there is none.
+    """
     file_system = os.statvfs(folder).f_fsid
-    parts = (_machine_id(), file_system.to_bytes(8, "little", signed=False), told.st_ino.to_bytes(8, "little"))
+    marker = _marker(os.path.join(folder, MARKER))
+    numbers = (os.stat(folder).st_ino, _state_inode(folder), marker.st_ino, marker.st_ctime_ns)
+    parts = (_machine_id(), *(number.to_bytes(8, "little") for number in (file_system, *numbers)))
     return int.from_bytes(hashlib.sha256(b"|".join(parts)).digest()[:8], "little") or 1
 
 
@@ -45,6 +53,25 @@ def settle_place(state: State, place: int) -> bool:
     if known != place:
         keep_place(state, place)
     return known is not None and known != place
+
+
+def _marker(path: str) -> os.stat_result:
+    """What the system says of the marker file, which is made at the first look and never changed."""
+    if not os.path.exists(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, MARKER_TEXT)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return os.stat(path)
+
+
+def _state_inode(folder: str) -> int:
+    try:
+        return os.stat(os.path.join(folder, "state.lmdb", LMDB_FILE)).st_ino
+    except FileNotFoundError:
+        return 0  # Of a folder that no server has opened yet.
 
 
 def _machine_id() -> bytes:

@@ -87,9 +87,10 @@ class Membership:
             keep_cluster_id(self._state, cluster_id)
             self.cluster_id = cluster_id
             log.info("joined cluster_id=%016x", cluster_id)
-        if self._taken_in != self.place:
-            self._keep_place()
         self.fence.take_down(META)
+        # Not before targets that must be asked first have answered: the next start would not ask them.
+        if self._taken_in != self.place and not self.fence.is_up:
+            self._keep_place()
 
     def refused(self, error: DelaydError) -> None:
         """Meta has refused a registration by name."""

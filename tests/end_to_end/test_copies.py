@@ -159,11 +159,14 @@ def log_id_of(production: Cluster, role: str) -> str:
     return str(row["log_id"])
 
 
-def restore(server: ServerProcess, data: Path, backup: Path, role: str) -> None:
-    """Put a copy in the place of a server's folder, and start it."""
+def restore(server: ServerProcess, data: Path, backup: Path, role: str, *, over: bool = False) -> None:
+    """Put a copy in the place of a server's folder, or ``over`` its files when its lease has ended, and start it."""
     server.kill()
-    shutil.rmtree(data / role)
-    shutil.copytree(backup / role, data / role)
+    if over:
+        time.sleep(LEASE_MS / 1000 + 0.5)
+    else:
+        shutil.rmtree(data / role)
+    shutil.copytree(backup / role, data / role, dirs_exist_ok=over)
     server.start()
 
 
@@ -198,13 +201,16 @@ def test_rule_H8_a_restored_delay_server_is_noticed_and_goes_on_by_an_operator_s
         assert production.consumed(1, within_s=1) == []
 
 
-def test_rule_H8_a_restored_delay_server_gives_no_receipt_before_its_target_was_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("over", [False, True])
+def test_rule_H8_a_restored_delay_server_gives_no_receipt_before_its_target_was_asked(
+    tmp_path: Path, over: bool
+) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
     with cluster(data) as production:
         backed_up(production, backup, "delay")
         production.realtime.kill()
-        # Its folder may have the inode of the one that was removed, so that its place is the same.
-        restore(production.delay, data, backup, "delay")
+        # Its folder may have the inode of the one that was removed.
+        restore(production.delay, data, backup, "delay", over=over)
         logged(production.delay, "unfenced by=meta serves=no")
         # What it took now would be lost when the true directory is put back.
         with pytest.raises(DelaydError, match="may not serve"):

@@ -20,6 +20,24 @@ def test_a_copy_has_another_place_and_a_renamed_folder_the_same(tmp_path: Path) 
     assert place_of(str(tmp_path / "renamed")) == place
 
 
+def test_rule_H8_a_copy_that_is_put_back_where_it_came_from_has_another_place(tmp_path: Path) -> None:
+    folder, backup = tmp_path / "delay", tmp_path / "backup"
+    (folder / "state.lmdb").mkdir(parents=True)
+    (folder / "state.lmdb" / "data.mdb").write_text("x")
+    place = place_of(str(folder))
+    shutil.copytree(folder, backup)
+    inode = folder.stat().st_ino
+    # Every file keeps its inode, and every time is set that can be set.
+    shutil.copytree(backup, folder, dirs_exist_ok=True)
+    assert folder.stat().st_ino == inode
+    restored = place_of(str(folder))
+    assert restored != place
+    # A tool that leaves alone what looks the same puts another file in the place of the state.
+    shutil.copy2(backup / "state.lmdb" / "data.mdb", folder / "new")
+    (folder / "new").rename(folder / "state.lmdb" / "data.mdb")
+    assert place_of(str(folder)) != restored
+
+
 def test_a_place_is_settled_once_and_a_move_is_noticed() -> None:
     state = MemoryState()
     assert not settle_place(state, 5)

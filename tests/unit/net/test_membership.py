@@ -1,5 +1,7 @@
 """Before meta is heard, only a server in the place where it was made or taken last may serve."""
 
+from functools import partial
+
 import pytest
 
 from delayd.errors import (
@@ -68,6 +70,23 @@ def test_rule_H8_targets_are_asked_first_when_a_directory_may_be_a_copy() -> Non
     assert asked == [1]
     begun(OTHER_PLACE)
     assert asked == [2]
+
+
+def test_rule_H8_targets_are_asked_again_by_the_next_start_if_they_have_not_answered() -> None:
+    state = MemoryState()
+    life(state, PLACE, fresh=True)
+    for answered in (False, True):
+        fence = Fence("delay", 1)
+        doubt = partial(fence.put_up, "target 7", ServerFenced("not asked yet"), "start it")
+        membership = Membership(SECRET, state, "state.lmdb", OTHER_PLACE, fence, doubt)
+        membership.begin(fresh=False)
+        membership.joined(CLUSTER)
+        assert fence.is_up, "meta has taken it, and the target has not answered"
+        if answered:
+            fence.take_down("target 7")
+        membership.joined(CLUSTER)
+        assert fence.is_up is not answered
+    assert not life(state, OTHER_PLACE).fence.is_up
 
 
 def test_a_place_that_does_not_check_is_asked_of_meta() -> None:
