@@ -28,6 +28,7 @@ from delayd.fence import Fence
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.control import Record
 from delayd.log.group import Group as LogGroup
+from delayd.log.watch import write_again
 from delayd.log_limit import LogLimit
 from delayd.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
@@ -549,6 +550,8 @@ class Core:
         if self._stopping is None or self._checkpoints.under_way or not self._commit.settled:
             return
         if self._last_checkpoint:
+            for each in (self._state.message_log, self._state.pull_log):
+                write_again(each.segments)
             self._stopping()
             return
         self._last_checkpoint = True

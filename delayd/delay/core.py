@@ -47,7 +47,7 @@ from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.log.control import Record, encode_records
-from delayd.log.watch import LOOK_MS, LogWatch
+from delayd.log.watch import LOOK_MS, LogWatch, write_again
 from delayd.state import State
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
@@ -687,6 +687,9 @@ class DelayCore:
 
     def _end(self) -> None:
         if self._stopped is not None:
+            write_again(self._log.segments)
+            self._outcomes.write_again()
+            self._retention.write_again()
             stopped, self._stopped = self._stopped, None
             stopped()
 

@@ -26,6 +26,7 @@ from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
+from delayd.log.watch import write_again
 
 log = logging.getLogger(__name__)
 
@@ -177,18 +178,21 @@ class OutcomeLog:
             damage = segment.look()
             if damage is None:
                 continue
+            write_again([segment])
+            if not self._disk.exists(segment.path):
+                continue  # For want of space; the next look tries again.
+            self._close(hour)
             try:
-                if not self._disk.exists(segment.path):
-                    # Nothing else holds what was written here since any copy was made.
-                    segment.write_again()
-                    log.critical("file_written_again path=%s reason=%r", segment.path, str(damage))
-                self._close(hour)
                 self._open(hour, self._clock.now_ms(), damaged)
-            except (DiskFull, Shortage) as error:
-                log.warning("file_not_written_again path=%s reason=%r", segment.path, str(error))
+            except (DiskFull, Shortage):
+                pass  # The next flush opens it.
             except DamagedData as error:
                 damaged[hour] = error
         return damaged
+
+    def write_again(self) -> None:
+        """Write removed files again, when nothing is under way any more."""
+        write_again(self._segments.values())
 
     def _looked(self, done: Done[dict[int, DamagedData]]) -> None:
         for hour, error in done.result().items():

@@ -168,10 +168,18 @@ class Retention:
             self._aside.append(self._seals)
             self._seals = None
 
+    def write_again(self) -> None:
+        """Write the seal log again if it was removed, when nothing is under way any more."""
+        for seals in self._all_seals():
+            seals.write_again()
+
     def close(self) -> None:
         """Close the seal log."""
-        for seals in self._aside if self._seals is None else [*self._aside, self._seals]:
+        for seals in self._all_seals():
             seals.close()
+
+    def _all_seals(self) -> list[SealLog]:
+        return self._aside if self._seals is None else [*self._aside, self._seals]
 
     # Sealing.
 

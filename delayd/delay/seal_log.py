@@ -16,6 +16,7 @@ from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, open_log
 from delayd.log.seal import NO_SEAL, Seal, SealFacts, decode_seals, encode_seal, seal_place
+from delayd.log.watch import write_again
 from delayd.state import State
 
 KEY = b"seal"
@@ -89,6 +90,10 @@ class SealLog:
     def look(self) -> DamagedData | None:
         """What has become of the log behind this server's back."""
         return next((found.damage for found in self._log.look()), None)
+
+    def write_again(self) -> None:
+        """Write removed files again, when nothing is under way any more."""
+        write_again(self._log.segments)
 
     def close(self) -> None:
         """Close the file."""

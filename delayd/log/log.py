@@ -215,6 +215,11 @@ class Log:
         """Whether groups are appended to this file."""
         return segment is self._segments[-1]
 
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The open files, in order."""
+        return self._segments
+
     def roll(self, now_ms: int) -> None:
         """Have the next groups go to a new file, on the thread that appends."""
         last = self._segments[-1]

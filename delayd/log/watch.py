@@ -7,13 +7,17 @@ file, and the server is told so that it may write elsewhere what the file held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from delayd.clock import Clock
 from delayd.errors import DamagedData, DataError
 from delayd.executor import Done, Executor, Priority
 from delayd.log.log import Found, Log
+from delayd.log.segment import Segment
+
+log = logging.getLogger(__name__)
 
 LOOK_MS = 30_000
 
@@ -125,6 +129,18 @@ class LogWatch:
         self._settled.discard(name)
         if self._known.pop(name, None) is not None:
             self._lift(name)
+
+
+def write_again(segments: Iterable[Segment]) -> None:
+    """Write removed files again from their open descriptors, while they are: nothing else holds what they held."""
+    for segment in segments:
+        if segment.lost is not None or segment.disk.exists(segment.path):
+            continue
+        try:
+            segment.write_again()
+            log.critical("file_written_again path=%s", segment.path)
+        except DataError as error:
+            log.critical("file_not_written_again path=%s reason=%r", segment.path, str(error))
 
 
 def _tell(told: Told, damaged: dict[str, Found]) -> None:

@@ -111,6 +111,24 @@ def test_rule_L10_the_seal_log_that_is_removed_under_the_server_stops_sealing_un
     world.check_sealing()
 
 
+def test_rule_L10_a_server_that_stops_writes_removed_files_again() -> None:
+    world = World()
+    sealed_hour(world, "a")
+    world.send([*wanted(3, 500, "m"), *wanted(3, 5 * HOUR_MS, "n")])
+    world.pass_ms(2_000)
+    open_hour = dispatch_path(FOLDER, hour_of_ms(world.clock.now_ms()))
+    for path in files_of(world.disk, FOLDER):
+        if path.split("/")[-2] in ("message", "seal") or path == open_hour:
+            world.disk.remove(path)
+    assert world.stop()
+    again = world.after_crash(None)
+    assert not len(again.core.quarantine)
+    again.clock.advance(5 * HOUR_MS - 60_000)
+    again.pass_ms(90_000)
+    again.drain()
+    again.check_books()
+
+
 def test_rule_S4_no_hour_is_sealed_in_a_file_that_was_removed_a_moment_ago() -> None:
     world = World()
     sealed_hour(world, "a")

@@ -105,6 +105,17 @@ def test_an_operator_has_a_removed_file_written_again() -> None:
     assert pulled(world.restarted(), "h") == bodies
 
 
+@pytest.mark.parametrize("folder", [MESSAGE, PULL])
+def test_rule_L10_a_server_that_stops_writes_removed_files_again(folder: str) -> None:
+    world, bodies = filled()
+    first = world.pull(SimPeer(), most=10)
+    assert world.ack(SimPeer(), first.handles) == []
+    for path in files(world.disk, folder):
+        world.disk.remove(path)
+    again = world.restarted()
+    assert listed(again) == [] and pulled(again, "billing") == bodies[10:] and pulled(again, "g") == bodies
+
+
 def test_rule_L10_a_message_file_that_is_cut_holds_up_its_own_messages_until_it_is_whole() -> None:
     world, bodies = filled()
     path = files(world.disk, MESSAGE)[1]
