@@ -1,0 +1,142 @@
+"""What one group should be: a fate for each message, and one for each handle that was ever given out.
+
+A message is offered, held under a lease, in its pause, or acknowledged; then it is in here no more. All times are
+monotonic. The model knows nothing of logs, checkpoints, runs or ranges: each message and each handle is one entry.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+PAUSES_MS = (0, 0, 100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000)  # After a NACK of that attempt, then the last one.
+
+Handle = tuple[int, int]
+"""Incarnation and pull sequence."""
+
+
+class Wrong(AssertionError):
+    """The real group did what it should not."""
+
+
+class State(Enum):
+    """What may become of a message next."""
+
+    OFFERED = "offered"
+    PAUSED = "in its pause"
+    HELD = "held"
+
+
+class Fate(Enum):
+    """What became of a handle."""
+
+    HELD = "held"
+    ACKED = "acknowledged"
+    GIVEN_BACK = "given back"
+    LAPSED = "its lease ended"
+
+
+class Word(Enum):
+    """What a consumer says of messages."""
+
+    ACK = "ack"
+    NACK = "nack"
+    UNCOUNTED = "uncounted"
+
+
+class Message(NamedTuple):
+    """One message that is not acknowledged; ``until_ms`` ends a lease or a pause."""
+
+    state: State
+    attempt: int
+    until_ms: int = 0
+    lease_ms: int = 0
+    handle: Handle = (0, 0)
+
+
+class GroupModel:
+    """One group."""
+
+    def __init__(self, first: int) -> None:
+        self.messages: dict[int, Message] = {}  # By consume sequence.
+        self.fates: dict[Handle, tuple[Fate, int]] = {}  # With the consume sequence.
+        self.end = first
+
+    def copy(self) -> GroupModel:
+        """The same group as it is now."""
+        made = GroupModel(self.end)
+        made.messages, made.fates = self.messages.copy(), self.fates.copy()
+        return made
+
+    def came(self, end: int) -> None:
+        """Messages up to ``end`` were dispatched."""
+        for sequence in range(self.end, end):
+            self.messages[sequence] = Message(State.OFFERED, 1)
+        self.end = max(self.end, end)
+
+    def gave(self, handle: Handle, sequence: int, attempt: int, now_ms: int, lease_ms: int) -> None:
+        """A consumer was given a message."""
+        found = self.messages.get(sequence)
+        if found is None:
+            raise Wrong(f"message {sequence} came again: it was acknowledged")
+        if found.state is not State.OFFERED:
+            raise Wrong(f"message {sequence} came though it is {found.state.value}")
+        if found.attempt != attempt:
+            raise Wrong(f"message {sequence} came as attempt {attempt}, and this is attempt {found.attempt}")
+        if handle in self.fates:
+            raise Wrong(f"handle {handle} was given out twice")
+        self.messages[sequence] = Message(State.HELD, attempt, now_ms + lease_ms, lease_ms, handle)
+        self.fates[handle] = (Fate.HELD, sequence)
+
+    def settle(self, word: Word, handle: Handle, now_ms: int) -> bool:
+        """A consumer acknowledges a message or gives it back; whether its handle is stale."""
+        fate, sequence = self.fates.get(handle, (None, 0))
+        if fate is Fate.HELD:
+            message = self.messages[sequence]
+            if word is Word.ACK:
+                del self.messages[sequence]
+                self.fates[handle] = (Fate.ACKED, sequence)
+                return False
+            self.fates[handle] = (Fate.GIVEN_BACK, sequence)
+            self._give_back(sequence, message, word, now_ms)
+            return False
+        if fate is Fate.GIVEN_BACK:
+            return word is Word.ACK
+        return fate is not Fate.ACKED
+
+    def time_came(self, now_ms: int) -> None:
+        """Leases and pauses end."""
+        for sequence, message in self.messages.items():
+            if message.state is State.HELD and message.until_ms <= now_ms:
+                self.fates[message.handle] = (Fate.LAPSED, sequence)
+                self.messages[sequence] = Message(State.OFFERED, message.attempt + 1)
+            elif message.state is State.PAUSED and message.until_ms <= now_ms:
+                self.messages[sequence] = Message(State.OFFERED, message.attempt)
+
+    def began_anew(self, now_ms: int) -> None:
+        """The server was started: leases begin anew, pauses end."""
+        for sequence, message in self.messages.items():
+            if message.state is State.HELD:
+                self.messages[sequence] = message._replace(until_ms=now_ms + message.lease_ms)
+            elif message.state is State.PAUSED:
+                self.messages[sequence] = Message(State.OFFERED, message.attempt)
+
+    def give_up(self, sequence: int) -> None:
+        """An operator counts a message as acknowledged."""
+        del self.messages[sequence]
+
+    def offered(self) -> list[int]:
+        """The messages that a pull may get now."""
+        return [sequence for sequence, message in self.messages.items() if message.state is State.OFFERED]
+
+    def held(self) -> list[Handle]:
+        """The handles that hold something."""
+        return [message.handle for message in self.messages.values() if message.state is State.HELD]
+
+    def _give_back(self, sequence: int, message: Message, word: Word, now_ms: int) -> None:
+        if word is Word.UNCOUNTED:
+            self.messages[sequence] = Message(State.OFFERED, message.attempt)
+            return
+        pause_ms = PAUSES_MS[min(message.attempt, len(PAUSES_MS) - 1)]
+        state = State.PAUSED if pause_ms else State.OFFERED
+        self.messages[sequence] = Message(state, message.attempt + 1, now_ms + pause_ms)

@@ -1,0 +1,141 @@
+"""Bugs that the walks must find: each takes out one thing that a rule rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+from delayd.batch import Batch
+from delayd.log import pull
+from delayd.log.pull import PullEntry, PullOp
+from realtime import pulls, recovery
+from realtime.groups import Group, GroupCopy
+from realtime.kept import Kept, Life
+from realtime.pulls import Pulls
+from tests.groups.run import walks
+from tests.simulation.patches import Bugs, Patch, changed
+
+
+def walks_to_find(name: str, first: int, most: int) -> tuple[int | None, str]:
+    """How many walks a planted bug takes to be found, and as what; None when so many do not find it."""
+    with planted(name):
+        report = walks(first, most, wrong_max=1)
+    if not report.wrong:
+        return None, ""
+    ((_, told),) = report.wrong.items()
+    return report.walks, told.splitlines()[-1]
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Everything is as always, but for one bug."""
+    with ExitStack() as stack:
+        for where, attribute, what in PLANTED[name]:
+            stack.enter_context(patch.object(where, attribute, what))
+        yield
+
+
+def _acknowledge_for_anybody(
+    self: Pulls,
+    op: PullOp,
+    group: Group,
+    handles: Sequence[Sequence[int]],
+    answer: Callable[[list[list[int]]], None],
+) -> None:
+    found = [run for _, start, covered in handles for run in group.held.within(start, start + covered)]
+    _acknowledge(self, op, group, [(run.incarnation, run.start, run.messages) for run in found], answer)
+
+
+def _acknowledge_before_the_sync(
+    self: Pulls,
+    op: PullOp,
+    group: Group,
+    handles: Sequence[Sequence[int]],
+    answer: Callable[[list[list[int]]], None],
+) -> None:
+    _acknowledge(self, op, group, handles, lambda stale: None)
+    answer([])
+
+
+def _first_attempts(self: Group) -> GroupCopy:
+    copied = _copy(self)
+    return copied._replace(offers=[type(offer)(offer.consume_first, offer.count, 1) for offer in copied.offers])
+
+
+def _count_the_uncounted(self: Group, entry: PullEntry) -> int:
+    return _apply(self, entry._replace(op=PullOp.NACK) if entry.op is PullOp.RETURNED else entry)
+
+
+def _forget_what_was_given_back(self: Group) -> GroupCopy:
+    copied = _copy(self)
+    return copied._replace(given_back=type(copied.given_back)(), lapsed=type(copied.lapsed)())
+
+
+def _live_for_ever(lives: Sequence[Life]) -> dict[int, tuple[int, int]]:
+    return {life.epoch: (0, 1 << 62) for life in lives}
+
+
+def _lease_a_minute(self: Pulls) -> None:
+    for group in self.groups.values():
+        for run in list(group.held):
+            group.held.take(run.start, run.end, run.incarnation)
+            group.held.add(run._replace(lease_ms=60_000))
+    _lease_all(self)
+
+
+def _forget_what_pauses(self: Group) -> GroupCopy:
+    copied = _copy(self)
+    paused = {offer.consume_first for offer in self.paused}
+    return copied._replace(offers=[offer for offer in copied.offers if offer.consume_first not in paused])
+
+
+def _forget_what_is_quarantined(self: Group) -> GroupCopy:
+    copied = _copy(self)
+    passed = {offer.consume_first for offer in self.quarantined}
+    return copied._replace(offers=[offer for offer in copied.offers if offer.consume_first not in passed])
+
+
+def _nothing_is_older(self: Group) -> int:
+    return self.next
+
+
+def _nacks_acknowledge(batch: Batch) -> list[PullEntry]:
+    entries = pull.decode_entries(batch)
+    return [entry._replace(op=PullOp.ACK) if entry.op is PullOp.NACK else entry for entry in entries]
+
+
+def _knows_no_life(self: Kept) -> list[Life]:
+    return []
+
+
+_all_old_or_all_new = changed(
+    Group._pulled,
+    "self.next = max(self.next, end)",
+    "self.next = end if entry.consume_first >= self.next else self.next",
+)
+_acknowledge = Pulls.acknowledge
+_lease_all = Pulls.lease_all
+_copy, _apply = Group.copy, Group.apply
+
+PLANTED: Bugs = {
+    "Q5: an entry has messages on both sides of next, and a replay takes them for old ones": [
+        Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", "")),
+        Patch(Group, "_pulled", _all_old_or_all_new),
+    ],
+    "Q5: a replay that begins lower takes an entry for old messages alone": [
+        Patch(Group, "_pulled", _all_old_or_all_new),
+    ],
+    "Q1: an acknowledgement of what another one holds counts": [Patch(Pulls, "acknowledge", _acknowledge_for_anybody)],
+    "Q1: an acknowledgement is answered before its fsync": [Patch(Pulls, "acknowledge", _acknowledge_before_the_sync)],
+    "Q4: a checkpoint forgets attempts": [Patch(Group, "copy", _first_attempts)],
+    "Q4: what no handler was given is an attempt": [Patch(Group, "apply", _count_the_uncounted)],
+    "Q5: a checkpoint forgets what was given back": [Patch(Group, "copy", _forget_what_was_given_back)],
+    "Q5: a pull that was lost counts as acknowledged": [Patch(pulls, "_gave_out", _live_for_ever)],
+    "Q5: a life knows nothing of the ones before the checkpoint": [Patch(Kept, "lives", _knows_no_life)],
+    "Q1: leases are a minute after a restart": [Patch(Pulls, "lease_all", _lease_a_minute)],
+    "Q3: a checkpoint forgets what pauses": [Patch(Group, "copy", _forget_what_pauses)],
+    "L5: a checkpoint forgets what is quarantined": [Patch(Group, "copy", _forget_what_is_quarantined)],
+    "Q3: retention looks at new messages only": [Patch(Group, "oldest", property(_nothing_is_older))],
+    "Q1: a replay takes what was given back for acknowledged": [Patch(recovery, "decode_entries", _nacks_acknowledge)],
+}

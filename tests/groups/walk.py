@@ -1,0 +1,521 @@
+"""One random walk: steps of the real core in memory and of the model, compared after each.
+
+Servers are stopped, killed and lose their power, with fsyncs of the pull log that are not done yet, so that answers are
+lost whose doing is durable, and doings are lost that were not answered. Batches rot and are restored. Several consumers
+pull, wait, acknowledge, repeat themselves in later lives, and give back. Retention removes what it may.
+
+Invariant: after a power loss the model goes back to the moment whose pull log the server found, so nothing that the
+server decides from then on is open.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+from typing import NamedTuple
+
+from delayd.testing.executor import StepExecutor
+from delayd.testing.tree import PowerLoss
+from delayd.wire.frame import Head
+from delayd.wire.requests import RequestType, need_maps, need_rows, need_str, need_u64
+from tests.groups.model import Fate, GroupModel, Handle, Word, Wrong
+from tests.unit.realtime.batches import bodies_of, dispatch_batch
+from tests.unit.realtime.world import DATA, SimPeer, World, pull_head
+
+STEPS = 30
+SUBJECTS = ("mail", "orders")
+GROUPS = (("mail", "a"), ("orders", "a"), ("orders", "b"))
+MESSAGE_FOLDER = f"{DATA}/realtime/message"
+RETENTION_MS = 1_000
+SETTINGS = {"segment_bytes": 4096, "retention_ms": RETENTION_MS, "free_bytes_all": 0, "checkpoint_every_ms": 3_600_000}
+LEASES_MS = (700, 5_000, 40_000)
+LEASE_MS_MAX = max(LEASES_MS)
+TIMES_MS = (10, 100, 700, 2_000, 5_000, 31_000)
+WORDS = {
+    Word.ACK: (RequestType.ACK, {}),
+    Word.NACK: (RequestType.NACK, {}),
+    Word.UNCOUNTED: (RequestType.NACK, {"uncounted": True}),
+}
+CRASHES = tuple(PowerLoss)
+
+Name = tuple[str, str]
+"""Subject and group."""
+
+
+class Sent(NamedTuple):
+    """A batch that was dispatched."""
+
+    batch_id: int
+    offset: int
+    subject: str
+    first: int
+    bodies: list[bytes]
+
+
+class Asked(NamedTuple):
+    """A PULL that is not answered yet."""
+
+    peer: SimPeer
+    request_id: int
+    name: Name
+    most: int
+    ahead: int
+    waits: bool
+    lease_ms: int
+
+
+class Moment(NamedTuple):
+    """The groups as they were when the pull log ended there."""
+
+    pull_end: int
+    groups: dict[Name, GroupModel]
+
+
+class Walk:
+    """One directory over several lives."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.trace: list[str] = []
+        self.sync = StepExecutor()
+        self.settings = {**SETTINGS, "tail_bytes": self.random.choice((0, 0, 600))}
+        self.world = World(pulls=self.sync, settings=self.settings)
+        self.session = 0
+        self.batches: list[Sent] = []
+        self.ends = dict.fromkeys(SUBJECTS, 0)
+        self.rotten: set[int] = set()  # Batch ids.
+        self.unreadable: set[int] = set()  # Those that are rotten, or were in this life and were not tried again since.
+        self.groups: dict[Name, GroupModel] = {}
+        self.asked: list[Asked] = []
+        self.peers: list[SimPeer] = []
+        self.moments: list[Moment] = []
+        self.lost: dict[Name, set[Handle]] = {}  # Handles of pulls that were lost with the power.
+        self.body_bytes = self.random.choice((30, 250, 1_500))
+        self._begin()
+        for name in self.random.sample(GROUPS, self.random.randint(1, len(GROUPS))):
+            self._make(name)
+
+    def run(self, steps: int = STEPS) -> None:
+        """Take steps, then see that all that was sent and not acknowledged comes, and nothing else."""
+        # Some kinds happen often in one walk, and hardly ever in another: rare chains of steps come up sooner.
+        weights = [weight * self.random.choice((0.2, 1, 1, 4)) for weight in KINDS.values()]
+        for kind in self.random.choices(list(KINDS), weights, k=steps):
+            self.counts[kind.__name__.strip("_")] += 1
+            kind(self)
+            self._compare()
+        self._end()
+
+    # Steps.
+
+    def _dispatch(self) -> None:
+        subject, _ = self.random.choice(list(self.groups))
+        first, count = self.ends[subject], self.random.randint(1, 4)
+        bodies = [f"{subject}-{first + row}-".encode().ljust(self.body_bytes, b".") for row in range(count)]
+        batch_id = len(self.batches) + 1
+        w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
+        data = dispatch_batch(batch_id, bodies, subject=subject, w=w)
+        _, ((_, offset),) = self.world.dispatch(self.delay, self.session, data)
+        self.batches.append(Sent(batch_id, offset, subject, first, bodies))
+        self.ends[subject] = first + count
+        for (of, _), group in self.groups.items():
+            if of == subject:
+                group.came(first + count)
+        self._tell(f"dispatched {count} of {subject} from {first} on")
+
+    def _pull(self) -> None:
+        name = self.random.choice(list(self.groups))
+        peer = self.random.choice(self.peers)
+        most, ahead = self.random.choice((1, 2, 3, 20)), self.random.choice((0, 0, 0, 2))
+        lease_ms, wait_ms = self.random.choice(LEASES_MS), self.random.choice((0, 0, 600))
+        self._ask(Asked(peer, 0, name, most, ahead, wait_ms > 0, lease_ms), wait_ms)
+
+    def _settle(self) -> None:
+        name = self.random.choice(list(self.groups))
+        group = self.groups[name]
+        handles = group.held() if self.random.random() < 0.7 else list(group.fates)
+        if not handles:
+            return
+        some = sorted(self.random.sample(handles, self.random.randint(1, min(len(handles), 6))))
+        word = self.random.choice((Word.ACK, Word.ACK, Word.NACK, Word.UNCOUNTED))
+        now_ms = self.world.clock.monotonic_ms()
+        stale = {handle for handle in some if group.settle(word, handle, now_ms)}
+        self._tell(f"{name} {word.value} {some}, stale {stale}")
+        peer = self.random.choice(self.peers)
+        kind, more = WORDS[word]
+        head: Head = {"subject": name[0], "group": name[1], "handles": _ranges(some), **more}
+        request_id = self.world.send(peer, kind, head)
+        if request_id in peer.answers:
+            raise Wrong("it was answered before its fsync")
+        if self.random.random() < 0.8:
+            self.sync.run_all()
+            ((answer, _),) = peer.answers.pop(request_id)
+            found = {(life, at + row) for life, at, count in need_rows(answer, "stale", 3) for row in range(count)}
+            if found != stale:
+                raise Wrong(f"stale are {found}, and should be {stale}")
+
+    def _work(self) -> None:
+        """Everything that is offered to a group is acknowledged, so that retention may remove it."""
+        self._pull_all(self.random.choice(list(self.groups)), ack=True)
+
+    def _settle_for_others(self) -> None:
+        """Nobody acknowledges what another one holds, or what nobody was given."""
+        name = self.random.choice(list(self.groups))
+        held = self.groups[name].held()
+        at = self.random.choice(held)[1] if held else self.world.core._pulls.next_pull
+        others = [peer for peer in self.peers if not self._gave(peer, held)]
+        if not others:
+            return
+        incarnation = self.world.core._pulls.incarnation_of(self.random.choice(others))
+        if (incarnation, at) in self.groups[name].fates:
+            return
+        handle = [incarnation, at, 1]
+        head: Head = {"subject": name[0], "group": name[1], "handles": [handle]}
+        request_id = self.world.send(self.peers[0], self.random.choice((RequestType.ACK, RequestType.NACK)), head)
+        self.sync.run_all()
+        ((answer, _),) = self.peers[0].answers.pop(request_id)
+        if answer["stale"] != [handle]:
+            raise Wrong(f"{handle} is held by somebody else, and was acknowledged")
+
+    def _time_passes(self) -> None:
+        self._pass(self.random.choice(TIMES_MS))
+
+    def _checkpoint(self) -> None:
+        self.world.core.checkpoint()
+        self.sync.run_all()
+
+    def _retain(self) -> None:
+        self.world.core.retain()
+        self.sync.run_all()
+
+    def _disconnect(self) -> None:
+        at = self.random.randrange(len(self.peers))
+        peer, self.peers[at] = self.peers[at], SimPeer()
+        self.world.core.disconnected(peer)
+        self.asked = [asked for asked in self.asked if asked.peer is not peer]
+
+    def _remake(self) -> None:
+        if self.random.random() < 0.7:
+            return
+        name = self.random.choice(list(self.groups))
+        self.asked = [asked for asked in self.asked if asked.name != name]
+        self.world.send(self.peers[0], RequestType.DELETE_GROUP, {"subject": name[0], "group": name[1]})
+        self.sync.run_all()
+        self._tell(f"{name} deleted")
+        self.lost.pop(name, None)
+        del self.groups[name]
+        self._make(name)
+
+    def _stop(self) -> None:
+        self.sync.run_all()
+        self._collect()
+        stopped: list[bool] = []
+        self.world.core.stop(lambda: stopped.append(True))
+        self.sync.run_all()
+        if not stopped:
+            raise Wrong("a stop does not end")
+        self.world.core.close()
+        self.world.lock.release()
+        old, self.sync = self.world, StepExecutor()
+        self.world = World(old.disk, old.state, old.clock.restarted(), pulls=self.sync, settings=self.settings)
+        self._begin()
+
+    def _kill(self) -> None:
+        self._collect()
+        old, self.sync = self.world, StepExecutor()
+        # Nobody looks at the disk of the dead server again, so the next one takes it over as it is.
+        old.lock.release()
+        state = old.state.after_crash(old.disk)
+        self.world = World(old.disk, state, old.clock.restarted(), pulls=self.sync, settings=self.settings)
+        self._begin()
+
+    def _lose_power(self) -> None:
+        self._collect()
+        self._note()
+        old, self.sync = self.world, StepExecutor()
+        disk = old.disk.after_crash(self.random.choice(CRASHES), self.random.randrange(1000))
+        state = old.state.after_crash(disk)
+        self.world = World(disk, state, old.clock.reboot(), pulls=self.sync, settings=self.settings)
+        end = self.world.recovered.pull_log.end
+        found = [moment for moment in self.moments if moment.pull_end == end]
+        if not found:
+            raise Between
+        self._tell(f"the pull log goes back from {self.moments[-1].pull_end} to {end}")
+        for name, group in self.groups.items():
+            after = found[-1].groups[name].fates if name in found[-1].groups else {}
+            self.lost.setdefault(name, set()).update(group.fates.keys() - after.keys())
+        self.groups = found[-1].groups
+        for (subject, _), group in self.groups.items():
+            group.came(self.ends[subject])
+        self._begin()
+
+    def _rot(self) -> None:
+        marks = self.world.core._checkpoints.last
+        below = min(marks.indexed_offset, marks.window_offset)
+        kept = self.world.recovered.message_log.start
+        whole = [each for each in self.batches if kept <= each.offset < below and each.batch_id not in self.rotten]
+        if whole:
+            batch = self.random.choice(whole)
+            self._flip(batch)
+            self.rotten.add(batch.batch_id)
+            self.unreadable.add(batch.batch_id)
+            self._tell(f"batch {batch.batch_id} rots: {batch.subject} from {batch.first} on")
+
+    def _restore(self) -> None:
+        """A file is restored from a copy."""
+        if self.rotten:
+            batch_id = self.random.choice(sorted(self.rotten))
+            self._flip(self.batches[batch_id - 1])
+            self.rotten.remove(batch_id)
+            self._tell(f"batch {batch_id} is restored")
+
+    def _release(self) -> None:
+        """An operator has what was quarantined tried again."""
+        for id_ in self._quarantined():
+            self.world.send(self.peers[0], RequestType.QUARANTINE_RELEASE, {"id": id_})
+            self.unreadable = set(self.rotten)
+        self.world.core.wake()
+
+    def _drop(self) -> None:
+        """An operator gives up what is quarantined, in each group that has met it."""
+        for name in self.groups:
+            self._pull_all(name)
+        listed = self._quarantined()
+        for id_ in listed:
+            offset = int(id_.rpartition("/")[2])
+            (batch,) = [each for each in self.batches if each.offset == offset]
+            for (subject, _), group in self.groups.items():
+                if subject == batch.subject:
+                    rows = range(batch.first, batch.first + len(batch.bodies))
+                    for sequence in set(rows) & set(group.offered()):
+                        group.give_up(sequence)
+            self.world.send(self.peers[0], RequestType.QUARANTINE_DROP, {"id": id_})
+            self._tell(f"{id_} is dropped")
+        self.sync.run_all()
+
+    # What the steps need.
+
+    def _begin(self) -> None:
+        """A life begins: consumers connect, and so does the delay server."""
+        self.session += 1
+        self.delay, self.peers, self.asked = SimPeer(), [SimPeer(), SimPeer(), SimPeer()], []
+        self.unreadable = set(self.rotten)
+        self.world.hello(self.delay, self.session, w=(1, len(self.batches)) if self.batches else (0, 0))
+        now_ms = self.world.clock.monotonic_ms()
+        for group in self.groups.values():
+            group.began_anew(now_ms)
+        self.moments = []
+        self._note()
+
+    def _make(self, name: Name) -> None:
+        """Make a group by its first PULL, which asks for one message and waits for none."""
+        subject = self.world.core._index.subject(name[0])
+        first = self.world.core._index.first(subject)
+        self.groups[name] = GroupModel(first)
+        self.groups[name].came(self.ends[name[0]])
+        self._ask(Asked(self.peers[0], 0, name, 1, 0, False, LEASES_MS[0]), 0)
+        self.sync.run_all()
+        self._collect()
+
+    def _ask(self, asked: Asked, wait_ms: int) -> None:
+        subject, group = asked.name
+        head = pull_head(group, subject, asked.most, 1 << 20, wait_ms, asked.lease_ms, asked.ahead)
+        self.asked.append(asked._replace(request_id=self.world.send(asked.peer, RequestType.PULL, head)))
+
+    def _pass(self, ms: int) -> None:
+        self.world.clock.advance(ms)
+        now_ms = self.world.clock.monotonic_ms()
+        for group in self.groups.values():
+            group.time_came(now_ms)
+        self._tell(f"{ms} ms pass")
+        self.world.core.wake()
+        while self.world.core.next_wake_ms() <= now_ms:
+            self.world.core.wake()
+        if self.random.random() < 0.5:
+            self.sync.run_all()
+
+    def _pull_all(self, name: Name, *, ack: bool = False) -> None:
+        peer = self.peers[0]
+        while True:
+            before = len(self.groups[name].offered())
+            self._ask(Asked(peer, 0, name, 100, 0, False, LEASE_MS_MAX), 0)
+            self.sync.run_all()
+            self._collect()
+            if ack and (handles := self.groups[name].held()):
+                self._ack_all(name, handles)
+            elif len(self.groups[name].offered()) == before:
+                return
+
+    def _ack_all(self, name: Name, handles: list[Handle]) -> None:
+        if any(self.groups[name].settle(Word.ACK, handle, 0) for handle in handles):
+            raise Wrong("what is held is not stale")
+        head: Head = {"subject": name[0], "group": name[1], "handles": _ranges(sorted(handles))}
+        request_id = self.world.send(self.peers[0], RequestType.ACK, head)
+        self.sync.run_all()
+        ((answer, _),) = self.peers[0].answers.pop(request_id)
+        if answer["stale"]:
+            raise Wrong(f"stale are {answer['stale']}, and all of them are held")
+
+    def _quarantined(self) -> list[str]:
+        request_id = self.world.send(self.peers[0], RequestType.QUARANTINE_LIST, {"after": "", "limit": 100})
+        ((answer, _),) = self.peers[0].answers.pop(request_id)
+        return [need_str(entry, "id") for entry in need_maps(answer, "entries")]
+
+    def _flip(self, batch: Sent) -> None:
+        disk = self.world.disk
+        for name in disk.list_folder(MESSAGE_FOLDER):
+            file = disk.open(f"{MESSAGE_FOLDER}/{name}", write=True)
+            at = file.pread(file.size(), 0).find(batch.bodies[0][1:])
+            if at > 0:
+                (before,) = file.pread(1, at - 1)
+                file.pwritev([bytes([before ^ 1])], at - 1)
+                file.sync()
+            file.close()
+
+    def _gave(self, peer: SimPeer, handles: list[Handle]) -> bool:
+        incarnation = self.world.core._pulls.incarnation_of(peer)
+        return any(handle[0] == incarnation for handle in handles)
+
+    def _note(self) -> None:
+        """Remember the groups as they are, for a power loss may bring back this moment."""
+        end = self.world.core._pull_log.end
+        moment = Moment(end, {name: group.copy() for name, group in self.groups.items()})
+        if self.moments and self.moments[-1].pull_end == end:
+            self.moments[-1] = moment
+        else:
+            self.moments.append(moment)
+
+    def _tell(self, what: str) -> None:
+        self.trace.append(what)
+
+    # Comparisons.
+
+    def _compare(self) -> None:
+        self._collect()
+        if self.world.failures:
+            raise Wrong(f"the server stopped: {self.world.failures[0]!r}")
+        for asked in self.asked:
+            if asked.waits and not asked.ahead and (readable := self._readable(asked.name)):
+                raise Wrong(f"{asked.name} waits while {readable} are offered")
+        self._note()
+
+    def _collect(self) -> None:
+        """Take in what PULLs were answered."""
+        left: list[Asked] = []
+        for asked in self.asked:
+            if asked.request_id in asked.peer.errors:
+                raise Wrong(f"a PULL was refused: {asked.peer.errors[asked.request_id]!r}")
+            found = asked.peer.answers.pop(asked.request_id, None)
+            if found is None:
+                left.append(asked)
+                continue
+            ((head, body),) = found
+            self._given(asked, head, body)
+        self.asked = left
+
+    def _given(self, asked: Asked, head: Head, body: bytes) -> None:
+        group = self.groups[asked.name]
+        incarnation, parts = need_u64(head, "incarnation"), need_rows(head, "parts", 4)
+        self._tell(f"{asked.name} was given {parts} by {incarnation}")
+        if not parts and not asked.waits and (readable := self._readable(asked.name)):
+            raise Wrong(f"{asked.name} was given nothing while {readable} are offered")
+        if not parts:
+            return
+        found = iter(bodies_of(body))
+        now_ms = self.world.clock.monotonic_ms()
+        for pull_first, consume_first, count, attempt in parts:
+            for row in range(count):
+                sequence = consume_first + row
+                group.gave((incarnation, pull_first + row), sequence, attempt, now_ms, asked.lease_ms)
+                if not next(found).startswith(f"{asked.name[0]}-{sequence}-".encode()):
+                    raise Wrong(f"another message came as {sequence}")
+        if sum(part[2] for part in parts) > asked.most:
+            raise Wrong(f"more than {asked.most} messages came")
+
+    def _readable(self, name: Name) -> list[int]:
+        """Messages that are offered and that nothing keeps from being read."""
+        offered = self.groups[name].offered()
+        if not offered or not self.unreadable:
+            return offered
+        bad = {
+            batch.first + row
+            for batch in (self.batches[batch_id - 1] for batch_id in self.unreadable)
+            if batch.subject == name[0]
+            for row in range(len(batch.bodies))
+        }
+        return [sequence for sequence in offered if sequence not in bad]
+
+    def _end(self) -> None:
+        self._tell("the end")
+        while self.rotten:
+            self._restore()
+        self.sync.run_all()
+        self._pass(LEASE_MS_MAX)
+        self.sync.run_all()
+        self._collect()
+        self._release()
+        self.unreadable.clear()
+        for name, group in self.groups.items():
+            fates = dict(group.fates)
+            self._pull_all(name, ack=True)
+            if group.messages:
+                raise Wrong(f"{name} never got {sorted(group.messages)}")
+            self._repeat(name, fates)
+        self._dispatch()
+        self._pass(RETENTION_MS)
+        self._retain()
+        self.counts["ends_with_removed_messages"] += self.world.recovered.message_log.start > 0
+        self._kill()
+        for name, group in self.groups.items():
+            self._pull_all(name)
+            self._repeat(name, group.fates)
+
+    def _repeat(self, name: Name, fates: dict[Handle, tuple[Fate, int]]) -> None:
+        """All that was ever said is said again: what is durable is done."""
+        lost = self.lost.get(name, set())
+        handles = [[*handle, 1] for handle in sorted(lost | fates.keys())]
+        head: Head = {"subject": name[0], "group": name[1], "handles": handles}
+        request_id = self.world.send(self.peers[0], RequestType.ACK, head)
+        self.sync.run_all()
+        ((answer, _),) = self.peers[0].answers.pop(request_id)
+        found = {(life, at + row) for life, at, count in need_rows(answer, "stale", 3) for row in range(count)}
+        stale = lost | {handle for handle, (fate, _) in fates.items() if fate in (Fate.GIVEN_BACK, Fate.LAPSED)}
+        if found != stale:
+            raise Wrong(f"{name}: stale are {sorted(found)}, and should be {sorted(stale)}")
+
+
+class Between(Exception):
+    """The server found a pull log that ends within a step: what the model was then is not known. The walk ends."""
+
+
+def _ranges(handles: list[Handle]) -> list[list[int]]:
+    """Handles as requests name them: neighbours are one range."""
+    ranges = [[*handles[0], 1]]
+    for before, handle in pairwise(handles):
+        if handle == (before[0], before[1] + 1):
+            ranges[-1][2] += 1
+        else:
+            ranges.append([*handle, 1])
+    return ranges
+
+
+KINDS = {
+    Walk._dispatch: 8,
+    Walk._pull: 14,
+    Walk._settle: 14,
+    Walk._work: 2,
+    Walk._settle_for_others: 2,
+    Walk._time_passes: 4,
+    Walk._checkpoint: 3,
+    Walk._retain: 2,
+    Walk._disconnect: 1,
+    Walk._remake: 1,
+    Walk._stop: 1,
+    Walk._kill: 2,
+    Walk._lose_power: 2,
+    Walk._rot: 2,
+    Walk._restore: 2,
+    Walk._release: 1,
+    Walk._drop: 0.3,
+}
