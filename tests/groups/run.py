@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from unittest.mock import patch
 
+from delayd.errors import DelaydError
 from tests.delay_harness import small_slots
 from tests.groups.walk import STEPS, Between, Walk
 
@@ -59,7 +60,7 @@ def walk_from(seed: int, steps: int = STEPS) -> tuple[str | None, Walk]:
             walk.run(steps)
         except Between:
             walk.counts["ends_between"] += 1
-        except Exception:
+        except (AssertionError, LookupError, ValueError, TypeError, DelaydError, OSError):
             return traceback.format_exc(limit=-6), walk
     return None, walk
 

@@ -1,0 +1,38 @@
+"""A part of the random walks, and the bugs that few walks find; the others are found by ``--planted``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.groups.planted import PLANTED, walks_to_find
+from tests.groups.run import walks
+
+WALKS = 300
+FOUND_WITHIN = 150
+# What takes hundreds of walks: `python -m tests.groups --planted` waits for them.
+RARE = (
+    "Q5: a replay that begins lower takes an entry for old messages alone",
+    "Q3: a checkpoint forgets what pauses",
+    "Q3: retention looks at new messages only",
+    "L5: a checkpoint forgets what is quarantined",
+)
+
+
+def test_rule_Q5_groups_are_what_the_model_says_whatever_happens() -> None:
+    report = walks(0, WALKS)
+    assert not report.wrong, "\n".join(report.wrong.values())
+    # The walks come to what they are for.
+    for kind in ("kill", "lose_power", "rot", "restore", "retain", "ends_with_removed_messages"):
+        assert report.counts[kind] > WALKS // 10, kind
+
+
+@pytest.mark.parametrize("name", [name for name in PLANTED if name not in RARE])
+def test_a_planted_bug_is_found(name: str) -> None:
+    taken, _ = walks_to_find(name, 0, FOUND_WITHIN)
+    assert taken is not None
+
+
+def test_a_seed_is_one_walk() -> None:
+    first, second = walks(7, 1), walks(7, 1)
+    assert first.counts == second.counts and first.wrong == second.wrong == {}
+    assert set(RARE) <= set(PLANTED)
