@@ -10,7 +10,7 @@ from delayd.log.dispatch import Outcome
 
 from .listing import show
 from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
-from .rows import NONE, Hour, Schedule, Window, in_chunks, schedules
+from .rows import NONE, Hour, Listing, Window, in_chunks, schedules
 from .table import Cell, Column, Kind
 
 COLUMNS = (
@@ -55,21 +55,25 @@ def dispatch() -> None:
 @format_option
 def show_outcomes(
     data: str, subject: str | None, from_ms: int | None, to_ms: int | None, outcome: str | None, limit: int, form: str
-) -> None:
+) -> int:
     """List outcomes hour by hour, in the order in which they came to be known.
 
     How late a message is counts from when it was due, or from when it was accepted if that was later, to when the
     realtime server appended it.
+
+    Exit codes: 3 an hour is damaged, and is left out by name.
     """
     kind = None if outcome is None else Outcome[outcome.upper()]
-    show(COLUMNS, _rows(schedules(RealDisk(), data), Window(from_ms, to_ms, subject), kind), form, limit)
+    window = Window(from_ms, to_ms, subject)
+    listing = Listing(schedules(RealDisk(), data), window)
+    show(COLUMNS, _rows(listing, window, kind), form, limit)
+    return listing.end()
 
 
-def _rows(found: list[Schedule], window: Window, kind: Outcome | None) -> Iterator[tuple[Cell, ...]]:
-    wanted = [(hour, each) for each in found for hour in each.hours(window)]
-    wanted.sort(key=lambda pair: (pair[0], pair[1].directory.log_id))
-    for number, each in wanted:
-        yield from _hour_rows(each.read(number), window, kind, f"{each.directory.log_id:016x}")
+def _rows(listing: Listing, window: Window, kind: Outcome | None) -> Iterator[tuple[Cell, ...]]:
+    for _, each, hour in listing.hours():
+        if hour is not None:
+            yield from _hour_rows(hour, window, kind, f"{each.directory.log_id:016x}")
 
 
 def _hour_rows(hour: Hour, window: Window, kind: Outcome | None, log_id: str) -> Iterator[tuple[Cell, ...]]:

@@ -4,10 +4,12 @@ Invariant: an hour's dispatch log is read before its schedule side, so that each
 running server moves its files on meanwhile, the hour is read again below its new checkpoint.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,6 +33,8 @@ from delayd.reading.schedule import (
 )
 from delayd.reading.seals import NO_TAIL
 
+from .damage import NAMED_MAX
+from .exits import NOT_BALANCED, OK
 from .times import check_order
 
 TRIES_MAX = 5  # Files move on once a checkpoint, so a second try nearly always does.
@@ -104,6 +108,7 @@ class Schedule:
         self.directory = directory
         self._disk = disk
         self._sizes: dict[int, int] = {}
+        self.tail_damage: DamagedData | None = None  # Why messages that are not filed yet are left out.
         self._snapshot, self._tail = self._look()
 
     def hours(self, window: Window) -> list[int]:
@@ -158,11 +163,20 @@ class Schedule:
             try:
                 self._sizes = dispatch_sizes(self._disk, self.directory)
                 snapshot = take_snapshot(self._disk, self.directory)
-                return snapshot, read_tail(self._disk, snapshot)
+                return snapshot, self._read_tail(snapshot)
             except LogMoved as error:
                 if not tries_left:
                     raise DamagedData(self.directory.path, 0, f"{error}, and no newer checkpoint says why") from error
         raise AssertionError("the last try returns or raises")
+
+    def _read_tail(self, snapshot: ScheduleSnapshot) -> MessageTail:
+        self.tail_damage = None
+        try:
+            return read_tail(self._disk, snapshot)
+        except DamagedData as error:
+            # Hours that are filed already lie elsewhere, and are as good as ever.
+            self.tail_damage = error
+            return NO_TAIL
 
 
 def schedules(disk: Disk, data: str) -> list[Schedule]:
@@ -171,6 +185,45 @@ def schedules(disk: Disk, data: str) -> list[Schedule]:
     if not found:
         raise BadArgument(f"{data} holds no delay server's directory; give the one that `delayd up --data` was given")
     return [Schedule(disk, directory) for directory in found]
+
+
+class Listing:
+    """Hours read one after the other: one that is damaged is named, and blanks none of the others."""
+
+    def __init__(self, found: list[Schedule], window: Window) -> None:
+        self.wanted = [(hour, each) for each in found for hour in each.hours(window)]
+        self.wanted.sort(key=lambda pair: (pair[0], pair[1].directory.log_id))
+        self._named: list[str] = []
+        self._left_out = 0
+        for each in found:
+            if each.tail_damage is not None:
+                self.leave_out(each.tail_damage)
+
+    def hours(self) -> Iterator[tuple[int, Schedule, Hour | None]]:
+        """Number, server and rows of each hour; None in place of rows that can't be read."""
+        for number, each in self.wanted:
+            try:
+                yield number, each, each.read(number)
+            except DamagedData as error:
+                self.leave_out(error)
+                yield number, each, None
+
+    def leave_out(self, error: DamagedData) -> None:
+        """Remember what could not be shown, for `end`."""
+        self._left_out += 1
+        if len(self._named) < NAMED_MAX:
+            self._named.append(error.message)
+
+    def end(self) -> int:
+        """Name on stderr what could not be shown; the exit code of the listing."""
+        sys.stdout.flush()
+        for sentence in self._named:
+            click.echo(f"delayd: left out: {sentence}", err=True)
+        if self._left_out:
+            more = self._left_out - len(self._named)
+            others = f" and {more:,} times more;" if more else ""
+            click.echo(f"delayd:{others} `delayd log verify` names every file that is damaged", err=True)
+        return NOT_BALANCED if self._left_out else OK
 
 
 def in_chunks(rows: Int64s, size: int = 1_000) -> Iterator[list[int]]:

@@ -6,13 +6,14 @@ import click
 import numpy as np
 
 from delayd.disk import RealDisk
+from delayd.errors import DamagedData
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
 
 from .listing import printable, show
 from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
 from .progress import progress
-from .rows import NONE, Hour, Schedule, Window, in_chunks, schedules
+from .rows import NONE, Hour, Listing, Schedule, Window, in_chunks, schedules
 from .table import Cell, Column, Kind
 
 HOUR_COLUMNS = (
@@ -36,6 +37,10 @@ MESSAGE_COLUMNS = (
 )
 
 
+# In place of counts.
+_DAMAGED: tuple[Cell, ...] = (None, None, None, None, None, "damaged")
+
+
 @click.group(no_args_is_help=True, epilog=examples("delayd schedule hours --data /var/lib/delayd"))
 def schedule() -> None:
     """Look at what is scheduled, from files."""
@@ -48,10 +53,15 @@ def schedule() -> None:
 @to_option
 @limit_option
 @format_option
-def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None, limit: int, form: str) -> None:
-    """Count the messages of each hour, in UTC, and how many of them still wait."""
+def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None, limit: int, form: str) -> int:
+    """Count the messages of each hour, in UTC, and how many of them still wait.
+
+    Exit codes: 3 an hour is damaged: its state says so, and stderr names the file.
+    """
     window = Window(from_ms, to_ms, subject)
-    show(HOUR_COLUMNS, _hour_rows(schedules(RealDisk(), data), window), form, limit)
+    listing = Listing(schedules(RealDisk(), data), window)
+    show(HOUR_COLUMNS, _hour_rows(listing, window), form, limit)
+    return listing.end()
 
 
 @schedule.command(
@@ -78,23 +88,25 @@ def show_messages(
     with_body: bool,
     limit: int,
     form: str,
-) -> None:
-    """List pending messages, the next due first."""
+) -> int:
+    """List pending messages, the next due first.
+
+    Exit codes: 3 an hour or a body is damaged, and is left out by name.
+    """
     window = Window(from_ms, to_ms, subject)
     columns = (*MESSAGE_COLUMNS, Column("body")) if with_body else MESSAGE_COLUMNS
-    rows = _message_rows(schedules(RealDisk(), data), window, everything, with_body)
-    show(columns, rows, form, limit)
+    listing = Listing(schedules(RealDisk(), data), window)
+    show(columns, _message_rows(listing, window, everything, with_body), form, limit)
+    return listing.end()
 
 
-def _hour_rows(found: list[Schedule], window: Window) -> Iterator[tuple[Cell, ...]]:
-    wanted = [(hour, each) for each in found for hour in each.hours(window)]
-    wanted.sort(key=lambda pair: (pair[0], pair[1].directory.log_id))
-    with progress("hours", len(wanted)) as done:
-        for hour, each in wanted:
-            counts = _count(each.read(hour), window)
+def _hour_rows(listing: Listing, window: Window) -> Iterator[tuple[Cell, ...]]:
+    with progress("hours", len(listing.wanted)) as done:
+        for number, each, hour in listing.hours():
             done(1)
-            if counts[0]:
-                yield (hour_name(hour), *counts, f"{each.directory.log_id:016x}")
+            counts = _DAMAGED if hour is None else _count(hour, window)
+            if counts[0] != 0:
+                yield (hour_name(number), *counts, f"{each.directory.log_id:016x}")
 
 
 def _count(hour: Hour, window: Window) -> tuple[int, int, int, int, int, str]:
@@ -107,13 +119,10 @@ def _count(hour: Hour, window: Window) -> tuple[int, int, int, int, int, str]:
     return len(found), len(found) - len(done), dispatched, len(done) - dispatched, size, hour.state.value
 
 
-def _message_rows(
-    found: list[Schedule], window: Window, everything: bool, with_body: bool
-) -> Iterator[tuple[Cell, ...]]:
-    wanted = [(hour, each) for each in found for hour in each.hours(window)]
-    wanted.sort(key=lambda pair: (pair[0], pair[1].directory.log_id))
-    for number, each in wanted:
-        hour = each.read(number)
+def _message_rows(listing: Listing, window: Window, everything: bool, with_body: bool) -> Iterator[tuple[Cell, ...]]:
+    for _, each, hour in listing.hours():
+        if hour is None:
+            continue
         rows, log_id = hour.rows, f"{each.directory.log_id:016x}"
         mask = window.holds(rows) if everything else window.holds(rows) & (hour.outcome_of == NONE)
         chosen = np.flatnonzero(mask)
@@ -130,7 +139,15 @@ def _message_rows(
                     _state(hour, row),
                     log_id,
                 )
-                yield (*line, printable(each.body(hour, row))) if with_body else line
+                yield (*line, _body(listing, each, hour, row)) if with_body else line
+
+
+def _body(listing: Listing, each: Schedule, hour: Hour, row: int) -> str:
+    try:
+        return printable(each.body(hour, row))
+    except DamagedData as error:
+        listing.leave_out(error)
+        return "(damaged)"
 
 
 def _state(hour: Hour, row: int) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.rows import Window, schedules
+from cli.rows import Hour, Schedule, Window, schedules
 from delayd.disk import RealDisk
+from delayd.errors import DamagedData
 from delayd.log.dispatch import Outcome
 from tests.books import HOUR, HOUR_MS, START_MS, Books
 
@@ -31,6 +32,12 @@ def books(tmp_path: Path) -> Iterator[Books]:
     books.decide([2], Outcome.DEAD)
     yield books
     books.close()
+
+
+def _flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
 
 
 def _listed(books: Books, *arguments: str) -> list[dict[str, object]]:
@@ -164,16 +171,49 @@ def test_a_folder_without_messages_is_refused_and_says_which_to_give(command: tu
     assert ran.err.count("\n") == 1
 
 
-def test_damage_ends_a_listing_with_path_and_position(books: Books) -> None:
+@pytest.mark.parametrize("command", [("schedule", "hours"), ("schedule", "show"), ("dispatch", "show")])
+def test_a_damaged_hour_is_named_and_blanks_none_of_the_others(books: Books, command: tuple[str, ...]) -> None:
+    books.hand_over([7], delay_ms=5)  # In another hour than the damaged one, for `dispatch show`.
+    books.checkpoint()
+    whole = run(*command, "--data", books.root, "--format", "json")
     path = books.path_of("schedule")
-    data = bytearray(path.read_bytes())
-    data[-9] ^= 1
-    path.write_bytes(data)
-    ran = run("schedule", "show", "--data", books.root)
+    _flip(path, path.stat().st_size - 9)
+    ran = run(*command, "--data", books.root, "--format", "json")
     assert ran.code == 3
-    assert f"{path} is damaged at byte 64: " in ran.err
-    assert "body 7" not in ran.out
-    assert "bills" in ran.out, "what was read before it is shown"
+    assert f"delayd: left out: {path} is damaged at byte " in ran.err and "delayd log verify" in ran.err
+    before, after = json.loads(whole.out), json.loads(ran.out)
+    if command[1] == "hours":
+        assert [row["hour"] for row in after] == [row["hour"] for row in before]
+        assert [row["state"] for row in after] == ["open", "damaged", "open"]
+        assert after[1]["messages"] is None and after[0::2] == before[0::2]
+    else:
+        assert after and after == [row for row in before if not 1 <= row["sequence"] <= 6]
+
+
+def test_a_body_that_is_damaged_is_named_and_the_rest_of_its_hour_is_shown(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Schedule.body
+
+    def body(each: Schedule, hour: Hour, row: int) -> bytes:
+        if hour.rows.sequence[row] == 5:
+            raise DamagedData("DATA/hour.log", 7, "the body does not check")
+        return whole(each, hour, row)
+
+    monkeypatch.setattr(Schedule, "body", body)
+    ran = run("schedule", "show", "--body", "--data", books.root, "--format", "json")
+    bodies = {row["sequence"]: row["body"] for row in json.loads(ran.out)}
+    assert ran.code == 3 and "delayd: left out: DATA/hour.log is damaged at byte 7" in ran.err
+    assert bodies == {4: "body 4", 5: "(damaged)", 6: "body 6", 7: "body 7", 8: "body 8", 9: "body 9"}
+
+
+def test_a_damaged_message_log_leaves_out_what_is_not_filed_yet(books: Books) -> None:
+    (path,) = Path(books.messages.place.folder).iterdir()
+    _flip(path, path.read_bytes().index(b"body 7") - 24)
+    ran = run("schedule", "hours", "--data", books.root, "--format", "json")
+    assert ran.code == 3
+    assert [(row["hour"], row["messages"]) for row in json.loads(ran.out)] == [("2026112016", 6)]
+    assert f"delayd: left out: {path} is damaged" in ran.err
 
 
 def test_an_hour_is_open_until_no_message_can_be_filed_in_it_and_closed_until_it_is_sealed(books: Books) -> None:
