@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 _MS = timedelta(milliseconds=1)
 _QUANTILE_NAMES = tuple(f"late_p{f'{100 * quantile:g}'.replace('.', '')}_ms" for quantile in QUANTILES)
-_FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch")
+_FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch", "conservation")
 _CLASSES = ("cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
 _SELDOM = ("dead", *_CLASSES, *_FAULTS, "late")
 HOUR_COLUMNS = (
@@ -123,8 +123,8 @@ def audit(
     """Check that each message left once, not early, and how late.
 
     Compares the schedule side, the dispatch logs and the realtime message logs of a data directory, of running servers,
-    stopped ones, or a copy. Names each message that is LOST, DUPLICATE, EARLY, ORPHAN, MISMATCH or LATE. JSON holds
-    everything, CSV the hours.
+    stopped ones, or a copy. Names each message that is LOST, DUPLICATE, EARLY, ORPHAN, MISMATCH or LATE, and
+    totals that do not add up (CONSERVATION). JSON holds everything, CSV the hours.
 
     Verifies the seals of the hours that it reads, too.
 
@@ -141,7 +141,7 @@ def audit(
             progress=Hours(advance),
         )
     code = show_report(report, form)
-    if report.total.missing and not any(each.role == Role.REALTIME for each in find_directories(RealDisk(), data)):
+    if report.total.unproven and not any(each.role == Role.REALTIME for each in find_directories(RealDisk(), data)):
         sys.stdout.flush()
         click.echo(
             f"delayd: {data} holds no realtime server's directory, so nothing shows what arrived; give the directory "
@@ -219,7 +219,7 @@ def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:
 def _finding_rows(findings: Sequence[Finding]) -> Iterator[tuple[Cell, ...]]:
     for found in findings:
         yield (
-            hour_name(found.hour),
+            hour_name(found.hour) if found.hour else "all",
             found.kind.name,
             found.sequence,
             found.subject,
@@ -240,8 +240,11 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     if report.deleted_rows:
         yield f"{report.deleted_rows:,} messages of hours that retention has removed were left out"
     if total.waiting:
-        missed = "; ".join(life.sentence for life in report.missed) or "what had gathered is still leaving"
-        yield f"{total.waiting:,} wait, and are not lost: {missed}"
+        reasons = [*report.holds_up, *(life.sentence for life in report.missed)]
+        yield f"{total.waiting:,} wait, and are not lost: {'; '.join(reasons) or 'their delay server still holds them'}"
+    if total.unproven:
+        what = "are dispatched by the dispatch log's word alone: their target keeps them no longer, or is not here"
+        yield f"{total.unproven:,} {what}"
     if total.dispatched > total.past_due:
         figures = [f"p{100 * quantile:g} {duration_text(total.late_ms(quantile) or 0)}" for quantile in QUANTILES]
         yield f"lateness: {', '.join(figures)}, max {duration_text(total.late_ms_max)}"
@@ -253,10 +256,12 @@ def _verdict(report: AuditReport) -> Iterator[str]:
         yield f"seals: {', '.join(f'{count:,} {state}' for state, count in states.items())}"
     for seal in report.broken_seals:
         yield f"the seal of {hour_name(seal.hour)} is BROKEN: {seal.differs}"
-    faults = ", ".join(f"{name} {getattr(total, name):,}" for name in _FAULTS)
+    counts = {name: getattr(total, name) for name in _FAULTS}
+    counts["conservation"] += len(report.faults)
+    faults = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     if not report.hours:
         yield "there is no hour with messages to compare: --from and --to choose hours"
-    yield f"the books {'balance' if total.balanced else 'do NOT balance'}: {faults}"
+    yield f"the books {'balance' if report.balanced else 'do NOT balance'}: {faults}"
 
 
 def _as_json(report: AuditReport) -> dict[str, object]:
@@ -279,12 +284,13 @@ def _as_json(report: AuditReport) -> dict[str, object]:
             for torn in report.torn
         ],
         "deleted_rows": report.deleted_rows,
+        "conservation": [fault.detail for fault in report.faults],
+        "holds_up": list(report.holds_up),
         "missed": [
             {
                 "path": life.path,
                 "role": life.role,
                 "state": life.state.value,
-                "since_ms": life.since_ms or None,
                 "until_ms": life.until_ms or None,
             }
             for life in report.missed

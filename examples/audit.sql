@@ -5,14 +5,19 @@
 --
 -- `totals`, `hours` (figures by delay server and hour) and `findings` (a row for each thing that is wrong).
 
+create view accepted as from 'accepted.parquet';
 create view schedule as from 'schedule.parquet';
 create view dispatch as from 'dispatch.parquet';
 create view message as from 'message.parquet';
 create view span as from 'span.parquet';
 create view target as from 'target.parquet';
 create view terms as from 'terms.parquet';
+create view server as from 'server.parquet';
+create view skipped as from 'skipped.parquet';
+create view hour as from 'hour.parquet';
+create view fault as from 'fault.parquet';
 
--- Who was up when, for the subject or for all others.
+-- Up to when what fell due was settled, for the subject or for all others.
 create view scheduled as
 select
     s.*,
@@ -36,6 +41,9 @@ select
     arg_min(coalesce(claimed_at_ms, 0), place) as claimed_at_ms,
     arg_min(coalesce(target_appended_at_ms, 0), place) as appended_at_ms,
     arg_min(deliver_at_ms, place) as deliver_at_ms,
+    arg_min(coalesce(epoch, 0), place) as epoch,
+    arg_min(coalesce(batch_id, 0), place) as batch_id,
+    arg_min(attempt, place) as attempt,
     min(claimed_at_ms) filter (where outcome = 'DISPATCHED') as first_claim_ms
 from dispatch
 group by all;
@@ -51,6 +59,9 @@ select
     arg_min(appended_at_ms, place) as appended_at_ms,
     arg_min(deliver_at_ms, place) as deliver_at_ms,
     arg_min(decided, place) as decided,
+    arg_min(subject, place) as subject,
+    arg_min(epoch, place) as epoch,
+    arg_min(batch_id, place) as batch_id,
     min(claimed_at_ms) as first_claim_ms
 from message
 group by all;
@@ -67,12 +78,11 @@ with joined as (
         t.target as said_target, t.target_offset as said_offset, t.claimed_at_ms as said_claim_ms,
         t.appended_at_ms as said_append_ms, t.deliver_at_ms as said_due_ms,
         m.target, m.target_offset, m.claimed_at_ms, m.appended_at_ms as stored_ms, m.deliver_at_ms as stored_due_ms,
-        m.decided,
+        m.decided, m.subject as stored_subject, m.epoch as stored_epoch, m.batch_id as stored_batch,
+        t.epoch as said_epoch, t.batch_id as said_batch, t.attempt as said_attempt,
         least(t.first_claim_ms, m.first_claim_ms) as first_claim_ms,
-        -- When the last row of the hour came that had waited for longer than the grace: others may still be behind it.
-        max(m.appended_at_ms) filter (where m.claimed_at_ms - s.due_from_ms > grace_ms)
-            over (partition by s.log_id, s.hour) as held_up_ms,
-        coalesce(t.target_offset < place.start_offset, false) as removed_there
+        -- A target whose log is not here proves nothing, nor does one whose retention has removed the place.
+        place.log_id is null or t.target_offset < place.start_offset as unprovable
     from scheduled s
     left join told t on s.copy = 1 and (t.log_id, t.hour, t.sequence) = (s.log_id, s.hour, s.sequence)
     left join stored m on s.copy = 1 and (m.log_id, m.hour, m.sequence) = (s.log_id, s.hour, s.sequence)
@@ -82,15 +92,15 @@ with joined as (
 known as (
     select
         *,
-        said_dispatched and places = 0 and removed_there as unproven,
-        said_dispatched and places = 0 and not removed_there as not_there,
+        said_dispatched and places = 0 and unprovable as unproven,
+        said_dispatched and places = 0 and not unprovable as not_there,
         outcomes = 0 and places = 0 as without_word
     from joined
 )
 select
     known.*,
     said_dispatched and not not_there as proved,
-    without_word and greatest(due_from_ms, since_ms, coalesce(held_up_ms, 0)) + grace_ms < until_ms as overdue,
+    without_word and greatest(due_from_ms, since_ms) + grace_ms < until_ms as overdue,
     without_word and due_from_ms > now_ms as pending,
     without_word and due_from_ms + grace_ms < now_ms and not overdue as waiting,
     if(places > 0, stored_ms, said_append_ms) as came_ms,
@@ -98,6 +108,37 @@ select
     if(proved, came_ms - due_from_ms, null) as lateness_ms,
     if(proved, greatest(came_ms, said_claim_ms) - due_from_ms, 0) as late_ms
 from known, terms;
+
+-- Rows of the message log that their hour's schedule log does not hold; an operator may have given up as many.
+create view unfiled as
+select *, count(*) over (partition by log_id, hour) as missing from accepted a
+where not exists (from schedule s where (s.log_id, s.hour, s.sequence) = (a.log_id, a.hour, a.sequence));
+
+-- Rows of schedule logs that the message log does not have there.
+create view ungiven as
+with unknown as (
+    select
+        s.*, v.first_sequence,
+        s.sequence >= v.next_sequence or exists (
+            from skipped k
+            where k.log_id = s.log_id and s.sequence >= k.first_sequence and s.sequence < k.first_sequence + k.count
+        ) as never
+    from schedule s
+    join server v using (log_id)
+    where s.filed and not exists (
+        from accepted a where (a.log_id, a.hour, a.sequence) = (s.log_id, s.hour, s.sequence)
+    )
+)
+select *, not never and first_sequence > 0 and sequence >= first_sequence as elsewhere from unknown;
+
+create view filed_as as
+select
+    s.log_id, s.hour, s.sequence,
+    s.deliver_at_ms as s_due_ms, s.subject as s_subject, s.body_bytes as s_body_bytes,
+    a.deliver_at_ms as a_due_ms, a.subject as a_subject, a.body_bytes as a_body_bytes
+from schedule s
+join accepted a using (log_id, hour, sequence)
+where s.filed;
 
 create temp table findings as
 with once as (from judged where outcomes = 1 and places = 1)
@@ -141,7 +182,38 @@ select log_id, hour, sequence, 'MISMATCH', 'due, by the dispatch log' from judge
 union all
 select log_id, hour, sequence, 'MISMATCH', 'due, by the target' from judged where stored_due_ms <> deliver_at_ms
 union all
-select log_id, hour, sequence, 'LATE', 'late' from judged, terms where late_ms > terms.late_ms_limit;
+select log_id, hour, sequence, 'MISMATCH', 'batch' from once
+where said_dispatched and said_target = target and (said_epoch, said_batch) <> (stored_epoch, stored_batch)
+union all
+select log_id, hour, sequence, 'MISMATCH', 'attempt' from judged where said_dispatched and said_attempt <> 1
+union all
+select log_id, hour, sequence, 'MISMATCH', 'nobody decides' from judged where outcome in ('CANCELLED', 'EXPIRED')
+union all
+select log_id, hour, sequence, 'MISMATCH', 'subject' from judged where places > 0 and stored_subject <> subject
+union all
+select log_id, hour, sequence, 'LATE', 'late' from judged, terms where late_ms > terms.late_ms_limit
+union all
+select log_id, hour, 0, 'CONSERVATION', detail from fault
+union all
+select h.log_id, h.hour, 0, 'CONSERVATION', 'the hour has other rows than the checkpoint counts' from hour h
+where counted <> (from schedule s select count(*) where (s.log_id, s.hour) = (h.log_id, h.hour) and s.filed)
+union all
+-- What was accepted is filed, as far as the message log is kept.
+select a.log_id, a.hour, a.sequence, 'LOST', 'not filed' from unfiled a
+left join hour h using (log_id, hour) where a.missing > coalesce(h.dropped, 0)
+union all
+select s.log_id, s.hour, s.sequence, 'ORPHAN', 'never given' from ungiven s where s.never
+union all
+select s.log_id, s.hour, s.sequence, 'MISMATCH', 'filed elsewhere' from ungiven s where s.elsewhere
+union all
+select s.log_id, s.hour, s.sequence, 'MISMATCH', 'of another hour' from schedule s
+where filed and hour <> strftime(make_timestamp(greatest(deliver_at_ms, coalesce(appended_at_ms, 0)) * 1000), '%Y%m%d%H')
+union all
+select log_id, hour, sequence, 'MISMATCH', 'due, as accepted' from filed_as where s_due_ms <> a_due_ms
+union all
+select log_id, hour, sequence, 'MISMATCH', 'subject, as accepted' from filed_as where s_subject <> a_subject
+union all
+select log_id, hour, sequence, 'MISMATCH', 'body, as accepted' from filed_as where s_body_bytes <> a_body_bytes;
 
 create temp table hours as
 with figures as (
@@ -172,8 +244,11 @@ faults as (
         count(distinct sequence) filter (where finding = 'EARLY') as early,
         count(distinct sequence) filter (where finding = 'ORPHAN') as orphan,
         count(distinct sequence) filter (where finding = 'MISMATCH') as mismatch,
+        count(distinct sequence) filter (where finding = 'CONSERVATION') as conservation,
         count(distinct sequence) filter (where finding = 'LATE') as late
     from findings
+    -- What the totals of a delay server contradict is in no hour's figures.
+    where (log_id, hour, detail) not in (select (log_id, hour, detail) from fault)
     group by all
 )
 select
@@ -192,5 +267,5 @@ select
     sum(expired) as expired, sum(in_doubt) as in_doubt, sum(pending) as pending, sum(undecided) as undecided,
     sum(waiting) as waiting, sum(missing) as missing, sum(unproven) as unproven, sum(past_due) as past_due,
     sum(lost) as lost, sum(duplicate) as duplicate, sum(early) as early, sum(orphan) as orphan,
-    sum(mismatch) as mismatch, sum(late) as late, max(late_ms_max) as late_ms_max
+    sum(mismatch) as mismatch, sum(conservation) as conservation, sum(late) as late, max(late_ms_max) as late_ms_max
 from hours;

@@ -18,7 +18,7 @@ from delayd.disk import RealDisk
 from delayd.errors import DelaydError, error_by_code
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.dispatch import OutcomeRows
-from delayd.reading.books import AuditReport, Collected, audit_plan, seal_books, seal_differences
+from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books, seal_differences
 from delayd.reading.columns import ScheduleRows
 from delayd.reading.findings import Finding, FindingKind, Findings
 from delayd.reading.groups import LogMoved
@@ -91,7 +91,7 @@ def collect_frame(
             # What sealed after the driver has read the seals is not held against them.
             if row["seal_differs"] is not None and book.has_standing(summary.hour):
                 book.note(summary.hour, row["seal_differs"])
-    return collected.report(data, now_ms, plan, books)
+    return collected.report(data, now_ms, plan, books, plan_faults(RealDisk(), plan, books))
 
 
 def audit_frame(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, ProducerPart, SchedulePart
+from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, ProducerPart, SchedulePart, parse
 from delayd.delay.recovery import read_outcomes
 from delayd.delay.sealing import compare
 from delayd.disk import Disk, RealDisk
@@ -67,7 +67,10 @@ class Books:
         self.hours: dict[int, tuple[int, int, int]] = {}  # Hour to checksum, length and rows.
         self.sealed: set[int] = set()
         self.removed: set[int] = set()
-        self.closed_ms = 0
+        self.settled_ms = 0
+        self.appended_at_ms = 0  # Of the message log's last group.
+        self.below = (0, 0, 1)  # Of what is below the replay offset: checksum, last append, next sequence.
+        self.waits: dict[int, tuple[int, str]] = {}  # By target, what its delay server says of it otherwise.
         self.seals: list[Seal] = []
         self.files: dict[str, Segment] = {}
 
@@ -75,6 +78,7 @@ class Books:
         self, due_ms: Sequence[int], *, at_ms: int = START_MS - 1000, subjects: Sequence[str] = ("orders",)
     ) -> list[int]:
         """Append one batch to the message log; row i has subject i modulo their number. Returns the sequences."""
+        at_ms = max(at_ms, self.appended_at_ms)  # It never falls (rule P5).
         base = len(self.rows) + 1
         count = len(due_ms)
         bodies = [b"body %d" % (base + row) for row in range(count)]
@@ -96,12 +100,18 @@ class Books:
 
     def tick(self, at_ms: int) -> None:
         """Move the message log's clock."""
-        self._append(self.messages, GroupKind.TICK, [], at_ms)
+        self._append(self.messages, GroupKind.TICK, [], max(at_ms, self.appended_at_ms))
 
     def see_all(self, at_ms: int) -> None:
-        """Both servers were up at that instant."""
-        self.tick(at_ms)
+        """Both servers were up at that instant, and nothing that was due waited."""
+        self.settle(at_ms)
         self.see_realtime(at_ms)
+
+    def settle(self, at_ms: int) -> None:
+        """The delay server says that it holds nothing more that was due before that instant."""
+        self.tick(at_ms)
+        self.settled_ms = at_ms
+        self.publish(at_ms)
 
     def see_realtime(self, at_ms: int) -> None:
         """The realtime server was up at that instant: its checkpoint says so."""
@@ -128,21 +138,42 @@ class Books:
             segment = self._file(schedule_path(self.delay, hour), FileKind.SCHEDULE, hour)
             segment.append([NewGroup(GroupKind.DATA, batches, 1, START_MS)])
             segment.flush()
-            lengths[hour] = (segment.crc32c, segment.end, 0)
+            count = sum(parse(batch).count for batch in batches)
+            lengths[hour] = (segment.crc32c, segment.end, lengths.get(hour, (0, 0, 0))[2] + count)
         if publish:
             self.replay_offset = source[1]
+            self.below = self.messages.crc32c, self.appended_at_ms, len(self.rows) + 1
             self.hours = lengths
             self.publish()
 
-    def publish(self, wall_ms: int = 0) -> None:
+    def publish(self, wall_ms: int = 0, outcomes: bytes = b"") -> None:
         """Publish the checkpoint as it stands."""
         flags = {hour: SEALED * (hour in self.sealed) | REMOVED * (hour in self.removed) for hour in self.hours}
         rows = [(hour, *facts, flags[hour]) for hour, facts in sorted(self.hours.items())]
         table = np.array(rows, HOUR_ROW)
-        file = CheckpointFile(self.disk, self.delay, DELAY_ID)
+        crc, appended_at_ms, next_sequence = self.below if self.replay_offset else (0, 0, 1)
+        links: list[Value] = [[REALTIME_ID, self.settled_ms, ""]]
+        links = [[target, *said] for target, said in self.waits.items()] or links
         clock: list[Value] = ["boot", 0, wall_ms]
-        payload: Payload = {"replay_offset": self.replay_offset, "hours": table.tobytes(), "clock": clock}
-        file.publish(payload | {"appended_at_ms": self.closed_ms}, START_MS)
+        payload: Payload = {
+            "replay_offset": self.replay_offset,
+            "replay_crc32c": crc,
+            "next_sequence": next_sequence,
+            "appended_at_ms": appended_at_ms,
+            "hours": table.tobytes(),
+            "beside": b"",
+            "outcomes": outcomes,
+            "clock": clock,
+            "seals": [len(self.seals), self.seals[-1].sha256 if self.seals else NO_SEAL],
+            "skipped": [],
+            "dropped": [],
+            "keep_from": self.messages.start,
+            "settled_ms": self.settled_ms,
+            "waits": "",
+            "links": links,
+        }
+        file = CheckpointFile(self.disk, self.delay, DELAY_ID)
+        file.publish(payload, START_MS)
         file.close()
 
     def seal(self, hour: int = HOUR) -> Seal:
@@ -291,6 +322,8 @@ class Books:
     def _append(
         self, log: Log, kind: GroupKind, batches: list[bytes], at_ms: int, base: int = 0, count: int = 0
     ) -> int:
+        if log is self.messages:
+            self.appended_at_ms = at_ms
         (offset,) = log.append([NewGroup(kind, batches, 1, at_ms, base, count)], START_MS)
         log.flush()
         return offset

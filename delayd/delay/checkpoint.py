@@ -31,7 +31,7 @@ from delayd.identity import Identity
 from delayd.log.checkpoint import CheckpointFile, Value
 from delayd.log.dispatch import END_ROW
 from delayd.log.log import Log
-from delayd.log.schedule import HourRows
+from delayd.log.schedule import HourRows, Skipped
 from delayd.state import State
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ Evidence = Callable[[], ClockEvidence]
 class Books(NamedTuple):
     """What only the audit reads of a checkpoint (rules S5, S7)."""
 
-    skipped: int  # Sequences that an operator's word left unused.
-    dropped: int  # Filed rows that operators gave up.
+    skipped: tuple[Skipped, ...]  # Sequences that an operator's word left unused.
+    dropped: list[Value]  # Filed rows that operators gave up: ``[hour, rows]``.
     keep_from: int  # Where the message log may begin.
     settled_ms: int  # What fell due before has an outcome, as far as no target holds it up; 0 while nobody knows.
     waits: str  # What holds that up.
@@ -292,7 +292,7 @@ class Checkpointer:
                 "outcomes": np.array([(hour, 0, end.length) for hour, end in facts.ends.items()], END_ROW).tobytes(),
                 "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],
                 "seals": None if seals is None else [seals.seals, seals.sha256],
-                "skipped": books.skipped,
+                "skipped": [list(range_) for range_ in books.skipped],
                 "dropped": books.dropped,
                 "keep_from": books.keep_from,
                 "settled_ms": books.settled_ms,

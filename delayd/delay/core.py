@@ -20,6 +20,7 @@ from delayd.delay.dispatcher import AskRoutes, Dispatcher
 from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.held import HeldRows
 from delayd.delay.intake import Committed, Intake, Mark
+from delayd.delay.kept import encode_dropped
 from delayd.delay.link import Dial, Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour
 from delayd.delay.loading import Loading
@@ -645,7 +646,7 @@ class DelayCore:
     def _books(self) -> Books:
         parts = (self._wheel, self.intake, self.dispatcher, self._held, self.quarantine)
         said = settled(self._clock, *parts, self._loaded_until)
-        return Books(self.intake.skipped, self._mending.dropped, self._segments.keep_from, *said)
+        return Books(self.intake.skipped, encode_dropped(self._mending.dropped), self._segments.keep_from, *said)
 
     def _checkpointed(self, next_sequence: int, keep_from: int, published: bool) -> None:
         if not published:

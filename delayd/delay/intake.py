@@ -5,7 +5,7 @@ under way at a time; what arrives meanwhile is the next group. A failed fsync is
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
 from delayd.log.control import Record, encode_records
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
+from delayd.log.schedule import Skipped
 from delayd.validate import check_batch, check_headers, rows_detail
 
 log = logging.getLogger(__name__)
@@ -112,10 +113,10 @@ class Intake:
         appended_at_ms: int,
         on_committed: Callable[[Committed], None],
         knows_subjects: Callable[[Batch], bool],
-        skipped: int = 0,
+        skipped: Sequence[Skipped] = (),
     ) -> None:
         self.reserve = Reserve()
-        self.skipped = skipped  # Sequences that an operator's word has left unused, as far as that is durable (S5).
+        self.skipped = tuple(skipped)  # Sequences that an operator's word has left unused, as far as that is durable.
         self.next_sequence = next_sequence
         self.appended_at_ms = appended_at_ms  # Of the last group that is durable; never decreases (rule P5).
         self.durable = durable
@@ -311,7 +312,8 @@ class Intake:
         if appended_at_ms < self.appended_at_ms:
             self._set_back_ms = None
         self.appended_at_ms, self.durable_sequence = appended_at_ms, self.next_sequence
-        self.skipped += skip
+        if skip:
+            self.skipped += ((begin, skip),)
         # First, so that the thread has the next group while this one is answered and indexed: each takes about as long.
         self._commit()
         # A checkpoint may begin at any of these calls, so what the group says is known before its rows are.

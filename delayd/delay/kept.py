@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -39,16 +40,16 @@ from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue, key_text
-from delayd.log.checkpoint import Payload, read_checkpoint
+from delayd.log.checkpoint import Payload, Value, read_checkpoint
 from delayd.log.dispatch import END_ROW
-from delayd.log.schedule import decode_hours, schedule_path
+from delayd.log.schedule import Skipped, decode_hours, schedule_path
 from delayd.state import State
 
 log = logging.getLogger(__name__)
 
 TARGET_PREFIX = b"target/"
 CHECKPOINT_KEY = b"checkpoint"
-DROPPED_KEY = b"dropped"  # Rows of schedule logs that operators gave up, in all (rule S5).
+DROPPED_KEY = b"dropped"  # Rows of schedule logs that operators gave up (rule S5).
 
 Pairs = list[tuple[bytes, bytes]]
 
@@ -62,8 +63,8 @@ class Kept:
     next_sequence: int = 1
     appended_at_ms: int = 0
     reach_ms: int = 0
-    skipped: int = 0  # Sequences that an operator's word left unused.
-    dropped: int = 0  # Filed rows that operators gave up.
+    skipped: list[Skipped] = field(default_factory=list)  # Sequences that an operator's word left unused.
+    dropped: dict[int, int] = field(default_factory=dict)  # By hour: filed rows that operators gave up.
     hours: HourTable = field(default_factory=HourTable)
     beside: HourTable = field(default_factory=HourTable)
     ends: dict[int, OutcomeEnd] = field(default_factory=dict)
@@ -91,9 +92,9 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> Kept:
         kept.hours = hours
     try:
         value = state.get(DROPPED_KEY)
-        kept.dropped = 0 if value is None else cast(int, msgpack.unpackb(value))
+        kept.dropped = {} if value is None else decode_dropped(msgpack.unpackb(value))
     except DamagedValue as unchecked:
-        kept.dropped = cast(int, (published or {}).get("dropped", 0))
+        kept.dropped = decode_dropped((published or {}).get("dropped", []))
         _told(unchecked, "the checkpoint file")
     damaged = []
     kept.beside = load_hours(state.scan(BESIDE_PREFIX, damaged))
@@ -115,6 +116,16 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> Kept:
         kept.targets[key[len(TARGET_PREFIX) :]] = msgpack.unpackb(value)
     kept.targets_lost = {error.key[len(TARGET_PREFIX) :]: error for error in damaged}
     return kept
+
+
+def encode_dropped(dropped: Mapping[int, int]) -> list[Value]:
+    """Rows that operators gave up as the state and the checkpoint file have them: ``[[hour, rows], …]``."""
+    return [[hour, rows] for hour, rows in sorted(dropped.items())]
+
+
+def decode_dropped(pairs: Value) -> dict[int, int]:
+    """Read what `encode_dropped` made."""
+    return dict(cast("list[tuple[int, int]]", pairs))
 
 
 def heal_hours(state: State, kept: Kept) -> None:
@@ -151,7 +162,8 @@ def _read_checkpoint(state: State, kept: Kept, hours: HourTable, published: Payl
             _told(damage, "the checkpoint file")
     numbers = (row[name] for name in ("replay_offset", "replay_crc32c", "next_sequence", "appended_at_ms"))
     kept.replay_offset, kept.replay_crc32c, kept.next_sequence, kept.appended_at_ms = (cast(int, n) for n in numbers)
-    kept.reach_ms, kept.skipped = (cast(int, row.get(name, 0)) for name in ("reach_ms", "skipped"))
+    kept.reach_ms = cast(int, row.get("reach_ms", 0))
+    kept.skipped = [(first, count) for first, count in cast("list[Skipped]", row.get("skipped", []))]
     return of_state
 
 

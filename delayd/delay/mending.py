@@ -34,7 +34,7 @@ from delayd.delay.hour_table import (
     hour_key,
     hour_put,
 )
-from delayd.delay.kept import DROPPED_KEY
+from delayd.delay.kept import DROPPED_KEY, encode_dropped
 from delayd.delay.loader import LoadedHour, among, load_hour, scan_groups, without
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import PendingRows
@@ -111,9 +111,9 @@ class Mending:
         loaded_until: Callable[[], int],
         may_begin: Callable[[], bool],
         ended: Callable[[], None],
-        dropped: int = 0,
+        dropped: dict[int, int] | None = None,
     ) -> None:
-        self.dropped = dropped  # Filed rows that operators gave up, in all: the books allow for them (rule S5).
+        self.dropped = dropped or {}  # By hour: filed rows that operators gave up; the books allow for them (rule S5).
         self.running: int | None = None  # The hour that is being tried.
         self._disk = disk
         self._state = state
@@ -273,7 +273,7 @@ class Mending:
                     raise
                 kept = self._salvage(hour, file, now_ms)
                 file, lost = kept, file.rows - kept.rows
-        given_up = [(DROPPED_KEY, msgpack.packb(self.dropped + lost))] if lost else []
+        given_up = [(DROPPED_KEY, msgpack.packb(encode_dropped(self._dropped_with(hour, lost))))] if lost else []
         joined = file
         if beside.length:
             groups = scan_groups(self._disk, schedule_beside_path(self._folder, hour), self._log_id, hour, beside)
@@ -286,6 +286,9 @@ class Mending:
             self._disk.remove(schedule_beside_path(self._folder, hour))
             self._disk.sync_folder(f"{self._folder}/quarantine")
         return Joined(joined, file.length, lost)
+
+    def _dropped_with(self, hour: int, rows: int) -> dict[int, int]:
+        return self.dropped | {hour: self.dropped.get(hour, 0) + rows}
 
     def _salvage(self, hour: int, file: HourFile, now_ms: int) -> HourFile:
         """Put the groups of a damaged schedule log that still check into its place; the damaged one is kept aside."""
@@ -344,7 +347,7 @@ class Mending:
         self._beside.remove([hour])
         self._sources.joined(hour, joined.offset, loaded=hour <= self._loaded_until())
         if joined.lost_rows:
-            self.dropped += joined.lost_rows
+            self.dropped = self._dropped_with(hour, joined.lost_rows)
             log.critical("rows_lost hour=%s rows=%d", hour_name(hour), joined.lost_rows)
         self._quarantine.lift(Kind.SCHEDULE, hour_name(hour))
         self._load()

@@ -36,7 +36,7 @@ from delayd.log.control import decode_records
 from delayd.log.dispatch import PART, OutcomeRows, decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log, LogPlace, open_log
-from delayd.log.schedule import dispatch_path
+from delayd.log.schedule import Skipped, dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.state import State
 
@@ -65,8 +65,8 @@ class Recovered:
     next_sequence: int
     appended_at_ms: int
     reach_ms: int  # The latest appended_at of all, which an operator's word may have set back since.
-    skipped: int  # Sequences that an operator's word left unused.
-    dropped: int  # Filed rows that operators gave up.
+    skipped: list[Skipped]  # Sequences that an operator's word left unused.
+    dropped: dict[int, int]  # By hour: filed rows that operators gave up.
     loaded_until: int  # The last loaded hour.
     quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
     quarantined_ends: dict[int, OutcomeEnd]  # Of those that a checkpoint counts: it goes on to say what was durable.
@@ -219,7 +219,7 @@ class _Replay:
         self.next_sequence = kept.next_sequence
         self.appended_at_ms = kept.appended_at_ms
         self.reach_ms = kept.reach_ms
-        self.skipped = kept.skipped
+        self.skipped = list(kept.skipped)
         self._producers = producers
         self._targets = targets
 
@@ -240,7 +240,8 @@ class _Replay:
                         self._targets[subject] = cast(int, record["log_id"])
                         self.targets_owed.add(subject)
                     elif record["type"] == "skipped":
-                        self.skipped += cast(int, record["sequences"])
+                        count = cast(int, record["sequences"])
+                        self.skipped.append((header.base_sequence - count, count))
                     elif record["type"] == "log_time":
                         self.reach_ms = max(self.reach_ms, cast(int, record["from_ms"]))
                         self.appended_at_ms = header.appended_at_ms

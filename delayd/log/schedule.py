@@ -12,6 +12,8 @@ HOUR_ROW = np.dtype(
     [("hour", "<u4"), ("last_crc32c", "<u4"), ("length", "<u8"), ("rows", "<u8"), ("flags", "<u8")]
 )  # 32 bytes an hour; ``length`` counts groups, without the file header.
 HourRows = NDArray[np.void]
+Skipped = tuple[int, int]
+"""A first sequence, and how many an operator's word left unused from it on (rule S5)."""
 RESTORED_STEP = 1 << 40  # Sequences that a restored server leaves unused: more than it took since its backup.
 
 

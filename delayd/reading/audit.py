@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.log.dispatch import Outcome, OutcomeRows
-from delayd.reading.columns import ScheduleRows, UInt64s
+from delayd.reading.columns import IN_MESSAGE_LOG, ScheduleRows, UInt64s
+from delayd.reading.filed import Accepted, differences, not_filed, same_subjects
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
 from delayd.reading.histogram import count_ms
 from delayd.reading.join import Facts, Join
@@ -23,6 +24,7 @@ Mask = NDArray[np.bool_]
 Numbers = NDArray[np.generic] | int
 
 LATE_MS_LIMIT = 1_000  # Well above the 30 ms that a busy server takes, well below what a user would call late.
+UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # No request of this version leads to them.
 LOST_GRACE_MS = 10_000  # A restart of either side and its recovery; until then a due row may still be in flight.
 
 
@@ -47,6 +49,7 @@ def audit_hour(
     dispatch: OutcomeRows,
     realtime: TargetRows,
     terms: AuditTerms,
+    accepted: Accepted | None = None,
 ) -> tuple[Findings, HourSummary]:
     """Compare the three logs of an hour of one delay server.
 
@@ -57,22 +60,29 @@ def audit_hour(
         dispatch: its outcomes, in any order.
         realtime: the rows of this hour and origin that the targets hold.
         terms: what to judge by.
+        accepted: what the message log and the checkpoint say of the schedule log; None when nobody knows.
 
     Returns:
         The findings, by sequence, and the figures.
     """
-    books = _Books(hour, schedule, dispatch, realtime, terms)
+    books = _Books(hour, schedule, dispatch, realtime, terms, accepted)
     books.find()
     table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
     if len(books.found) > 1:
         table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
-    subjects = (*schedule.subjects, *realtime.subjects, "")
+    subjects = (*schedule.subjects, *realtime.subjects, "", *(accepted.rows.subjects if accepted else ()))
     return Findings(origin_log_id, table, subjects), books.summary(origin_log_id, table)
 
 
 class _Books:
     def __init__(
-        self, hour: int, schedule: ScheduleRows, dispatch: OutcomeRows, realtime: TargetRows, terms: AuditTerms
+        self,
+        hour: int,
+        schedule: ScheduleRows,
+        dispatch: OutcomeRows,
+        realtime: TargetRows,
+        terms: AuditTerms,
+        accepted: Accepted | None,
     ) -> None:
         self.found: list[NDArray[np.void]] = []
         self._hour = hour
@@ -80,6 +90,7 @@ class _Books:
         self._dispatch = dispatch
         self._realtime = realtime
         self._terms = terms
+        self._accepted = accepted
         self._due_from_ms = schedule.due_from_ms()
         self._outcomes = Join(schedule.sequence, dispatch.sequences)
         self._stored = Join(schedule.sequence, realtime.sequence)
@@ -95,10 +106,13 @@ class _Books:
         self._unproven, self._lost = self._split_missing(target_ids)
         self._without_word: Mask = ~self._has_outcome & ~self._at_target
         since_ms, until_ms = terms.spans.bounds(schedule.subjects, schedule.subject)
-        counts_from_ms = np.maximum(np.maximum(self._due_from_ms, since_ms), self._last_held_up_ms())
-        self._overdue: Mask = self._without_word & (counts_from_ms + terms.lost_grace_ms < until_ms)
+        self._overdue: Mask = self._without_word & (
+            np.maximum(self._due_from_ms, since_ms) + terms.lost_grace_ms < until_ms
+        )
 
     def find(self) -> None:
+        if self._accepted is not None:
+            self._find_not_filed(self._accepted)
         self._find_lost()
         self._find_duplicates()
         self._find_early()
@@ -140,6 +154,7 @@ class _Books:
             early=rows_of_kind[FindingKind.EARLY],
             orphan=rows_of_kind[FindingKind.ORPHAN],
             mismatch=rows_of_kind[FindingKind.MISMATCH],
+            conservation=rows_of_kind[FindingKind.CONSERVATION],
             late=rows_of_kind[FindingKind.LATE],
             unproven=int(self._unproven.sum()),
             past_due=int(past_due.sum()),
@@ -149,20 +164,31 @@ class _Books:
         )
 
     def _split_missing(self, target_ids: UInt64s) -> tuple[Mask, Mask]:
-        """Rows called DISPATCHED that no target holds: those that its retention explains, and those that are lost."""
+        """Rows called DISPATCHED that no target holds: those that nobody can prove, and those that are lost.
+
+        A target's retention explains the one, or that its log is not here; a target that is here proves the other.
+        """
         missing: Mask = self._dispatched & ~self._at_target
         starts = np.zeros(len(missing), np.uint64)
         for target_id, target in zip(target_ids, self._realtime.targets, strict=False):
             starts[self._part["target_log_id"] == target_id] = target.start
-        unproven: Mask = missing & (self._part["target_offset"] < starts)
-        self._known_target: Mask = np.isin(self._part["target_log_id"], target_ids)
+        here = np.isin(self._part["target_log_id"], target_ids)
+        unproven: Mask = missing & (~here | (self._part["target_offset"] < starts))
         return unproven, missing & ~unproven
 
-    def _last_held_up_ms(self) -> int:
-        """When the last row of the hour came that had waited for longer than the grace: more may be behind it."""
-        waited_ms = self._batch["claimed_at_ms"] - self._due_from_ms
-        came_ms = self._batch["appended_at_ms"][self._at_target & (waited_ms > self._terms.lost_grace_ms)]
-        return int(came_ms.max(initial=0))
+    def _find_not_filed(self, accepted: Accepted) -> None:
+        """What was accepted is filed, once, and as it was accepted; and it is as much as the checkpoint counts."""
+        schedule, nameless = self._schedule, len(self._schedule.subjects) + len(self._realtime.subjects)
+        rows = not_filed(schedule, accepted)
+        missing = accepted.rows.take(rows)
+        subject = missing.subject + np.uint32(nameless + 1)
+        self._add(FindingKind.LOST, Reason.NOT_FILED, missing.sequence, missing.deliver_at_ms, subject, 0, 0)
+        for noted in differences(self._hour, schedule, accepted):
+            self._note(*noted)
+        filed = int((schedule.location < np.uint64(IN_MESSAGE_LOG)).sum())
+        if filed != accepted.counted:
+            one, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
+            self._add(FindingKind.CONSERVATION, Reason.COUNTED, one, zero, nameless, accepted.counted, filed)
 
     def _find_lost(self) -> None:
         self._note(
@@ -170,8 +196,7 @@ class _Books:
             self._terms.now_ms - self._due_from_ms,
         )
         target = self._part["target_log_id"]
-        self._note(FindingKind.LOST, Reason.NOT_AT_TARGET, self._lost & self._known_target, target)
-        self._note(FindingKind.LOST, Reason.NO_SUCH_TARGET, self._lost & ~self._known_target, target)
+        self._note(FindingKind.LOST, Reason.NOT_AT_TARGET, self._lost, target)
 
     def _find_duplicates(self) -> None:
         kind = FindingKind.DUPLICATE
@@ -227,6 +252,15 @@ class _Books:
         self._note(kind, Reason.OTHER_CLAIM, differs, part["claimed_at_ms"], batch["claimed_at_ms"])
         differs = both & (part["target_appended_at_ms"] != batch["appended_at_ms"])
         self._note(kind, Reason.OTHER_APPEND, differs, part["target_appended_at_ms"], batch["appended_at_ms"])
+        differs = both & ((part["epoch"] != batch["epoch"]) | (part["batch_id"] != batch["batch_id"]))
+        self._note(kind, Reason.OTHER_BATCH, differs, part["batch_id"], batch["batch_id"])
+        self._note(kind, Reason.OTHER_ATTEMPT, self._dispatched & (part["attempt"] != 1), part["attempt"])
+        invented = np.isin(self._outcome, UNASKED)
+        self._note(kind, Reason.NOBODY_DECIDES, invented, self._outcome)
+        if self._at_target.any():
+            own, theirs = same_subjects(self._schedule.subjects, self._realtime.subjects)
+            differs = self._at_target & (own[self._schedule.subject] != theirs[batch["subject"]])
+            self._note(kind, Reason.OTHER_SUBJECT, differs, 0)
         due = self._schedule.deliver_at_ms
         for join, said in (
             (self._outcomes, self._dispatch.deliver_at_ms),

@@ -12,6 +12,7 @@ from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import dispatch_path
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
 from delayd.reading.columns import ScheduleRows
+from delayd.reading.conservation import server_faults
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.findings import Finding, FindingKind, Findings
 from delayd.reading.groups import TornTail, file_size
@@ -28,7 +29,10 @@ Progress = Callable[[int, int], None]  # Hours audited, hours in all.
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found; ``hours`` by delay server and hour, ``findings`` at most as many as were asked for."""
+    """What an audit found; ``hours`` by delay server and hour, ``findings`` at most as many as were asked for.
+
+    ``faults`` are totals that do not add up, of delay servers and not of single messages; they are findings, too.
+    """
 
     data: str
     read_at_ms: int
@@ -40,6 +44,8 @@ class AuditReport:
     deleted_rows: int
     missed: tuple[Life, ...]
     seals: tuple[SealReport, ...]
+    faults: tuple[Finding, ...] = ()
+    holds_up: tuple[str, ...] = ()  # Why messages wait, by their delay server's word.
 
     @property
     def broken_seals(self) -> tuple[SealReport, ...]:
@@ -48,8 +54,8 @@ class AuditReport:
 
     @property
     def balanced(self) -> bool:
-        """Whether each hour's books balance, and no seal is broken."""
-        return self.total.balanced and not self.broken_seals
+        """Whether each hour's books balance, no seal is broken, and each delay server's totals add up."""
+        return self.total.balanced and not self.broken_seals and not self.faults
 
 
 class Collected:
@@ -72,14 +78,20 @@ class Collected:
             self._late = sorted(self._late + late)[: self._limit]
             self._faults = sorted(self._faults + faults)[: self._limit]
 
-    def report(self, data: str, now_ms: int, plan: AuditPlan, books: Mapping[int, SealBook]) -> AuditReport:
-        """The report on all hours that were added, and on the seals."""
-        findings = sorted(self._faults + self._late[: self._limit - len(self._faults)])
+    def report(
+        self, data: str, now_ms: int, plan: AuditPlan, books: Mapping[int, SealBook], totals: Sequence[Finding]
+    ) -> AuditReport:
+        """The report on all hours that were added, on the seals, and on what the totals contradict."""
+        faults = (*totals, *self._faults)[: self._limit]
+        findings = [*totals[: self._limit], *sorted((*faults[len(totals) :], *self._late[: self._limit - len(faults)]))]
+        waiting = any(each.waiting for each in self.summaries)
         summaries = sorted(self.summaries, key=lambda summary: (summary.log_id, summary.hour))
         return AuditReport(
-            *(data, now_ms, tuple(summaries), sum_up(summaries), tuple(findings), self._count),
-            *(plan.torn, plan.deleted_rows, plan.missed if any(each.waiting for each in summaries) else ()),
+            *(data, now_ms, tuple(summaries), sum_up(summaries), tuple(findings), self._count + len(totals)),
+            *(plan.torn, plan.deleted_rows, plan.missed if waiting else ()),
             tuple(report for book in books.values() for report in book.reports()),
+            tuple(totals),
+            plan.holds_up if waiting else (),
         )
 
 
@@ -141,7 +153,13 @@ def report_plan(
         collected.add(summary, found.first(findings_limit), len(found))
         if progress is not None:
             progress(len(collected.summaries), plan.hour_count)
-    return collected.report(data, now_ms, plan, books)
+    return collected.report(data, now_ms, plan, books, plan_faults(disk, plan, books))
+
+
+def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> list[Finding]:
+    """What the totals of each delay server of a plan contradict (rule S5)."""
+    found = [server_faults(disk, one.snapshot, one.follows, books[one.log_id]) for one in plan.origins]
+    return [fault for faults in found for fault in faults]
 
 
 def audit_plan(
@@ -165,7 +183,7 @@ def audit_plan(
         schedule, outcomes = hour.schedule(), hour.outcomes()
         if also is not None:
             also(hour, schedule, outcomes)
-        yield audit_hour(hour.log_id, hour.hour, schedule, outcomes, hour.realtime(), hour.terms)
+        yield audit_hour(hour.log_id, hour.hour, schedule, outcomes, hour.realtime(), hour.terms, hour.accepted())
 
 
 def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:

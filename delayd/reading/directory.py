@@ -11,6 +11,7 @@ from enum import StrEnum
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.checkpoint import NAME as CHECKPOINT
+from delayd.log.checkpoint import read_checkpoint
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, Segment, UnfinishedFile, open_segment
 
 KIND_POSITION = 10  # Of the two bytes of a file header that say what the file holds (docs/formats/segment.md).
@@ -111,13 +112,24 @@ def _read_directory(disk: Disk, path: str) -> Directory | None:
     if not names:
         if disk.list_folder(f"{path}/schedule"):
             raise DamagedData(f"{path}/message", 0, "the message log is gone, schedule logs are there")
+        if _has_served(disk, path):
+            raise DamagedData(f"{path}/message", 0, "the message log is gone, and the checkpoint counts what was in it")
         return None
     try:
         segment = open_any(disk, f"{path}/message/{names[0]}")
     except UnfinishedFile:
+        if _has_served(disk, path):
+            what = "the file header is missing, and a checkpoint counts what is in it"
+            raise DamagedData(f"{path}/message/{names[0]}", 0, what) from None
         return None
     segment.close()
     role = MESSAGE_KINDS.get(FileKind(segment.header.kind))
     if role is None:
         raise DamagedData(segment.path, 0, f"it is of kind {segment.header.kind}, which is no message log")
     return Directory(path, role, segment.header.log_id)
+
+
+def _has_served(disk: Disk, path: str) -> bool:
+    """Whether a checkpoint counts anything in the message log of a directory."""
+    published = read_checkpoint(disk, path) or {}
+    return any(published.get(name) for name in ("replay_offset", "indexed_offset"))

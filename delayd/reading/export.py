@@ -17,14 +17,17 @@ import numpy as np
 
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, BadSetting, DiskFull, NotWritable
+from delayd.hours import hour_name
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
-from delayd.reading.books import Progress
+from delayd.reading.books import Progress, plan_faults, seal_books
+from delayd.reading.findings import Finding
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
 from delayd.reading.tables import TABLES, Cells, HourTables, Table, text
 
 FORMATS = ("parquet", "csv")
-LOGS = ("schedule", "dispatch", "message")
+LOGS = ("accepted", "schedule", "dispatch", "message")
+FACTS = ("span", "target", "terms", "server", "skipped", "hour", "fault")
 GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.
 UNFINISHED = ".part"
@@ -100,7 +103,7 @@ def export_plan(
         empty = not any(place.iterdir())
     if not empty:
         raise BadArgument(f"{folder} is not empty: name a new folder, so that no table of another export stays in it")
-    paths = {name: place / f"{name}.{form}{UNFINISHED}" for name in (*LOGS, "span", "target", "terms")}
+    paths = {name: place / f"{name}.{form}{UNFINISHED}" for name in (*LOGS, *FACTS)}
     try:
         counts = _write_tables(disk, plan, paths, form, subject, tails, progress)
     except BaseException:
@@ -135,7 +138,8 @@ def _write_tables(
                     writers[name].write(columns)
             if progress is not None:
                 progress(done, plan.hour_count)
-    for name, (kinds, columns) in _facts(plan).items():
+    faults = plan_faults(disk, plan, seal_books(disk, plan))
+    for name, (kinds, columns) in {**_facts(plan), **_totals(plan, faults, whole=subject is None)}.items():
         with _writing(paths[name], form, kinds) as facts, _named_errors(paths[name]):
             facts.write(columns)
         counts[name] = _count(columns)
@@ -184,6 +188,35 @@ def _facts(plan: AuditPlan) -> dict[str, tuple[dict[str, str], Columns]]:
             },
         ),
     }
+
+
+def _totals(plan: AuditPlan, faults: Sequence[Finding], *, whole: bool) -> dict[str, tuple[dict[str, str], Columns]]:
+    """What the totals of delay servers and hours say (rule S5); of a part of the messages no hour's total is known."""
+    servers = [(f"{one.log_id:016x}", one.first_sequence, one.snapshot.word.next_sequence) for one in plan.origins]
+    skipped = [(f"{one.log_id:016x}", *range_) for one in plan.origins for range_ in one.snapshot.word.skipped]
+    hours = [
+        (f"{one.log_id:016x}", hour_name(hour), one.snapshot.counted(hour), one.snapshot.word.dropped.get(hour, 0))
+        for one in (plan.origins if whole else ())
+        for hour in one.hours
+    ]
+    told = [(f"{fault.log_id:016x}", hour_name(fault.hour), fault.detail) for fault in faults]
+    return {
+        "server": _fact(servers, log_id="string", first_sequence="long", next_sequence="long"),
+        "skipped": _fact(skipped, log_id="string", first_sequence="long", count="long"),
+        "hour": _fact(hours, log_id="string", hour="string", counted="long", dropped="long"),
+        "fault": _fact(told, log_id="string", hour="string", detail="string"),
+    }
+
+
+def _fact(rows: Sequence[tuple[str | int, ...]], **types: str) -> tuple[dict[str, str], Columns]:
+    columns: dict[str, Cells] = {}
+    for index, (name, kind) in enumerate(types.items()):
+        values = [row[index] for row in rows]
+        is_text = kind == "string"
+        columns[name] = (
+            text([str(value) for value in values]) if is_text else _numbers([int(value) for value in values])
+        )
+    return types, columns
 
 
 def _numbers(values: Sequence[int]) -> Cells:

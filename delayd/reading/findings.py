@@ -22,6 +22,7 @@ class FindingKind(IntEnum):
     ORPHAN = 4
     MISMATCH = 5  # The dispatch log and the target's log both know the message and differ about it.
     LATE = 6
+    CONSERVATION = 7  # Totals that do not add up: of an hour, or of a delay server as a whole.
 
 
 class Reason(IntEnum):
@@ -29,7 +30,7 @@ class Reason(IntEnum):
 
     NO_OUTCOME = 1
     NOT_AT_TARGET = 2
-    NO_SUCH_TARGET = 3
+    NOT_FILED = 4
     OUTCOMES = 10
     TWICE_AT_TARGET = 11
     TWICE_SCHEDULED = 12
@@ -37,6 +38,7 @@ class Reason(IntEnum):
     OUTCOME_UNSCHEDULED = 30
     TARGET_UNSCHEDULED = 31
     OUTCOME_MISSING = 32
+    NEVER_GIVEN = 33
     OTHER_TARGET = 40
     OTHER_OFFSET = 41
     OTHER_CLAIM = 42
@@ -44,12 +46,22 @@ class Reason(IntEnum):
     OTHER_DUE = 44
     NOT_DISPATCHED = 45
     LATE = 50
+    ACCEPTED_DUE = 51
+    ACCEPTED_SUBJECT = 52
+    ACCEPTED_BODY = 53
+    OTHER_HOUR = 55
+    FILED_ELSEWHERE = 56
+    OTHER_SUBJECT = 57
+    OTHER_BATCH = 58
+    OTHER_ATTEMPT = 59
+    NOBODY_DECIDES = 60
+    COUNTED = 70
 
 
 SENTENCES = {
-    Reason.NO_OUTCOME: "due {value} ms before the books were read, without an outcome and in no target's log",
+    Reason.NO_OUTCOME: "due {value} ms before the books were read, without an outcome, in no target's log, and its "
+    "delay server holds it no more",
     Reason.NOT_AT_TARGET: "the dispatch log says DISPATCHED, the log of target {value:016x} does not hold it",
-    Reason.NO_SUCH_TARGET: "the dispatch log says DISPATCHED to target {value:016x}, which has no log here",
     Reason.OUTCOMES: "the dispatch log has {value} outcomes",
     Reason.TWICE_AT_TARGET: "the realtime logs hold it {value} times",
     Reason.TWICE_SCHEDULED: "the schedule side holds it {value} times",
@@ -64,6 +76,18 @@ SENTENCES = {
     Reason.OTHER_DUE: "scheduled for {value}, another log says {other}",
     Reason.NOT_DISPATCHED: "the dispatch log has outcome {value}, the target's log holds it at offset {other}",
     Reason.LATE: "{value} ms late",
+    Reason.NOT_FILED: "the message log holds it, and the schedule log of its hour does not",
+    Reason.NEVER_GIVEN: "the schedule log holds it, and no message was given this sequence",
+    Reason.ACCEPTED_DUE: "accepted for {value}, filed for {other}",
+    Reason.ACCEPTED_SUBJECT: "accepted for another subject than it is filed for",
+    Reason.ACCEPTED_BODY: "accepted with a body of {value} bytes, filed with one of {other}",
+    Reason.OTHER_HOUR: "it is due in another hour than the one whose schedule log holds it",
+    Reason.FILED_ELSEWHERE: "the schedule log holds it, and the message log has it in another hour",
+    Reason.OTHER_SUBJECT: "the target's log holds it under another subject",
+    Reason.OTHER_BATCH: "the dispatch log says batch {value}, or another epoch, the target's log batch {other}",
+    Reason.OTHER_ATTEMPT: "the dispatch log says attempt {value}, and a message is handed over once",
+    Reason.NOBODY_DECIDES: "the dispatch log has outcome {value}, and no request leads to that",
+    Reason.COUNTED: "the checkpoint counts {value} messages in the hour, its schedule log holds {other}",
 }
 
 FINDING = np.dtype(

@@ -1,7 +1,8 @@
-"""Lives: which servers of a data directory are up, and between which instants they were, as far as files tell.
+"""Lives: which servers of a data directory are up, and up to when a delay server has settled what fell due (rule S7).
 
-Invariant: an instant is named only when a file proves it, so that a row is called waiting for no longer than somebody
-was away, and lost only when everybody who had to move it was up (docs/audit.md).
+Invariant: a message is called lost only by the word of its delay server, which says in each checkpoint before which
+instant it holds nothing any more that is due; so a server that is away, full or fenced makes nothing lost, and what it
+forgot is found whoever starts, stops or touches files (docs/audit.md).
 """
 
 import os
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 
 from delayd.disk import Disk
 from delayd.holder import is_held
-from delayd.hours import HOUR_MS
 from delayd.log.checkpoint import read_checkpoint
 from delayd.reading.directory import Directory
 from delayd.reading.realtime import TargetIndex
+from delayd.reading.word import Word
 
 META = "meta"
 LOCK = "LOCK"
@@ -28,36 +29,28 @@ class State(StrEnum):
     """What a server is doing while the books are read."""
 
     UP = "up"
-    STARTING = "starting"  # It holds its directory, and nothing that it wrote is dated after that yet.
     AWAY = "away"  # Stopped, dead, or this is a copy of its directory.
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One server's present or last life; ``since_ms`` is 0 when its start is not known."""
+    """One server's present or last life; ``until_ms`` is the last instant that its own files name, 0 for none."""
 
     path: str
     role: str
     state: State
-    since_ms: int
     until_ms: int
 
     @property
     def sentence(self) -> str:
         """What keeps messages waiting, for people."""
-        match self.state:
-            case State.UP:
-                return f"{self.path} is up since {_iso(self.since_ms)}"
-            case State.STARTING:
-                return f"{self.path} is starting: nothing in it is newer than its LOCK"
-            case State.AWAY:
-                last = f", the last that it wrote is of {_iso(self.until_ms)}" if self.until_ms else ""
-                return f"{self.path} is away{last}"
+        last = f", the last that it wrote is of {_iso(self.until_ms)}" if self.until_ms else ""
+        return f"{self.path} is {self.state}{last}"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When the servers that a message needs were up together; the grace counts within it."""
+    """From when to when nobody held up what was due; the grace counts within it."""
 
     since_ms: int
     until_ms: int
@@ -82,83 +75,52 @@ class Spans:
 
 def read_life(disk: Disk, directory: Directory, seen_ms: int, now_ms: int) -> Life:
     """How a server with logs is; ``seen_ms`` is the last instant that its logs name."""
-    seen_ms = max(seen_ms, _checkpoint_ms(disk, directory))
-    path, role = directory.path, directory.role
-    lock_ms, held = _lock(directory.path)
-    if held and seen_ms >= lock_ms:
-        return Life(path, role, State.UP, lock_ms, now_ms)
-    until_ms = min(now_ms, seen_ms)
-    if held:
-        return Life(path, role, State.STARTING, 0, until_ms)
-    # A copy's LOCK is as old as the copy.
-    return Life(path, role, State.AWAY, lock_ms if lock_ms <= until_ms else 0, until_ms)
+    until_ms = min(now_ms, max(seen_ms, _checkpoint_ms(disk, directory)))
+    state = State.UP if _is_held(directory.path) else State.AWAY
+    return Life(directory.path, directory.role, state, until_ms)
 
 
-def read_meta_life(data: str, now_ms: int) -> Life | None:
+def read_meta_life(data: str) -> Life | None:
     """How meta is, which has no logs; None when it is not in this data directory."""
     path = f"{data}/{META}"
-    lock_ms, held = _lock(path)
-    if not lock_ms:
+    if not os.path.exists(f"{path}/{LOCK}"):
         return None
-    return Life(path, META, State.UP, lock_ms, now_ms) if held else Life(path, META, State.AWAY, 0, 0)
+    return Life(path, META, State.UP if _is_held(path) else State.AWAY, 0)
 
 
-def spans_of(
-    origin: Life, log_id: int, targets: Sequence[Life], index: TargetIndex, meta: Life | None, grace_ms: int
-) -> Spans:
-    """For the rows of one delay server: when it and the target of each subject were up together, and not behind.
+def spans_of(word: Word, log_id: int, index: TargetIndex) -> Spans:
+    """For the rows of one delay server: up to when each subject's were settled, by what it has published.
 
     Args:
-        origin: of the delay server.
+        word: what its checkpoint says.
         log_id: of the delay server.
-        targets: lives in order of the index's targets.
         index: what the targets hold.
-        meta: None when it is not here.
-        grace_ms: what came of an hour that had ended longer ago was held up, and more may be behind it.
     """
-    if origin.state is not State.UP:
-        meta = None  # Nobody asked it for anything, and a stopped one names no instants.
-    held_up_ms = _last_held_up_ms(index, log_id, grace_ms)
-    spans = [
-        _span(origin, target, index.hellos.get((number, log_id), 0), held_up_ms.get(number, 0), meta)
-        for number, target in enumerate(targets)
-    ]
-    alone = Span(origin.since_ms, origin.until_ms)
+    here = {target.log_id for target in index.targets}
+    # What a target holds whose log is not here, nobody can prove.
+    settled_ms = {link.log_id: link.settled_ms if link.log_id in here else 0 for link in word.links}
+    until_ms = {log_id: min(word.settled_ms, instant) for log_id, instant in settled_ms.items()}
     # Nobody knows yet where a subject goes that no target has had.
-    all_up = Span(
-        max([alone.since_ms, *(span.since_ms for span in spans)]),
-        min([alone.until_ms, *(span.until_ms for span in spans)]),
-    )
-    if meta is not None:
-        all_up = Span(max(all_up.since_ms, meta.since_ms), min(all_up.until_ms, meta.until_ms))
-    of_subject = {index.subjects[subject]: spans[target] for subject, target in _last_targets(index, log_id)}
-    return Spans(all_up, {subject: span for subject, span in of_subject.items() if span != all_up})
+    common = Span(0, min([word.settled_ms, *until_ms.values()]) if here else 0)
+    ids = [target.log_id for target in index.targets]
+    of_subject: dict[str, Span] = {}
+    for subject, target in _last_targets(index, log_id):
+        until = until_ms.get(ids[target])
+        if until is not None and until != common.until_ms:
+            of_subject[index.subjects[subject]] = Span(0, until)
+    return Spans(common, of_subject)
 
 
-def who_is_missed(lives: Sequence[Life], now_ms: int, grace_ms: int) -> tuple[Life, ...]:
-    """The servers that keep messages waiting: not up, or not for the grace."""
-    return tuple(life for life in lives if life.state is not State.UP or life.since_ms + grace_ms >= now_ms)
+def what_holds_up(word: Word) -> list[str]:
+    """Why messages wait, by the delay server's own word."""
+    found = [word.waits] if word.waits else []
+    found += [f"realtime server {link.log_id:016x}: {link.waits}" for link in word.links if link.waits]
+    return found
 
 
-def _span(origin: Life, target: Life, hello_ms: int, held_up_ms: int, meta: Life | None) -> Span:
-    since_ms = max(origin.since_ms, target.since_ms)
-    until_ms = min(origin.until_ms, target.until_ms)
-    if meta is not None and meta.state is not State.UP and hello_ms < since_ms:
-        # They find each other through meta, and have not met in these lives.
-        until_ms = 0
-    return Span(max(since_ms, hello_ms, held_up_ms), until_ms)
-
-
-def _last_held_up_ms(index: TargetIndex, log_id: int, grace_ms: int) -> dict[int, int]:
-    """When each target, by number, last got a batch of an hour that had ended longer than the grace ago."""
-    # A message that is accepted after its time is filed in the hour in which it is accepted (rule P5).
-    ended_ms = (index.batches["hour"].astype(np.int64) + 1) * HOUR_MS
-    held_up = (index.batches["origin_log_id"] == log_id) & (index.batches["claimed_at_ms"] - ended_ms > grace_ms)
-    batches = index.batches[held_up]
-    last_ms: dict[int, int] = {}
-    for target in np.unique(batches["target"]).tolist():
-        last_ms[target] = int(batches["appended_at_ms"][batches["target"] == target].max())
-    return last_ms
+def who_is_missed(lives: Sequence[Life]) -> tuple[Life, ...]:
+    """The servers that keep messages waiting: those that are not up."""
+    return tuple(life for life in lives if life.state is not State.UP)
 
 
 def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:
@@ -180,13 +142,12 @@ def _checkpoint_ms(disk: Disk, directory: Directory) -> int:
     return wall_ms if isinstance(wall_ms, int) else 0
 
 
-def _lock(path: str) -> tuple[int, bool]:
-    """When a directory's LOCK was written, 0 when there is none, and whether a server holds it."""
+def _is_held(path: str) -> bool:
+    """Whether a server holds a directory at this moment."""
     try:
-        lock = os.stat(f"{path}/{LOCK}")
+        return is_held(os.stat(f"{path}/{LOCK}"))
     except (FileNotFoundError, NotADirectoryError):
-        return 0, False
-    return lock.st_mtime_ns // 1_000_000, is_held(lock)
+        return False
 
 
 def _iso(instant_ms: int) -> str:

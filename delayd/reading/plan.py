@@ -17,10 +17,12 @@ from delayd.hours import hour_of_ms
 from delayd.log.dispatch import OutcomeRows
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
 from delayd.reading.columns import ScheduleRows
+from delayd.reading.counted import need_counted
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
+from delayd.reading.filed import Accepted
 from delayd.reading.groups import LogMoved, TornTail
-from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, who_is_missed
+from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, what_holds_up, who_is_missed
 from delayd.reading.realtime import Batches, TargetIndex, TargetIndexer, TargetRows, read_target_rows
 from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, read_tail, take_snapshot, was_removed
 
@@ -37,6 +39,13 @@ class Origin:
     dispatch_sizes: dict[int, int]
     terms: AuditTerms
     hours: tuple[int, ...]
+    follows: tuple[str, ...] = ()  # What of the message log does not follow (rule S5).
+    first_sequence: int = 0  # The lowest one that the message log keeps.
+
+    @property
+    def log_id(self) -> int:
+        """Of the delay server."""
+        return self.snapshot.directory.log_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class AuditPlan:
     torn: tuple[TornTail, ...] = ()
     deleted_rows: int = 0  # Rows of the targets whose hours the delay server's retention has removed.
     missed: tuple[Life, ...] = ()  # The servers that keep messages waiting, if any wait.
+    holds_up: tuple[str, ...] = ()  # What keeps them waiting, by their delay server's word.
 
     @property
     def hour_count(self) -> int:
@@ -98,6 +108,13 @@ class HourBooks:
         """What was scheduled, by rising sequence."""
         return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour)
 
+    def accepted(self) -> Accepted:
+        """What the message log and the checkpoint say of the hour's schedule log."""
+        snapshot, tail = self.origin.snapshot, self.tail.get()
+        word = snapshot.word
+        facts = tail.first, word.next_sequence, snapshot.counted(self.hour), word.dropped.get(self.hour, 0)
+        return Accepted(tail.accepted.of_hour(self.hour), *facts, word.skipped)
+
     def outcomes(self) -> OutcomeRows:
         """What the dispatch log says became of it."""
         size = self.origin.dispatch_sizes.get(self.hour, 0)
@@ -127,6 +144,8 @@ def plan_audit(
     delays = [directory for directory in directories if directory.role == Role.DELAY]
     if not delays:
         raise BadArgument(f"{data} holds no delay server's directory, so nothing says what was scheduled")
+    for directory in directories:
+        need_counted(disk, directory)
     torn: list[TornTail] = []
     realtimes = [directory for directory in directories if directory.role == Role.REALTIME]
     indexer = TargetIndexer(disk, realtimes, torn)
@@ -138,12 +157,13 @@ def plan_audit(
     origins: list[Origin] = []
     tails: list[MessageTail] = []
     deleted_rows = 0
-    meta = read_meta_life(data, now_ms)
-    targets = [
+    meta = read_meta_life(data)
+    lives = [] if meta is None else [meta]
+    lives += [
         read_life(disk, directory, seen_ms, now_ms)
         for directory, seen_ms in zip(realtimes, index.last_appended_ms, strict=True)
     ]
-    lives = [*targets] if meta is None else [meta, *targets]
+    holds_up: list[str] = []
     for directory, dispatched, snapshot in zip(delays, sizes, snapshots, strict=True):
         tail = read_tail(disk, snapshot, torn)
         own = index.batches[index.batches["origin_log_id"] == directory.log_id]
@@ -158,15 +178,16 @@ def plan_audit(
             removed |= {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}
         deleted_rows += int(own["count"][np.isin(own["hour"], list(removed))].sum())
         wanted = sorted((known | found) - removed)
-        spans = spans_of(life, directory.log_id, targets, index, meta, lost_grace_ms)
+        spans = spans_of(snapshot.word, directory.log_id, index)
+        holds_up += what_holds_up(snapshot.word)
         terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms)
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
-        origins.append(Origin(snapshot, dispatched, terms, chosen))
+        origins.append(Origin(snapshot, dispatched, terms, chosen, tail.faults, tail.first))
         tails.append(tail)
     # The realtime logs are scanned twice; what the second scan saw of a tail is newer.
     tails_torn = {tail.path: tail for tail in torn}
-    missed = who_is_missed(lives, now_ms, lost_grace_ms)
-    return AuditPlan(tuple(origins), index, tuple(tails_torn.values()), deleted_rows, missed), tails
+    missed = who_is_missed(lives)
+    return AuditPlan(tuple(origins), index, tuple(tails_torn.values()), deleted_rows, missed, tuple(holds_up)), tails
 
 
 def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None) -> Iterator["HourBooks"]:

@@ -4,35 +4,29 @@ Invariant (rule P3): one checkpoint is read first and bounds everything, so that
 batch gathered below the replay offset P, or from the message log from P on.
 """
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from delayd.batch import BatchKind, ColumnId, Int64s, parse
 from delayd.disk import Disk
 from delayd.errors import DamagedData
-from delayd.hours import hour_start_ms
+from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
-from delayd.log.group import GroupKind
+from delayd.log.group import Group, GroupKind
 from delayd.log.log import LogPlace, segment_name
-from delayd.log.schedule import REMOVED, SEALED, decode_hours, schedule_path
+from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.columns import RowCollector, ScheduleRows, locate
 from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
+from delayd.reading.follow import Follow
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, read_log, segment_bases
 from delayd.reading.join import rising
-
-
-@dataclass(frozen=True, slots=True)
-class FiledHour:
-    """An hour in the checkpoint's table: how much of its schedule log is valid."""
-
-    length: int
-    rows: int
-    sealed: bool
-    removed: bool = False  # Retention takes its files, or has.
+from delayd.reading.word import FiledHour, Word, filed_hours, read_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +39,17 @@ class ScheduleSnapshot:
     hours: dict[int, FiledHour]
     appended_at_ms: int  # Of the last group below the replay offset: hours that ended by then are closed (rule P5).
     outcome_ends: dict[int, int]  # Offset in each dispatch log below which all was fsynced.
+    word: Word = field(default_factory=Word)
 
     def is_closed(self, hour: int) -> bool:
         """Whether no message can be filed in an hour any more, so that its schedule log is all there (rule P5)."""
         filed = self.hours.get(hour)
         return (filed is not None and filed.sealed) or hour_start_ms(hour + 1) <= self.appended_at_ms
+
+    def counted(self, hour: int) -> int:
+        """How many rows of an hour the checkpoint counts."""
+        filed, beside = self.hours.get(hour), self.word.beside.get(hour)
+        return (filed.rows if filed else 0) + (beside.rows if beside else 0)
 
     @property
     def place(self) -> LogPlace:
@@ -57,13 +57,32 @@ class ScheduleSnapshot:
         return LogPlace(self.directory.message_folder, FileKind.MESSAGE, self.directory.log_id)
 
 
+class HourRows(NamedTuple):
+    """Rows by rising hour, and in each by sequence."""
+
+    rows: ScheduleRows
+    hours: Int64s
+
+    def of_hour(self, hour: int) -> ScheduleRows:
+        """The rows of one hour."""
+        first, until = np.searchsorted(self.hours, [hour, hour + 1])
+        return self.rows.take(np.arange(first, until))
+
+
 @dataclass(frozen=True, slots=True)
 class MessageTail:
-    """Rows of the message log from the replay offset on, by rising hour and in each by sequence."""
+    """Rows of the message log from the replay offset on, by rising hour and in each by sequence.
+
+    ``accepted`` are those below it, as far as the log is kept: what is in schedule logs must be the same. ``first`` is
+    the lowest sequence that the log has, ``faults`` say where its groups do not follow each other.
+    """
 
     rows: ScheduleRows
     hours: Int64s
     last_appended_at_ms: int
+    accepted: HourRows
+    first: int = 0
+    faults: tuple[str, ...] = ()
 
     def counts(self) -> dict[int, int]:
         """Rows by hour."""
@@ -72,8 +91,7 @@ class MessageTail:
 
     def of_hour(self, hour: int) -> ScheduleRows:
         """The rows of one hour."""
-        first, until = np.searchsorted(self.hours, [hour, hour + 1])
-        return self.rows.take(np.arange(first, until))
+        return HourRows(self.rows, self.hours).of_hour(hour)
 
 
 def take_snapshot(disk: Disk, directory: Directory) -> ScheduleSnapshot:
@@ -86,12 +104,7 @@ def take_snapshot(disk: Disk, directory: Directory) -> ScheduleSnapshot:
     replay_offset, table = published.get("replay_offset", 0), published.get("hours", b"")
     if not isinstance(replay_offset, int) or not isinstance(table, bytes):
         raise DamagedData(f"{directory.path}/checkpoint", 0, "replay_offset or hours has another type")
-    hours = {
-        int(row["hour"]): FiledHour(
-            int(row["length"]), int(row["rows"]), bool(row["flags"] & SEALED), bool(row["flags"] & REMOVED)
-        )
-        for row in decode_hours(table)
-    }
+    hours = filed_hours(table)
     place = LogPlace(directory.message_folder, FileKind.MESSAGE, directory.log_id)
     appended_at_ms = published.get("appended_at_ms", 0)
     if not isinstance(appended_at_ms, int):
@@ -100,7 +113,14 @@ def take_snapshot(disk: Disk, directory: Directory) -> ScheduleSnapshot:
     if not isinstance(outcomes, bytes):
         raise DamagedData(f"{directory.path}/checkpoint", 0, "outcomes has another type")
     ends = {hour: end for hour, _, end in np.frombuffer(outcomes, END_ROW).tolist()}
-    return ScheduleSnapshot(directory, replay_offset, log_size(disk, place), hours, appended_at_ms, ends)
+    stop = log_size(disk, place)
+    bases = segment_bases(disk, place)
+    if bases and stop < replay_offset:
+        path = f"{place.folder}/{segment_name(bases[-1])}"
+        what = f"the checkpoint says that {replay_offset - stop} more bytes are there"
+        raise DamagedData(path, stop - bases[-1] + FILE_HEADER_BYTES, what)
+    word = read_word(directory, published) if published else Word()
+    return ScheduleSnapshot(directory, replay_offset, stop, hours, appended_at_ms, ends, word)
 
 
 def was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
@@ -110,29 +130,36 @@ def was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
 
 
 def read_tail(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail] | None = None) -> MessageTail:
-    """Read the message log from the replay offset on, columns only.
+    """Read the message log, columns only: what is not filed, and what is, as far as the log is kept.
 
     Raises:
         LogMoved: its segments are gone: take a new snapshot.
         DamagedData: a durable group does not check.
     """
-    collector = RowCollector()
-    last_appended_at_ms = 0
-    start, stop = snapshot.replay_offset, snapshot.message_stop
-    for group in read_log(disk, snapshot.place, start, stop, [] if torn is None else torn):
+    tail, accepted = RowCollector(), RowCollector()
+    check = Follow(snapshot.word, snapshot.replay_offset, snapshot.appended_at_ms)
+    start = min([snapshot.replay_offset, *segment_bases(disk, snapshot.place)[:1]])
+    for group in read_log(disk, snapshot.place, start, snapshot.message_stop, [] if torn is None else torn):
         header = group.header
-        last_appended_at_ms = max(last_appended_at_ms, header.appended_at_ms)
-        if header.kind != GroupKind.DATA:
-            continue
         sequence = header.base_sequence
-        for offset, batch in group.batches():
-            if batch.kind == BatchKind.PRODUCER:
-                collector.add_message_batch(batch, offset, sequence, header.appended_at_ms)
-                sequence += batch.count
-    rows = collector.rows()
+        if header.kind == GroupKind.DATA:
+            collector = tail if header.offset >= snapshot.replay_offset else accepted
+            for offset, batch in group.batches():
+                if batch.kind == BatchKind.PRODUCER:
+                    collector.add_message_batch(batch, offset, sequence, header.appended_at_ms)
+                    sequence += batch.count
+        check.take(group, sequence)
+    check.end()
+    rows, hours = _by_hour(tail.rows())
+    return MessageTail(
+        rows, hours, check.last_appended_at_ms, _by_hour(accepted.rows()), check.first, tuple(check.faults)
+    )
+
+
+def _by_hour(rows: ScheduleRows) -> HourRows:
     hours = rows.hours()
     order = np.argsort(hours, kind="stable")
-    return MessageTail(rows.take(order), hours[order], last_appended_at_ms)
+    return HourRows(rows.take(order), hours[order])
 
 
 def read_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: int) -> ScheduleRows:
@@ -143,9 +170,11 @@ def read_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: i
         DamagedData: it does not check, or is shorter than the checkpoint says.
     """
     collector = RowCollector()
-    filed = snapshot.hours.get(hour)
+    filed, beside = snapshot.hours.get(hour), snapshot.word.beside.get(hour)
     if filed is not None and filed.length:
-        _read_filed(disk, snapshot, hour, filed.length, collector)
+        _read_filed(disk, snapshot, hour, filed, collector)
+    if beside is not None and beside.length:
+        _read_beside(disk, snapshot, hour, beside, collector)
     late = tail.of_hour(hour)
     early = collector.rows()
     # Tables of subjects differ, so the numbers of the second part move up behind those of the first.
@@ -191,21 +220,61 @@ def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) 
     return bytes(batch.heap[int(starts[row]) : int(ends[row])])
 
 
-def _read_filed(disk: Disk, snapshot: ScheduleSnapshot, hour: int, length: int, collector: RowCollector) -> None:
-    directory = snapshot.directory
-    path = schedule_path(directory.path, hour)
-    segment = open_hour(disk, path, FileKind.SCHEDULE, directory.log_id, hour)
+def beside_path(folder: str, hour: int) -> str:
+    """Name the file that takes what is filed in an hour while its schedule log is damaged."""
+    return f"{folder}/quarantine/{hour_name(hour)}.schedule.log"
+
+
+def _read_filed(disk: Disk, snapshot: ScheduleSnapshot, hour: int, filed: FiledHour, collector: RowCollector) -> None:
+    _read_part(disk, snapshot, hour, schedule_path(snapshot.directory.path, hour), filed, collector)
+
+
+def _read_beside(disk: Disk, snapshot: ScheduleSnapshot, hour: int, beside: FiledHour, collector: RowCollector) -> None:
+    path = beside_path(snapshot.directory.path, hour)
+    if disk.exists(path):
+        _read_part(disk, snapshot, hour, path, beside, collector)
+        return
+    # It has joined the schedule log since, group by group, behind what the published table counts of that.
+    filed = snapshot.hours.get(hour)
+    path = schedule_path(snapshot.directory.path, hour)
+    segment = open_hour(disk, path, FileKind.SCHEDULE, snapshot.directory.log_id, hour)
     if segment is None:
         raise LogMoved(f"{path} is gone")
-    end = 0
+    rows, begin = 0, filed.length if filed else 0
+    try:
+        for group in read_groups(segment, begin, sys.maxsize, []):
+            if rows == beside.rows:
+                break
+            rows += _add_rows(snapshot, group, collector)
+    finally:
+        segment.close()
+
+
+def _read_part(
+    disk: Disk, snapshot: ScheduleSnapshot, hour: int, path: str, filed: FiledHour, collector: RowCollector
+) -> None:
+    """Read what a checkpoint counts of a file of SCHEDULE batches."""
+    segment = open_hour(disk, path, FileKind.SCHEDULE, snapshot.directory.log_id, hour)
+    if segment is None:
+        raise LogMoved(f"{path} is gone")
+    length, end, crc = filed.length, 0, 0
     try:
         for group in read_groups(segment, 0, length, [], previous_crc32c=0, durable=length):
-            end = group.end
-            for offset, batch in group.batches():
-                if batch.kind == BatchKind.SCHEDULE and batch.schedule.source_end <= snapshot.replay_offset:
-                    collector.add_schedule_batch(batch, offset)
+            end, crc = group.end, group.header.header_crc32c
+            _add_rows(snapshot, group, collector)
         if end < length:
             position = segment.position(end)
             raise DamagedData(path, position, f"the checkpoint says that {length - end} more bytes are there")
+        if crc != filed.last_crc32c:
+            raise DamagedData(path, segment.position(end), "its last group is another one than the checkpoint counts")
     finally:
         segment.close()
+
+
+def _add_rows(snapshot: ScheduleSnapshot, group: Group, collector: RowCollector) -> int:
+    rows = 0
+    for offset, batch in group.batches():
+        if batch.kind == BatchKind.SCHEDULE and batch.schedule.source_end <= snapshot.replay_offset:
+            collector.add_schedule_batch(batch, offset)
+            rows += batch.count
+    return rows

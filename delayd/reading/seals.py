@@ -24,11 +24,12 @@ from delayd.reading.directory import Role, find_directories
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
 from delayd.reading.join import rising
-from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, take_snapshot
+from delayd.reading.schedule import HourRows, MessageTail, ScheduleSnapshot, read_hour, take_snapshot
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
 FIGURES = ("rows", "body_bytes", "dispatched", "cancelled", "dead", "expired", "in_doubt", "due_min_ms", "due_max_ms")
-NO_TAIL = MessageTail(RowCollector().rows(), NO_UINT64S.astype(np.int64), 0)  # A sealed hour gets no more messages.
+NO_ROWS = HourRows(RowCollector().rows(), NO_UINT64S.astype(np.int64))
+NO_TAIL = MessageTail(*NO_ROWS, 0, NO_ROWS)  # A sealed hour gets no more messages.
 
 Progress = Callable[[int, int], None]  # Hours verified, hours in all.
 
@@ -82,6 +83,11 @@ class SealBook:
         self._seals = list(_read_seals(disk, snapshot, [] if torn is None else torn))
         self._of_hour: dict[int, int] = {}
         self._check_chain()
+
+    @property
+    def seals(self) -> list[Seal]:
+        """All seals, in the order of the log."""
+        return self._seals
 
     def standing(self) -> list[int]:
         """Hours that have a seal, and rows that it can be held against."""

@@ -42,6 +42,7 @@ class HourSummary:
     early: int = 0
     orphan: int = 0
     mismatch: int = 0
+    conservation: int = 0
     late: int = 0
     unproven: int = 0  # Dispatched by the dispatch log's word; the target's retention has removed the place.
     past_due: int = 0  # Dispatched rows that were already due when accepted.
@@ -52,7 +53,8 @@ class HourSummary:
     @property
     def balanced(self) -> bool:
         """Whether nothing is lost, doubled, early, without origin or told in two ways; late is no imbalance."""
-        return not (self.lost or self.duplicate or self.early or self.orphan or self.mismatch)
+        faults = self.lost, self.duplicate, self.early, self.orphan, self.mismatch, self.conservation
+        return not any(faults)
 
     def late_ms(self, quantile: float) -> int | None:
         """Lateness at a quantile, such as 0.99; None when nothing was dispatched."""

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome, OutcomeRows
-from delayd.reading.columns import ScheduleRows
+from delayd.reading.columns import IN_MESSAGE_LOG, ScheduleRows
+from delayd.reading.filed import Accepted
 from delayd.reading.join import Facts, Join
 from delayd.reading.plan import HourBooks
 from delayd.reading.realtime import TargetRows
@@ -59,6 +60,10 @@ class HourTables:
         return self.books.schedule()
 
     @cached_property
+    def accepted(self) -> Accepted:
+        return self.books.accepted()
+
+    @cached_property
     def outcomes(self) -> OutcomeRows:
         return self.books.outcomes()
 
@@ -88,6 +93,9 @@ class HourTables:
         scheduled = np.isin(self.schedule.subject, number)
         if kind == "dispatch":
             return np.isin(self.outcomes.sequences, self.schedule.sequence[scheduled])
+        if kind == "accepted":
+            rows = self.accepted.rows
+            return np.isin(rows.subject, [index for index, name in enumerate(rows.subjects) if name == subject])
         if kind == "message":
             number = [index for index, name in enumerate(self.realtime.subjects) if name == subject]
             return np.isin(self.stored["subject"], number)
@@ -191,6 +199,15 @@ SCHEDULE: dict[str, tuple[str, Column]] = {
         lambda tables: _longs(tables.schedule.appended_at_ms, tables.schedule.appended_at_ms > 0),
     ),
     "body_bytes": ("long", lambda tables: _longs(tables.schedule.body_bytes)),
+    "filed": ("boolean", lambda tables: Cells(tables.schedule.location < np.uint64(IN_MESSAGE_LOG))),
+}
+ACCEPTED: dict[str, tuple[str, Column]] = {
+    "log_id": ("string", lambda tables: _own_id(tables, len(tables.accepted.rows))),
+    "sequence": ("long", lambda tables: _longs(tables.accepted.rows.sequence)),
+    "subject": ("string", lambda tables: _names(tables.accepted.rows.subjects, tables.accepted.rows.subject)),
+    "deliver_at_ms": ("long", lambda tables: _longs(tables.accepted.rows.deliver_at_ms)),
+    "appended_at_ms": ("long", lambda tables: _longs(tables.accepted.rows.appended_at_ms)),
+    "body_bytes": ("long", lambda tables: _longs(tables.accepted.rows.body_bytes)),
 }
 DISPATCH: dict[str, tuple[str, Column]] = {
     "log_id": ("string", lambda tables: _own_id(tables, len(tables.told))),
@@ -230,6 +247,7 @@ LIFECYCLE: dict[str, tuple[str, Column]] = {
     "late_ms": ("long", _late_ms),
 }
 TABLES = {
+    "accepted": Table(lambda tables: len(tables.accepted.rows), ACCEPTED),
     "schedule": Table(lambda tables: len(tables.schedule), SCHEDULE),
     "dispatch": Table(lambda tables: len(tables.told), DISPATCH),
     "message": Table(lambda tables: len(tables.stored), MESSAGE),

@@ -13,9 +13,9 @@ from delayd.errors import BadArgument, DamagedData, DamagedValue, DataError
 from delayd.holder import is_held
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.log import segment_name
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
+from delayd.reading.counted import PUBLISHED_OFFSETS, missing_files
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
 from delayd.reading.groups import LogMoved, TornTail, file_size
 from delayd.reading.schedule import take_snapshot
@@ -36,11 +36,6 @@ LOGS = {
 }
 ONE_FOLDER = ("message", "pull", "seal", "quarantine")  # Others hold a folder a day or subject.
 INNER_LOGS = ("schedule", "dispatch", "consume")
-PUBLISHED_OFFSETS = {
-    Role.DELAY: {"message": "replay_offset"},
-    Role.REALTIME: {"message": "indexed_offset", "pull": "pull_offset"},
-}
-
 Progress = Callable[[int, int], None]  # Files read, files in all.
 
 
@@ -194,57 +189,8 @@ def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
     if home.log_id is None:
         return
     directory = Directory(home.path, home.role, home.log_id)
-    yield from _missing_segments(disk, directory)
-    if home.role is not Role.DELAY:
-        return
-    lost = [path for path in _counted(disk, directory) if not disk.exists(path)]
-    # Retention of a running server publishes that it removes a file before it does.
-    counted = _counted(disk, directory) if lost else {}
-    for path in lost:
-        if path in counted:
-            kind = path[len(home.path) + 1 :].partition("/")[0]
-            error = DamagedData(path, 0, f"the file is gone, and the checkpoint counts {counted[path]}")
-            yield damage_report(path, kind, error)
-
-
-def _missing_segments(disk: Disk, directory: Directory) -> Iterator[FileReport]:
-    """Logs of which the segment is gone that holds what the checkpoint counts; retention removes only what is below."""
-    try:
-        published = read_checkpoint(disk, directory.path, directory.log_id) or {}
-    except DataError:
-        return
-    for log, name in PUBLISHED_OFFSETS[directory.role].items():
-        offset, folder = published.get(name, 0), f"{directory.path}/{log}"
-        names = _log_names(disk, folder)
-        if not isinstance(offset, int) or not offset or (names and int(names[0].removesuffix(".log")) <= offset):
-            continue
-        if names or log != "message":
-            error = DamagedData(
-                folder, 0, f"the segment with offset {offset} is gone, up to which its checkpoint counts"
-            )
-            yield damage_report(folder, log, error)
-
-
-def _counted(disk: Disk, directory: Directory) -> dict[str, str]:
-    """The files that the checkpoint counts something in, by path, and what."""
-    try:
-        snapshot = take_snapshot(disk, directory)
-    except DataError:
-        return {}
-    counted: dict[str, str] = {}
-    kept = {hour: each for hour, each in snapshot.hours.items() if not each.removed}
-    for hour, each in kept.items():
-        if each.length:
-            counted[schedule_path(directory.path, hour)] = f"{each.rows:,} messages in it"
-        if each.sealed:
-            counted[dispatch_path(directory.path, hour)] = f"the outcomes of {each.rows:,} messages in it"
-    for hour, length in snapshot.outcome_ends.items():
-        if length and hour not in snapshot.hours.keys() - kept.keys():
-            counted.setdefault(dispatch_path(directory.path, hour), f"{length:,} bytes in it")
-    if any(each.sealed for each in snapshot.hours.values()):
-        folder = f"{directory.path}/seal"
-        counted[f"{folder}/{segment_name(0)}"] = "sealed hours"
-    return counted
+    for error in missing_files(disk, directory):
+        yield damage_report(error.path, error.path[len(home.path) + 1 :].partition("/")[0], error)
 
 
 def _state(disk: Disk, path: str) -> Iterator[FileReport]:

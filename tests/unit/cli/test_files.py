@@ -220,8 +220,8 @@ def test_an_hour_is_open_until_no_message_can_be_filed_in_it_and_closed_until_it
     books.decide([4, 5, 6], Outcome.DISPATCHED)
     books.checkpoint()
     assert {row["state"] for row in _listed(books, "schedule", "hours")} == {"open"}
-    books.closed_ms = START_MS + HOUR_MS
-    books.publish()
+    books.tick(START_MS + HOUR_MS)
+    books.checkpoint()
     states = [row["state"] for row in _listed(books, "schedule", "hours")]
     assert states == ["closed", "closed", "open"]
     books.seal()

@@ -16,7 +16,8 @@ from delayd.reading.export import export_directory
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 
 NOW_MS = START_MS + 2 * HOUR_MS
-TABLES = {"schedule": 5, "dispatch": 4, "message": 3, "span": 1, "target": 1, "terms": 1}
+LOGS = {"accepted": 3, "schedule": 5, "dispatch": 4, "message": 3}
+TABLES = {**LOGS, "span": 1, "target": 1, "terms": 1, "server": 1, "skipped": 0, "hour": 2, "fault": 0}
 
 
 @pytest.fixture
@@ -67,9 +68,9 @@ def test_csv_says_what_parquet_says(books: Books, tmp_path: Path) -> None:
 
 def test_hours_and_a_subject_can_be_chosen(books: Books, tmp_path: Path) -> None:
     counts = export_directory(books.root, str(tmp_path / "hour"), now_ms=NOW_MS, hours=range(HOUR + 1, HOUR + 2))
-    assert counts == {**TABLES, "schedule": 2, "dispatch": 1, "message": 1}
+    assert counts == {**TABLES, "accepted": 0, "schedule": 2, "dispatch": 1, "message": 1, "hour": 1}
     counts = export_directory(books.root, str(tmp_path / "subject"), now_ms=NOW_MS, subject="bills")
-    assert counts == {**TABLES, "schedule": 1, "dispatch": 1, "message": 1}
+    assert counts == {**TABLES, "accepted": 1, "schedule": 1, "dispatch": 1, "message": 1, "hour": 0}
     assert [row["subject"] for row in read(tmp_path / "subject", "message")] == ["bills"]
 
 

@@ -101,13 +101,23 @@ def in_flight(books: Books) -> None:
 
 
 def each_outcome(books: Books) -> None:
-    for outcome in (Outcome.DEAD, Outcome.CANCELLED, Outcome.EXPIRED, Outcome.IN_DOUBT):
+    for outcome in (Outcome.DEAD, Outcome.IN_DOUBT):
         books.decide(books.send([START_MS + 7_000]), outcome)
 
 
+def unasked(books: Books) -> None:
+    for outcome in (Outcome.CANCELLED, Outcome.EXPIRED):
+        books.decide(books.send([START_MS + 7_000]), outcome)
+
+
+def other_subject(books: Books) -> None:
+    (sequence,) = books.send([START_MS + 7_000])
+    books.record([books.store([books.rows[sequence]], "ghosts", HOUR, START_MS + 7_000, START_MS + 7_005)])
+
+
 def late(books: Books) -> None:
-    books.hand_over(books.send([START_MS + 7_000]), delay_ms=1_001)
-    books.hand_over(books.send([START_MS + 7_000]), claimed_ms=START_MS + 9_000, delay_ms=-1_500)
+    books.hand_over(books.send([START_MS + 37_000]), delay_ms=1_001)
+    books.hand_over(books.send([START_MS + 37_000]), claimed_ms=START_MS + 39_000, delay_ms=-1_500)
 
 
 PLANTED: dict[str, tuple[Callable[[Books], None], dict[str, int]]] = {
@@ -117,14 +127,19 @@ PLANTED: dict[str, tuple[Callable[[Books], None], dict[str, int]]] = {
         lambda books: books.record(
             [(HOUR, books.part(books.send([START_MS]), START_MS, 64)._replace(target_log_id=0xBAD))]
         ),
-        {"LOST": 1},
+        {},
     ),
+    "other batch": (told_otherwise(lambda part: part._replace(batch_id=7_777)), {"MISMATCH": 1}),
+    "other epoch": (told_otherwise(lambda part: part._replace(epoch=2)), {"MISMATCH": 1}),
+    "second attempt": (told_otherwise(lambda part: part._replace(attempt=2)), {"MISMATCH": 1}),
+    "other subject": (other_subject, {"MISMATCH": 1}),
     "twice told": (twice_told, {"DUPLICATE": 1}),
     "twice stored": (twice_stored, {"DUPLICATE": 1}),
     "early": (early, {"EARLY": 1}),
     "unscheduled": (unscheduled, {"ORPHAN": 2}),
     "decided": (decided_without_outcome, {"ORPHAN": 1}),
     "each outcome": (each_outcome, {}),
+    "outcomes that nobody asked for": (unasked, {"MISMATCH": 2}),
     "late": (late, {"LATE": 2}),
     "other offset": (told_otherwise(lambda part: part._replace(target_offset=8)), {"MISMATCH": 1}),
     "other target": (told_otherwise(lambda part: part._replace(target_log_id=0xBAD)), {"MISMATCH": 1}),
@@ -133,7 +148,8 @@ PLANTED: dict[str, tuple[Callable[[Books], None], dict[str, int]]] = {
         told_otherwise(lambda part: part._replace(target_appended_at_ms=START_MS + 7_009)),
         {"MISMATCH": 1},
     ),
-    "cancelled": (told_otherwise(lambda part: part._replace(outcome=Outcome.CANCELLED)), {"MISMATCH": 1}),
+    "cancelled": (told_otherwise(lambda part: part._replace(outcome=Outcome.CANCELLED)), {"MISMATCH": 2}),
+    "dead": (told_otherwise(lambda part: part._replace(outcome=Outcome.DEAD)), {"MISMATCH": 1}),
     "other due": (told_otherwise(lambda part: part._replace(deliver_at_ms=np.array([START_MS]))), {"MISMATCH": 1}),
     "other due there": (due_otherwise, {"MISMATCH": 1}),
     # The last one, for the watermark of a later batch would cover it.
@@ -164,16 +180,6 @@ def test_what_waits(books: Books, tmp_path: Path) -> None:
     books.see_all(NOW_MS - 25_000)
     total = compare(books, tmp_path / "out").total
     assert (total.waiting, total.undecided, total.lost) == (3, 1, 0)
-
-
-@pytest.mark.parametrize("quiet_ms", [5_000, 15_000])
-def test_what_waits_behind_what_had_gathered(books: Books, tmp_path: Path, quiet_ms: int) -> None:
-    sound(books)
-    rows = books.send([START_MS + HOUR_MS, START_MS + HOUR_MS + 1])
-    books.hand_over(rows[:1], claimed_ms=NOW_MS - quiet_ms - 1, delay_ms=1)
-    books.see_all(NOW_MS)
-    total = compare(books, tmp_path / "out").total
-    assert (total.waiting, total.lost) == ((1, 0) if quiet_ms == 5_000 else (0, 1))
 
 
 def test_what_retention_removed_at_the_target(tmp_path: Path) -> None:

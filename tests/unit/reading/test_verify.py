@@ -100,9 +100,7 @@ def test_rule_L5_what_does_not_check_in_the_last_group_is_damage_when_a_checkpoi
         books.see_realtime(START_MS)
         if log == "dispatch":
             ends = np.array([(HOUR, 0, books.path_of("dispatch").stat().st_size - FILE_HEADER_BYTES)], END_ROW)
-            file = CheckpointFile(books.disk, books.delay, DELAY_ID)
-            file.publish({"outcomes": ends.tobytes()}, START_MS)
-            file.close()
+            books.publish(outcomes=ends.tobytes())
         else:
             books.sealed.add(HOUR)
             books.publish()
@@ -291,7 +289,7 @@ def test_a_message_log_that_is_gone_is_damage_and_the_others_are_read(books: Boo
     flip(books.path_of("dispatch"), FILE_HEADER_BYTES + 100)
     report = verify_directory(books.root)
     assert {file.path for file in report.damaged} == {f"{books.delay}/message", str(books.path_of("dispatch"))}
-    assert len(report.files) == 7
+    assert len({file.path for file in report.files}) == 7
 
 
 def test_outcomes_whose_parts_do_not_add_up_are_damage(books: Books) -> None:

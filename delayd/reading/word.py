@@ -1,0 +1,112 @@
+"""Word: what a delay server's checkpoint file says of its books (docs/formats/checkpoint.md).
+
+Invariant: it is a file like any other, so each field is checked for its type before anything rests on it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from delayd.errors import DamagedData
+from delayd.log.checkpoint import Payload, Value
+from delayd.log.schedule import DEAD, REMOVED, SEALED, Skipped, decode_hours
+from delayd.reading.directory import Directory
+
+
+@dataclass(frozen=True, slots=True)
+class FiledHour:
+    """An hour in the checkpoint's table: how much of its schedule log is valid."""
+
+    length: int
+    rows: int
+    sealed: bool
+    removed: bool = False  # Retention takes its files, or has.
+    dead: bool = False  # Some of its rows are DEAD.
+    last_crc32c: int = 0  # Of its last group.
+
+
+class LinkWord(NamedTuple):
+    """What a delay server says of one target: up to when all that is due for it has an outcome, and why not later."""
+
+    log_id: int
+    settled_ms: int
+    waits: str
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a checkpoint says for the audit alone (rules S5, S7); zeros while nothing was published."""
+
+    next_sequence: int = 1
+    replay_crc32c: int = 0
+    skipped: tuple[Skipped, ...] = ()
+    dropped: Mapping[int, int] = field(default_factory=dict)  # By hour: filed rows that operators gave up.
+    keep_from: int = 0  # Where the message log may begin.
+    beside: Mapping[int, FiledHour] = field(default_factory=dict)  # What stands beside damaged schedule logs.
+    seals: int = 0  # That were durable, and the digest of the last one.
+    seals_sha256: bytes = b""
+    settled_ms: int = 0  # What fell due before has an outcome, as far as no target holds it up.
+    waits: str = ""
+    links: tuple[LinkWord, ...] = ()
+
+
+def filed_hours(table: bytes) -> dict[int, FiledHour]:
+    """Read an hour table, by hour."""
+    return {
+        int(row["hour"]): FiledHour(
+            *(int(row["length"]), int(row["rows"]), bool(row["flags"] & SEALED), bool(row["flags"] & REMOVED)),
+            *(bool(row["flags"] & DEAD), int(row["last_crc32c"])),
+        )
+        for row in decode_hours(table)
+    }
+
+
+def read_word(directory: Directory, published: Payload) -> Word:
+    """Read the fields of a published checkpoint that the audit needs; DamagedData when one is not as it should be."""
+    try:
+        count, digest = (0, b"") if published["seals"] is None else _pair(published["seals"])
+        links = [_triple(link) for link in _list(published["links"])]
+        return Word(
+            *(_int(published["next_sequence"]), _int(published["replay_crc32c"])),
+            tuple((_int(first), _int(rows)) for first, rows in map(_pair, _list(published["skipped"]))),
+            {_int(hour): _int(rows) for hour, rows in map(_pair, _list(published["dropped"]))},
+            _int(published["keep_from"]),
+            filed_hours(_bytes(published["beside"])),
+            _int(count),
+            _bytes(digest),
+            _int(published["settled_ms"]),
+            str(published["waits"]),
+            tuple(LinkWord(_int(log_id), _int(settled_ms), str(waits)) for log_id, settled_ms, waits in links),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedData(
+            f"{directory.path}/checkpoint", 0, f"it lacks a field, or one has another type: {error!r}"
+        ) from error
+
+
+def _int(value: Value) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _bytes(value: Value) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{value!r} is no bytes")
+    return value
+
+
+def _list(value: Value) -> list[Value]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return value
+
+
+def _pair(value: Value) -> tuple[Value, Value]:
+    first, second = _list(value)
+    return first, second
+
+
+def _triple(value: Value) -> tuple[Value, Value, Value]:
+    first, second, third = _list(value)
+    return first, second, third
