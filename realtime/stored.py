@@ -103,11 +103,19 @@ class StoredBatches:
 
     def _read_batch(self, offset: int) -> Batch:
         try:
-            batch = parse(self._bytes_of(offset))
-            # Its group was verified when it was written or recovered; the disk may have lied since (rule L5).
-            batch.verify()
+            return self._verified(offset)
+        except BatchMalformed:
+            # It may have been read ahead, and its file restored since.
+            self._ahead = (0, memoryview(b""))
+        try:
+            return self._verified(offset)
         except BatchMalformed as error:
             raise DamagedData(*self._log.file_position(offset), f"the batch there: {error.message}") from error
+
+    def _verified(self, offset: int) -> Batch:
+        batch = parse(self._bytes_of(offset))
+        # Its group was verified when it was written or recovered; the disk may have lied since (rule L5).
+        batch.verify()
         return batch
 
     def _bytes_of(self, offset: int) -> memoryview:
