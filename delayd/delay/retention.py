@@ -292,6 +292,8 @@ class Retention:
                 if self._disk.exists(path):
                     self._disk.remove(path)
                     self._disk.sync_folder(path.rpartition("/")[0])
+            # Each sync may take long, and the coming hour may wait to be loaded (rule B2).
+            self._executor.give_way()
         marked = {
             hour: file.with_flags(REMOVED) for hour, file in files.items() if hour not in told and not file.removed
         }
@@ -348,7 +350,7 @@ class SegmentRetention:
 
     def _detached(self, done: Done[list[Segment]]) -> None:
         if detached := done.result():
-            self._worker.submit(partial(self._log.remove, detached), _removed, Priority.SPACE)
+            self._worker.submit(partial(self._log.remove, detached, self._worker.give_way), _removed, Priority.SPACE)
 
 
 def _removed(done: Done[int]) -> None:

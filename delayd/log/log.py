@@ -159,8 +159,8 @@ class Log:
         self._segments = segments[count:]
         return segments[:count]
 
-    def remove(self, detached: Sequence[Segment]) -> int:
-        """Close and remove detached segments, durably: the bytes freed."""
+    def remove(self, detached: Sequence[Segment], give_way: Callable[[], None] = lambda: None) -> int:
+        """Close and remove detached segments, durably: the bytes freed. ``give_way`` is called behind each of them."""
         freed = 0
         for segment in detached:
             freed += segment.file.size()
@@ -171,6 +171,7 @@ class Log:
                 pass  # Somebody was faster: it is gone, as it should be.
             # One by one: two removals that become durable in the other order would leave a gap.
             self.disk.sync_folder(self.place.folder)
+            give_way()
         return freed
 
     def older_than(self, appended_ms: int) -> int:

@@ -484,10 +484,11 @@ def _read_header(path: str, data: bytes, kind: FileKind, log_id: int | None) -> 
     magic, version, found, _, *facts = FILE_HEADER.unpack(data)
     if magic != FILE_MAGIC:
         raise DamagedData(path, 0, "this is not a file of delayd")
-    if version > FILE_VERSION:
-        raise NewerFormat(path, version, FILE_VERSION)
+    # First, for all versions have it there: a bit that flips in the version is damage, and no newer delayd helps.
     if not _header_checks(data):
         raise DamagedData(path, 0, "the checksum of the file header differs")
+    if version > FILE_VERSION:
+        raise NewerFormat(path, version, FILE_VERSION)
     if found != kind:
         raise DamagedData(path, 0, f"it is of kind {found}, and {kind.name.lower()} belongs here")
     if log_id is not None and facts[0] != log_id:

@@ -175,11 +175,11 @@ class Cluster:
 
     def delay_hours(self) -> HourTable:
         """The hours that the delay server's state names."""
-        return load_hours((self.world if self.delay_up else self._remains).state.scan(PREFIX))
+        return load_hours((self.world if self.delay_up else self.remains).state.scan(PREFIX))
 
     def mend(self) -> None:
         """Put all files back as they were."""
-        self.delay_damages.mend(self.world.disk if self.delay_up else self._remains.disk)
+        self.delay_damages.mend(self.world.disk if self.delay_up else self.remains.disk)
         for side in self.sides:
             side.damages.mend(side.disk)
 
@@ -188,7 +188,7 @@ class Cluster:
     def delay_dies(self, way: PowerLoss | None) -> None:
         """The delay server is gone; what it sent may arrive all the same."""
         self.network.process_died(self.world)
-        self._remains = self.world.next_remains(way, self.random.randrange(1 << 16))
+        self.remains = self.world.next_remains(way, self.random.randrange(1 << 16))
         self.delay_up = False
 
     def delay_stops(self, way: PowerLoss | None) -> bool:
@@ -206,7 +206,7 @@ class Cluster:
 
     def delay_starts(self, *, faults: bool) -> None:
         """The next life; with ``faults`` it may die while it recovers, and is started again."""
-        remains = self._remains
+        remains = self.remains
         for _ in range(START_TRIES):
             if faults:
                 self._plan_faults(remains.disk)
@@ -236,19 +236,19 @@ class Cluster:
             side.die(way, self.random.randrange(1 << 16))
         self.delay_dies(way)
         known = [side.clock.restart_evidence() for side in self.sides]
-        delay_known = self._remains.clock.restart_evidence()
+        delay_known = self.remains.clock.restart_evidence()
         self.machine.boots += 1
         self.step_wall(ahead_ms)
         for side, evidence in zip(self.sides, known, strict=True):
             side.clock = SimClock(machine=self.machine, previous=evidence)
             self.side_starts(side, faults=False)
-        self._remains = replace(self._remains, clock=SimClock(machine=self.machine, previous=delay_known))
+        self.remains = replace(self.remains, clock=SimClock(machine=self.machine, previous=delay_known))
         self.delay_starts(faults=False)
 
     def delay_backup(self) -> Remains:
         """A copy of the delay server's directory and state, as they are now."""
         world = self.world
-        disk, state = (world.disk, world.state) if self.delay_up else (self._remains.disk, self._remains.state)
+        disk, state = (world.disk, world.state) if self.delay_up else (self.remains.disk, self.remains.state)
         copied = disk.after_kill()
         return Remains(copied, state.after_crash(copied), world.outside, world.clock)
 
@@ -341,6 +341,6 @@ class Cluster:
             self.world.disk.closed_unsynced.clear()
 
     def _end_faults(self) -> None:
-        disks = [self.world.disk if self.delay_up else self._remains.disk, *(side.disk for side in self.sides)]
+        disks = [self.world.disk if self.delay_up else self.remains.disk, *(side.disk for side in self.sides)]
         for disk in disks:
             disk.faults, disk.capacity_bytes = Faults(), CAPACITY_BYTES

@@ -5,7 +5,7 @@ Invariant: each is a chain that the rules of docs/rules.md name; it heals no mor
 
 from __future__ import annotations
 
-from delayd.testing.disk import Crash
+from delayd.testing.disk import Crash, MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.simulation.cluster import DEATHS, HOUR_MS, LOSSES
 from tests.simulation.delay_side import NAME
@@ -78,6 +78,7 @@ class DiskScenarios(Parts):
         if failure is None:
             return
         cluster.delay_dies(cluster.death_after(failure, (None,)))
+        self._fail_in_the_start(cluster.remains.disk)
         cluster.delay_starts(faults=False)
         cluster.calm(self.random.choice((1, 60)))
         cluster.delay_dies(PowerLoss.ALL_LOST)
@@ -94,11 +95,19 @@ class DiskScenarios(Parts):
         if side.life is None or side.life.failure is None:
             return
         side.die(cluster.death_after(side.life.failure, (None,)), 0)
+        self._fail_in_the_start(side.disk)
         cluster.side_starts(side, faults=False)
         cluster.calm(self.random.choice((60, 400)))
         side.die(PowerLoss.ALL_LOST, 0)
         cluster.side_starts(side, faults=False)
         cluster.calm(60)
+
+    def _fail_in_the_start(self, disk: MemoryDisk) -> None:
+        """Mostly have the disk fail while what was found is written back: then the start fails, and is tried again."""
+        if self.chance(0.3):
+            disk.faults.fail_write_at = disk.writes + self.random.randint(1, 4)
+        elif self.chance(0.5):
+            disk.faults.fail_sync_at = disk.syncs + self.random.randint(1, 4)
 
     def long_outage(self) -> None:
         """The realtime servers are away for minutes, and meanwhile segments would be old enough to go (rule P6)."""

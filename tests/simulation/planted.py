@@ -18,11 +18,25 @@ from tests.simulation.run import STEPS, Run
 PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME}
 
 
-FAVOURED: dict[
-    str, tuple[str, ...]
-] = {  # Kinds of steps that happen more often in runs with a bug that only they can show.
+# Kinds of steps that happen more often in runs with a bug that only they can show.
+FAVOURED: dict[str, tuple[str, ...]] = {
+    "B2: a load that is due waits behind checkpoints": ("flood_over_an_edge",),
+    "L1: an error of the write back is not looked at": (
+        "delay_sync_fails_then_power",
+        "realtime_sync_fails_then_power",
+    ),
     "L9: a consume log that is damaged is not rebuilt": ("consume_reads_fail",),
+    "L9: damage of a schedule log is not named": ("delay_file_changed",),
     "L10: what could not be read is never tried again": ("realtime_reads_fail",),
+    "L10: an hour that was set aside is never tried again": ("delay_file_changed", "delay_reads_fail"),
+    "P7: a checkpoint counts rows while they are loaded": ("load_beside_a_checkpoint",),
+    "P7: rows that are loaded already are loaded again when their file is whole": (
+        "delay_file_changed",
+        "delay_reads_fail",
+    ),
+    "Q5: an entry holds messages of both sides of next": ("realtime_reads_fail",),
+    "T4: an unconfirmed clock stamps what is appended": ("clock_is_wrong_at_boot",),
+    "T4: hours are sealed and removed by an unconfirmed clock": ("clock_is_wrong_at_boot",),
     "H8: nobody notices that a delay server was restored": ("delay_is_restored",),
     "H8: nobody notices a copy of a delay server": ("delay_copy_runs_beside",),
     "T1: rows leave by a clock that is in doubt after a boot": ("clock_is_wrong_at_boot",),

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from unittest.mock import patch
 
 import numpy as np
 
 from delayd import clock as delayd_clock
 from delayd.batch import Batch, ColumnId
-from delayd.clock import Clock
+from delayd.clock import Clock, JudgedClock
 from delayd.delay import core as delay_core
+from delayd.delay import mending
 from delayd.delay import retention as delay_retention
+from delayd.delay.core import DelayCore
 from delayd.delay.dispatcher import Dispatcher
+from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.intake import Intake
 from delayd.delay.link import Link
+from delayd.delay.loading import Loading
+from delayd.delay.mending import Mending, Unloaded
 from delayd.delay.outcomes import Flushed, OutcomeLog
 from delayd.delay.producers import Allowance, Producers, Waiter
 from delayd.delay.recovery import read_outcomes
@@ -24,7 +30,7 @@ from delayd.delay.sealing import compare
 from delayd.delay.sender import Sender, Wire
 from delayd.delay.window import Window
 from delayd.disk import Disk
-from delayd.errors import SyncFailed
+from delayd.errors import DamagedData, SyncFailed
 from delayd.hours import HOUR_MS
 from delayd.identity import Identity, open_identity
 from delayd.log import log as log_module
@@ -33,6 +39,7 @@ from delayd.log.log import LogPlace, segment_name
 from delayd.log.seal import SealFacts
 from delayd.log.segment import FileHeader, Segment
 from delayd.testing.clock import SimClock
+from delayd.testing.executor import StepExecutor
 from tests.property.test_delay_lives import PLANTED as PLANTED_IN_LIVES
 from tests.simulation.patches import Bugs, Patch, changed
 
@@ -85,6 +92,15 @@ def _write_a_seal_without_a_sync(self: SealLog, facts: SealFacts, now_ms: int) -
         _add_seal(self, facts, now_ms)
 
 
+def _write_back_and_never_mind(self: Segment, start: int, end: int) -> None:
+    with suppress(OSError, SyncFailed):
+        _write_back(self, start, end)
+
+
+def _name_no_damage(self: Mending, hour: int, error: DamagedData, unloaded: Unloaded | None = None) -> None:
+    """Whatever of it is not loaded is left out."""
+
+
 # Intake, checkpoint, retention.
 
 
@@ -119,6 +135,14 @@ def _read_what_is_written(segment: Segment, until: int | None, give_way: Callabl
 
 def _know_of_no_flush(self: OutcomeLog) -> set[int]:
     return set()
+
+
+def _settle_nothing(self: EarlierOutcomes) -> None:
+    """What it decided leaves again."""
+
+
+def _run_nothing_else(self: StepExecutor) -> None:
+    """The job under way goes on to its end."""
 
 
 # The handoff.
@@ -209,6 +233,7 @@ def _nothing() -> None:
 
 
 _flush = Segment.flush
+_write_back = Segment._write_back
 _sweep = Retention.sweep
 _add_seal = SealLog.add
 _write_outcomes = OutcomeLog._write
@@ -219,6 +244,11 @@ _end_session = Link._end_session
 _routed = Dispatcher.routed
 _step = Dispatcher.step
 _pump = Sender.pump
+
+_SYNC_AND_NEVER_MIND = (
+    "        self.file.sync()\n",
+    "        try:\n            self.file.sync()\n        except Exception:\n            pass\n",
+)
 
 IN_DELAY: Bugs = {
     **{name: [Patch(*patch)] for name, patch in PLANTED_IN_LIVES.items()},
@@ -251,5 +281,24 @@ IN_DELAY: Bugs = {
         Patch(Dispatcher, "step", changed(Dispatcher.step, "self._trusted or self._clock.confirmed", "True"))
     ],
     "T1: a jump of the clock is believed at once": [Patch(delayd_clock, "JUMP_MS", NEVER_MS)],
+    "L1: an error of the write back is not looked at": [
+        Patch(Segment, "_write_back", _write_back_and_never_mind),
+        Patch(Segment, "recover", changed(Segment.recover, *_SYNC_AND_NEVER_MIND)),
+    ],
+    "B2: a load that is due waits behind checkpoints": [Patch(StepExecutor, "give_way", _run_nothing_else)],
+    "L9: damage of a schedule log is not named": [Patch(Mending, "schedule_damaged", _name_no_damage)],
+    "L10: an hour that was set aside is never tried again": [Patch(mending, "RETRY_MS", NEVER_MS)],
+    "P7: a checkpoint counts rows while they are loaded": [
+        Patch(Loading, "_number", changed(Loading._number, "self._replay_offset() != replay_offset", "False")),
+        Patch(Loading, "_attach", changed(Loading._attach, "self._replay_offset() != replay_offset", "False")),
+    ],
+    "P7: rows that a window's answer names stay in the wheel": [Patch(EarlierOutcomes, "settle", _settle_nothing)],
+    "P7: rows that are loaded already are loaded again when their file is whole": [
+        Patch(Mending, "_read_done", changed(Mending._read_done, '~among(rows["sequence"], unloaded.loaded)', "True"))
+    ],
+    "T4: an unconfirmed clock stamps what is appended": [Patch(JudgedClock, "stamp_ms", JudgedClock.now_ms)],
+    "T4: hours are sealed and removed by an unconfirmed clock": [
+        Patch(DelayCore, "sweep", changed(DelayCore.sweep, "self._clock.confirmed", "True"))
+    ],
     "T2: rows leave a slot early": [Patch(Dispatcher, "step", _step_early), Patch(Sender, "pump", _pump_early)],
 }

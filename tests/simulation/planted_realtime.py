@@ -211,5 +211,8 @@ IN_REALTIME: Bugs = {
         Patch(Link, "_greeted", changed(Link._greeted, "end_offset < named", "False")),
     ],
     "Q1: acknowledgements of anybody count": [Patch(Pulls, "acknowledge", _acknowledge_for_anybody)],
+    "Q5: an entry holds messages of both sides of next": [
+        Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", ""))
+    ],
     "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],
 }

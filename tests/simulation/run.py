@@ -17,6 +17,7 @@ from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.damage_scenarios import DamageScenarios
 from tests.simulation.disk_scenarios import DiskScenarios
 from tests.simulation.handoff_scenarios import HandoffScenarios
+from tests.simulation.load_scenarios import LoadScenarios
 from tests.simulation.steps import Kinds, Steps
 
 STEPS = 80
@@ -46,6 +47,7 @@ class Run:
             DamageScenarios(*parts),
             CopyScenarios(*parts),
             ClockScenarios(*parts),
+            LoadScenarios(*parts),
         )
         drawn = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
         self._favoured = favoured or drawn

@@ -88,6 +88,14 @@ class Steps:
             rows.append((due, subject, b"message %d" % self._messages + b"." * more_bytes))
         world.send(rows)
 
+    def send_each(self, dues_ms: list[int]) -> None:
+        """Send one batch with a message for each of these instants."""
+        rows: list[Wanted] = []
+        for due_ms in dues_ms:
+            self._messages += 1
+            rows.append((due_ms, self._random.choice(self._cluster.subjects), b"message %d" % self._messages))
+        self._cluster.world.send(rows)
+
     def send_again(self) -> None:
         """Send a batch as it was sent before."""
         known = [*self._cluster.world.outside.unanswered, *self._cluster.world.outside.accepted]

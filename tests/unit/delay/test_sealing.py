@@ -15,17 +15,18 @@ from delayd.delay.hour_table import load_hours
 from delayd.delay.quarantine import missing_parts
 from delayd.delay.sealing import compare
 from delayd.errors import DispatchRefused
+from delayd.executor import Priority
 from delayd.gather import Pick, compose, gather
 from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows, decode_outcomes, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
-from delayd.log.log import open_log
+from delayd.log.log import LogPlace, open_log
 from delayd.log.schedule import REMOVED, decode_hours, dispatch_path, schedule_path
 from delayd.log.seal import NO_SEAL, Seal, decode_seals, seal_place
 from delayd.log.segment import FileKind, Segment, open_segment
 from delayd.testing.clock import START_MS
-from delayd.testing.disk import CAPACITY_BYTES, Crash
+from delayd.testing.disk import CAPACITY_BYTES, Crash, MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
@@ -495,3 +496,44 @@ def test_rule_S4_the_seal_of_a_deleted_hour_outlives_restarts() -> None:
         world.drain()
     assert [seal.facts.rows for seal in seals_of(world)] == [5]
     assert not load_hours(world.state.scan(b"hour/"))
+
+
+def test_rule_B2_a_load_that_falls_due_while_hours_are_deleted_waits_for_one_hour_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = ready_world(retention_hours=10)
+    for _ in range(4):
+        world.send(wanted(1, world.clock.now_ms() - START_MS, f"m-{world.clock.now_ms()}"))
+        over(world)
+        world.sweep()
+    world.clock.advance(20 * HOUR_MS)
+    world.pass_ms(1_000)
+    world.sweep()
+    world.pass_ms(61_000)
+    done: list[str] = []
+    _, _, worker = world.executors()
+    remove = world.disk.remove
+
+    def removing(path: str) -> None:
+        if not done:
+            worker.submit(lambda: done.append("load"), lambda ended: None, Priority.DUE)
+        done.append(path)
+        remove(path)
+
+    monkeypatch.setattr(world.disk, "remove", removing)
+    world.sweep()
+    assert len(done) >= 2 * 2 + 1, "hours have two files each"
+    assert done.index("load") == 2, done
+
+
+def test_rule_B2_a_load_that_falls_due_while_segments_are_removed_waits_for_one_at_most() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/log")
+    log = open_log(disk, LogPlace("/log", FileKind.MESSAGE, 7, 200), 0)
+    for number in range(4):
+        log.append([NewGroup(GroupKind.DATA, [messages([b"x" * 200])], 1, number, number, 1)], number)
+        log.flush()
+    left: list[int] = []
+    detached = log.detach_below(log.end)
+    log.remove(detached, lambda: left.append(len(disk.list_folder("/log"))))
+    assert len(detached) >= 3 and left == sorted(left, reverse=True) and len(left) == len(detached)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from crc32c import crc32c
 
 from delayd.errors import DamagedData, DiskFull, NewerFormat, ServerStopped, SyncFailed
 from delayd.log.group import GroupKind, NewGroup
@@ -216,6 +217,10 @@ def test_a_file_of_another_directory_kind_or_format_is_refused_by_name() -> None
         open_log(disk.after_crash(), LogPlace(PLACE.folder, FileKind.PULL, 77), 5)
     file = disk.open(path, write=True)
     file.pwritev([b"\x02"], 8)
+    # Only a version that its checksum vouches for: no newer delayd reads a flipped bit.
+    with pytest.raises(DamagedData, match="checksum of the file header"):
+        open_log(disk, PLACE, 5)
+    file.pwritev([crc32c(file.pread(60, 0)).to_bytes(4, "little")], 60)
     with pytest.raises(NewerFormat, match="version 2"):
         open_log(disk, PLACE, 5)
     file.pwritev([b"#!/bin/sh"], 0)

@@ -1,0 +1,105 @@
+"""Scenarios of load: a flood over an hour's edge with a slow worker, a queue that is full (rules B1, B2, P7).
+
+Invariant: what is slow is one thread of the delay server; everything else has all the turns that it wants.
+"""
+
+from __future__ import annotations
+
+from delayd.executor import Priority
+from delayd.hours import hour_of_ms
+from tests.simulation.cluster import HOUR_MS
+from tests.simulation.delay_side import NAME
+from tests.simulation.parts import Parts
+from tests.simulation.steps import Kinds
+from tests.simulation.threads import ONE, SOME, SteppedExecutor
+
+WORKER = f"{NAME} runs a worker"
+WORKER_HEARD = f"{NAME} hears of a worker"
+BEFORE_EDGE_MS = 5_500  # The next hour is loaded some seconds before it begins at the earliest.
+STEP_MS = 50  # The worker does one operation in so long.
+PIECE_OPERATIONS = 12  # Of a checkpoint or a comparison: files are made, written and synced between two of its pauses.
+FLOOD_MS = 2_000
+FLOOD_HOURS = 12  # Each is a file of its own for a checkpoint.
+FLOOD_TURNS = 10  # A batch of the flood comes each so many turns.
+
+
+class LoadScenarios(Parts):
+    """More work than one thread has turns for."""
+
+    def kinds(self) -> Kinds:
+        """What may be drawn now."""
+        return [(2, self.flood_over_an_edge), (3, self.load_beside_a_checkpoint)] if self.cluster.delay_up else []
+
+    def flood_over_an_edge(self) -> None:
+        """Far messages flood while an hour ends, and the worker is slow: the next hour is loaded all the same (B2)."""
+        cluster = self.cluster
+        edge_ms = self._come_near_an_edge()
+        if edge_ms is None:
+            return
+        world = cluster.world
+        self.steps.send_rows((BEFORE_EDGE_MS + 500,))
+        cluster.hold(WORKER)
+        turns = waits = 0
+        while world.core._loaded_until < hour_of_ms(edge_ms) and world.clock.now_ms() < edge_ms + FLOOD_MS:
+            if turns % FLOOD_TURNS == 0:
+                self.steps.send_each([edge_ms + hour * HOUR_MS for hour in range(1, 1 + FLOOD_HOURS)])
+            turns += 1
+            self.steps.checkpoint_delay()
+            if self.chance(0.1):
+                world.core.sweep()
+            cluster.calm(STEP_MS)
+            if cluster.world is not world or not cluster.delay_up:
+                break
+            waits = waits + 1 if self._waits(Priority.DUE) else 0
+            assert waits <= PIECE_OPERATIONS, f"a load waits for {waits} operations of what is less urgent"
+            self._give_the_worker_a_turn()
+        cluster.held.discard(WORKER)
+        cluster.calm(1_200)
+
+    def load_beside_a_checkpoint(self) -> None:
+        """The next hour is loaded while a checkpoint that counts rows of it has ended and was not heard of (P7)."""
+        cluster = self.cluster
+        edge_ms = self._come_near_an_edge()
+        if edge_ms is None:
+            return
+        world = cluster.world
+        self.steps.send_rows((BEFORE_EDGE_MS + 500,))
+        cluster.calm(60)
+        cluster.hold(WORKER_HEARD)
+        self.steps.checkpoint_delay()
+        cluster.calm(60)
+        load_at_ms = edge_ms - world.core._config.load_ahead_ms
+        cluster.advance(max(0, load_at_ms - world.clock.now_ms() + self.random.choice((-200, 100))))
+        cluster.calm(self.random.choice((60, 1_200)))
+        cluster.held.discard(WORKER_HEARD)
+        self.moves(self.random.choice((2, 12)))
+        cluster.calm(1_200)
+
+    def _come_near_an_edge(self) -> int | None:
+        """Let time pass until an hour is about to end whose next one is not loaded; when it ends, or None."""
+        cluster = self.cluster
+        cluster.held.clear()
+        into_ms = cluster.machine.wall_ms % HOUR_MS
+        cluster.advance(max(0, HOUR_MS - BEFORE_EDGE_MS - into_ms))
+        cluster.calm(1_200)
+        if not cluster.delay_up or cluster.delay_damages.any(cluster.world.disk):
+            return None
+        core, now_ms = cluster.world.core, cluster.world.clock.now_ms()
+        near = HOUR_MS - now_ms % HOUR_MS <= BEFORE_EDGE_MS
+        if not near or core._loaded_until != hour_of_ms(now_ms) or not cluster.world.clock.confirmed:
+            return None
+        return HOUR_MS * (hour_of_ms(now_ms) + 1)
+
+    def _give_the_worker_a_turn(self) -> None:
+        world = self.cluster.world
+        move = next((move for move in world.own_moves() if move.what.startswith(WORKER)), None)
+        if move is not None:
+            world.turns.operations = ONE
+            move.do()
+            world.turns.operations = SOME
+
+    def _waits(self, priority: Priority) -> bool:
+        """Whether a job of this priority waits for the worker."""
+        worker = self.cluster.world.threads.worker
+        assert isinstance(worker, SteppedExecutor)
+        return bool(worker._waiting.jobs[priority])
