@@ -64,7 +64,7 @@ class DirectoryWriter:
         self._tables = [encode_subject_table([name]) for name in self._names]
         self._hours: list[tuple[int, int, int, int, int]] = []
         self._ends: list[tuple[int, int, int]] = []
-        self._batch_id = 0
+        self._batch_id = self._stored = 0
 
     def write(self) -> None:
         """Write all logs and publish the checkpoints."""
@@ -116,13 +116,15 @@ class DirectoryWriter:
             for start in range(0, len(due), FILED_ROWS)
         ]
         for start in range(0, len(batches), 32):
-            schedule.append([NewGroup(GroupKind.DATA, batches[start : start + 32], 1, SENT_MS)])
+            rows = min(len(due), (start + 32) * FILED_ROWS) - start * FILED_ROWS
+            schedule.append([NewGroup(GroupKind.DATA, batches[start : start + 32], 1, SENT_MS, 0, rows)])
         schedule.flush()
         batches.clear()
         dispatch = self._file(dispatch_path(self._delay, hour), FileKind.DISPATCH, hour)
         for parts in self._store(hour, sequences, due):
             batch = encode_outcomes(hour, parts)
-            dispatch.append([NewGroup(GroupKind.DATA, [batch], 1, parts[-1].target_appended_at_ms)])
+            rows = sum(len(part.sequences) for part in parts)
+            dispatch.append([NewGroup(GroupKind.DATA, [batch], 1, parts[-1].target_appended_at_ms, 0, rows)])
         dispatch.flush()
         self._ends.append((hour, 0, dispatch.end))
         flags = SEALED if self._seals else 0
@@ -165,7 +167,10 @@ class DirectoryWriter:
         batches = [batch for batch, _ in commit]
         appended = commit[0][1].claimed_at_ms + DISPATCH_DELAY_MS
         rows = sum(len(part.sequences) for _, part in commit)
-        (offset,) = self._target.append([NewGroup(GroupKind.DATA, batches, 1, appended, 1, rows)], appended)
+        (offset,) = self._target.append(
+            [NewGroup(GroupKind.DATA, batches, 1, appended, self._stored + 1, rows)], appended
+        )
+        self._stored += rows
         self._target.flush()
         offset += content_position(len(batches))
         parts: list[NewPart] = []

@@ -64,6 +64,7 @@ class Books:
         self.bodies: dict[int, bytes] = {}
         self.replay_offset = 0
         self.batch_id = 0
+        self.stored = 0  # Rows at the target.
         self.hours: dict[int, tuple[int, int, int]] = {}  # Hour to checksum, length and rows.
         self.sealed: set[int] = set()
         self.removed: set[int] = set()
@@ -136,9 +137,9 @@ class Books:
         lengths = dict(self.hours)
         for hour, batches in filed.items():
             segment = self._file(schedule_path(self.delay, hour), FileKind.SCHEDULE, hour)
-            segment.append([NewGroup(GroupKind.DATA, batches, 1, START_MS)])
-            segment.flush()
             count = sum(parse(batch).count for batch in batches)
+            segment.append([NewGroup(GroupKind.DATA, batches, 1, START_MS, 0, count)])
+            segment.flush()
             lengths[hour] = (segment.crc32c, segment.end, lengths.get(hour, (0, 0, 0))[2] + count)
         if publish:
             self.replay_offset = source[1]
@@ -252,7 +253,9 @@ class Books:
         heap += bytes(-len(heap) & 7)
         part = DispatchPart(DELAY_ID, 1, self.batch_id, 1 if covered else 0, covered, claimed_ms, hour)
         batch = encode(BatchKind.DISPATCH, part, len(rows), columns, [table, heap], 1)
-        offset = self._append(self.target, GroupKind.DATA, [batch], appended_ms, 1, len(rows)) + GROUP_HEADER_BYTES
+        base = self.stored + 1
+        self.stored += len(rows)
+        offset = self._append(self.target, GroupKind.DATA, [batch], appended_ms, base, len(rows)) + GROUP_HEADER_BYTES
         new = NewPart(
             *(sequences, due, Outcome.DISPATCHED, claimed_ms, REALTIME_ID, 1, self.batch_id, appended_ms, offset),
         )
@@ -262,7 +265,8 @@ class Books:
         """Append outcomes to their hours' dispatch logs."""
         for hour, part in parts:
             segment = self._file(dispatch_path(self.delay, hour), FileKind.DISPATCH, hour)
-            segment.append([NewGroup(GroupKind.DATA, [encode_outcomes(hour, [part])], 1, START_MS)])
+            outcomes = encode_outcomes(hour, [part])
+            segment.append([NewGroup(GroupKind.DATA, [outcomes], 1, START_MS, 0, len(part.sequences))])
             segment.flush()
 
     def part(self, sequences: Sequence[int], claimed_at_ms: int = 0, target_offset: int = 0) -> NewPart:

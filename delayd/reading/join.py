@@ -84,13 +84,13 @@ def _places(scheduled: UInt64s, sequence: UInt64s) -> Places:
         outside = numbers >= len(table)
         if outside.any():
             numbers[outside] = 0
-        places = table.take(numbers.view(np.int64))
+        places: Places = table.take(numbers.view(np.int64))
         places[outside] = -1
         return places
-    places = np.searchsorted(scheduled, sequence).astype(np.int64)
-    inside = np.minimum(places, len(scheduled) - 1)
-    places[(places >= len(scheduled)) | (scheduled[inside] != sequence)] = -1
-    return places
+    found: Places = np.searchsorted(scheduled, sequence).astype(np.int64)
+    inside = np.minimum(found, len(scheduled) - 1)
+    found[(found >= len(scheduled)) | (scheduled[inside] != sequence)] = -1
+    return found
 
 
 def _table(sequences: UInt64s) -> Places | None:
