@@ -13,8 +13,9 @@ from delayd.reading.verify_file import FileReport, State
 
 from .dump import BATCH_COLUMNS, GROUP_COLUMNS, MESSAGE_COLUMNS, batch_rows, group_rows, message_rows
 from .exits import NOT_BALANCED, OK
+from .give_up import run as run_give_up
 from .listing import show
-from .options import DATA_VARIABLE, DataFolder, examples, format_option, limit_option
+from .options import DATA_VARIABLE, DataFolder, examples, format_option, limit_option, yes_option
 from .progress import progress
 from .table import Cell, Column, Kind, size_text
 
@@ -37,7 +38,7 @@ _LEVELS = {
 
 @click.group(no_args_is_help=True, epilog=examples("delayd log verify --data /var/lib/delayd"))
 def log() -> None:
-    """Verify or dump log files."""
+    """Verify or dump log files, or give up the damaged end of one."""
 
 
 @log.command(
@@ -121,6 +122,23 @@ def dump(path: str, level: str, limit: int, form: str) -> None:
     for sentence in torn:
         sys.stdout.flush()
         click.echo(f"delayd: {sentence}", err=True)
+
+
+@log.command(
+    "give-up",
+    epilog=examples(
+        "delayd log give-up /var/lib/delayd/realtime/pull",
+    ),
+)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False), metavar="FOLDER")
+@yes_option
+def give_up(folder: str, yes: bool) -> None:
+    """Give up the damaged end of a log that keeps its server from starting, for there is no copy of it.
+
+    FOLDER is delay/message, realtime/message or realtime/pull of a data directory whose server is stopped. The command
+    says first what that costs, and asks. What is given up is put aside in the folder quarantine of that server.
+    """
+    run_give_up(folder, yes)
 
 
 def _row(file: FileReport) -> tuple[Cell, ...]:

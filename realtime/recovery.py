@@ -30,7 +30,7 @@ from delayd.log.consume import (
 from delayd.log.control import RecordValue, decode_records
 from delayd.log.group import Group as LogGroup
 from delayd.log.group import GroupKind
-from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.pull import PullOp, decode_entries
 from delayd.log.segment import FileKind
 from delayd.state import State
@@ -90,9 +90,9 @@ def recover(
     now_ms = clock.now_ms()
     message_place = LogPlace(f"{config.folder}/message", FileKind.REALTIME, identity.log_id, config.segment_bytes)
     whole = (marks.indexed_offset, marks.indexed_crc32c)
-    message_log = open_log(disk, message_place, now_ms, *whole, leave_out=True, kept_from=marks.kept_from)
+    message_log = open_needed_log(disk, message_place, now_ms, *whole, kept_from=marks.kept_from)
     pull_place = LogPlace(f"{config.folder}/pull", FileKind.PULL, identity.log_id, config.segment_bytes)
-    pull_log = open_log(disk, pull_place, now_ms, marks.pull_offset, marks.pull_crc32c, leave_out=True)
+    pull_log = open_needed_log(disk, pull_place, now_ms, marks.pull_offset, marks.pull_crc32c)
     for found in (*message_log.recovered, *pull_log.recovered):
         # After a SIGKILL bytes are written back that no header proves durable, and nothing is lost: no cause for alarm.
         log.log(

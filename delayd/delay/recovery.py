@@ -35,7 +35,7 @@ from delayd.identity import Identity
 from delayd.log.control import decode_records
 from delayd.log.dispatch import PART, OutcomeRows, decode_outcomes
 from delayd.log.group import Group, GroupKind
-from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.schedule import Skipped, dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.state import State
@@ -110,7 +110,7 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     )
     read = _Replay(producers, targets, kept)
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
-    message_log = open_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take, leave_out=True)
+    message_log = open_needed_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take)
     for tail in message_log.recovered:
         if tail.cut_bytes:
             # Torn by a crash, or what was the last accepted group: nothing tells, so the operator is told.

@@ -280,6 +280,26 @@ def segment_name(base_offset: int) -> str:
     return f"{base_offset:0{NAME_DIGITS}}.log"
 
 
+def open_needed_log(
+    disk: Disk,
+    place: LogPlace,
+    now_ms: int,
+    start: int,
+    crc32c: int,
+    visit: Visit | None = None,
+    *,
+    kept_from: int | None = None,
+) -> Log:
+    """Open a log without which a server can't start, as `open_log` with ``leave_out``; errors say what helps."""
+    try:
+        return open_log(disk, place, now_ms, start, crc32c, visit, leave_out=True, kept_from=kept_from)
+    except DamagedData as error:
+        if type(error) is not DamagedData:
+            raise  # The system can't read it, which says nothing of what is in it.
+        what = f"{error.what}; this server can't start without it, and where no copy is left `delayd log give-up"
+        raise DamagedData(error.path, error.position, f"{what} {place.folder}` says what that costs") from error
+
+
 def open_log(
     disk: Disk,
     place: LogPlace,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayd.errors import HandoffRefused
+from delayd.errors import DamagedData, HandoffRefused
 from delayd.log.watch import LOOK_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.wire.quarantine import read_list
@@ -192,6 +192,18 @@ def test_rule_L9_a_start_leaves_out_a_message_file_that_it_does_not_need(way: st
     again.pass_time(LOOK_MS + 1)
     again.pass_time(1)
     assert sorted(got + pulled(again, "g")) == sorted([*bodies, b"new"]) and listed(again) == []
+
+
+@pytest.mark.parametrize("folder", [MESSAGE, PULL])
+def test_a_start_that_is_refused_says_what_helps(folder: str) -> None:
+    world, _ = filled()
+    world.pull(SimPeer(), most=3)
+    world.core.checkpoint()
+    disk = world.disk.after_kill()
+    file = disk.open(files(disk, folder)[-1], write=True)
+    file.truncate(70)
+    with pytest.raises(DamagedData, match=f"delayd log give-up {folder}"):
+        World(disk, world.state.after_crash(disk), settings=SETTINGS)
 
 
 @pytest.mark.parametrize("how", ["restored", "released", "dropped"])

@@ -1,0 +1,155 @@
+"""Give up the damaged end of a log that a start must read: its server then starts without what lies behind the damage.
+
+Invariant: nothing is removed. What is given up lies aside under its own name, and the log goes on from its last good
+group, or from where the last checkpoint counts it, so that no offset means two things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from delayd.disk import Disk, list_named, open_named
+from delayd.errors import DamagedData, DataError
+from delayd.log.group import NewGroup
+from delayd.log.log import NAME_DIGITS, LogPlace, open_log, segment_name
+from delayd.log.segment import COPY_SUFFIX, READ_BYTES, FileHeader, Segment
+
+ASIDE_SUFFIX = ".given-up"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What keeps a start from a log: why, and up to which offset its groups are good; ``start`` is the checkpoint's."""
+
+    error: DamagedData
+    start: int
+    crc32c: int  # Of the group that ends at ``start``.
+    good_until: int
+    next_sequence: int  # Behind the last good group, as far as one says it; 0 otherwise.
+    appended_at_ms: int
+    lost_bytes: int  # Of the files, behind the last good group.
+
+
+def find_damage(disk: Disk, place: LogPlace, start: int, crc32c: int, now_ms: int) -> Damage | None:
+    """What keeps a start from a log whose server is stopped; None when nothing does. Recovers it as a start does.
+
+    Raises:
+        DataError: this process can't read it now.
+    """
+    try:
+        open_log(disk, place, now_ms, start, crc32c, leave_out=True).close()
+        return None
+    except DamagedData as damage:
+        error = damage
+    good_until, next_sequence, appended_at_ms, lost = start, 0, 0, 0
+    for path, base in _files(disk, place):
+        following = [other for _, other in _files(disk, place) if other > base]
+        if following and following[0] <= start:
+            continue
+        file = open_named(disk, path)
+        try:
+            size = file.size()
+            segment = Segment(disk, path, file, FileHeader(place.kind, place.log_id, base))
+            scan = segment.scan(good_until, crc32c if good_until == start else None)
+            if base <= good_until:
+                try:
+                    for group in scan:
+                        next_sequence = max(next_sequence, group.header.base_sequence + group.header.row_count)
+                        appended_at_ms = max(appended_at_ms, group.header.appended_at_ms)
+                except DataError:
+                    pass  # What can't be read is where the good groups end.
+                good_until = scan.offset
+            lost += max(0, size - segment.position(max(base, good_until)))
+        finally:
+            file.close()
+    return Damage(error, start, crc32c, good_until, next_sequence, appended_at_ms, lost)
+
+
+def give_up(
+    disk: Disk, place: LogPlace, damage: Damage, aside: str, now_ms: int, groups: Sequence[NewGroup] = ()
+) -> list[str]:
+    """Have a log end at its last good group, and append ``groups``: the paths of what was put aside."""
+    disk.make_folder(place.folder)
+    disk.make_folder(aside)
+    new = f"{place.folder}/{segment_name(damage.start)}"
+    _write_good(disk, place, damage, f"{new}{COPY_SUFFIX}", now_ms)
+    put_aside: list[str] = []
+    for path, base in _files(disk, place):
+        following = [other for _, other in _files(disk, place) if other > base]
+        if following and following[0] <= damage.start:
+            continue
+        log_name, name = place.folder.rpartition("/")[2], path.rpartition("/")[2]
+        target = f"{aside}/{log_name}-{name}{ASIDE_SUFFIX}"
+        if base >= damage.start:
+            disk.rename(path, target)
+        elif _cut(disk, path, FileHeader(place.kind, place.log_id, base), damage.start, target) is None:
+            continue
+        put_aside.append(target)
+    disk.sync_folder(aside)
+    disk.rename(f"{new}{COPY_SUFFIX}", new)
+    disk.sync_folder(place.folder)
+    log = open_log(disk, place, now_ms, damage.start, damage.crc32c, leave_out=True)
+    try:
+        if groups:
+            log.append(groups, now_ms)
+            log.flush()
+    finally:
+        log.close()
+    return put_aside
+
+
+def _files(disk: Disk, place: LogPlace) -> list[tuple[str, int]]:
+    names = [name.removesuffix(".log") for name in list_named(disk, place.folder) if name.endswith(".log")]
+    return [
+        (f"{place.folder}/{name}.log", int(name)) for name in names if name.isdecimal() and len(name) == NAME_DIGITS
+    ]
+
+
+def _write_good(disk: Disk, place: LogPlace, damage: Damage, path: str, now_ms: int) -> None:
+    """Write a file that begins at the checkpoint and holds the good groups behind it."""
+    if disk.exists(path):
+        disk.remove(path)
+    file = open_named(disk, path, create=True)
+    try:
+        header = FileHeader(place.kind, place.log_id, damage.start, 0, now_ms, damage.crc32c)
+        file.pwritev([header.encode()], 0)
+        made = Segment(disk, path, file, header)
+        at = damage.start
+        for source, base in _files(disk, place):
+            if not base <= at < damage.good_until:
+                continue
+            read = open_named(disk, source)
+            try:
+                scan = Segment(disk, source, read, FileHeader(place.kind, place.log_id, base)).scan(at, None)
+                while scan.offset < damage.good_until and (group := next(scan, None)):
+                    file.pwritev([group.buffer], made.position(group.header.offset))
+                at = scan.offset
+            finally:
+                read.close()
+        file.sync()
+    finally:
+        file.close()
+
+
+def _cut(disk: Disk, path: str, header: FileHeader, offset: int, target: str) -> str | None:
+    """Cut a file where the new one begins, after a copy of it was put aside; None when it does not reach there."""
+    file = open_named(disk, path, write=True)
+    try:
+        segment, size = Segment(disk, path, file, header), file.size()
+        if size <= segment.position(offset):
+            return None
+        if disk.exists(target):
+            disk.remove(target)
+        copy = open_named(disk, target, create=True)
+        try:
+            for position in range(0, size, READ_BYTES):
+                copy.pwritev([file.pread(min(READ_BYTES, size - position), position)], position)
+            copy.sync()
+        finally:
+            copy.close()
+        file.truncate(segment.position(offset))
+        file.sync()
+    finally:
+        file.close()
+    return target

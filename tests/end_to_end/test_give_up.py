@@ -1,0 +1,55 @@
+"""A log whose damaged end keeps its server from starting is given up by an operator, with real processes (rule L5)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from delayd.errors import DelaydError
+from tests.end_to_end.test_copies import alarm_of, cluster, command, decide, log_id_of
+
+
+@pytest.mark.parametrize("folder", ["realtime/pull", "realtime/message", "delay/message"])
+def test_a_server_starts_without_the_damaged_end_of_its_log(tmp_path: Path, folder: str) -> None:
+    with cluster(tmp_path) as production:
+        production.send("1", "2", "3")
+        assert production.consumed(3) == ["1", "2", "3"]
+        server = production.delay if folder.startswith("delay") else production.realtime
+        # A stop in order writes a checkpoint; what comes behind it is not in any.
+        assert server.terminate() == 0
+        server.start()
+        production.send("4", "5")
+        assert production.consumed(2) == ["4", "5"]
+        server.kill()
+        (path,) = (tmp_path / folder).glob("*.log")
+        size = os.path.getsize(path)
+        with open(path, "r+b") as file:
+            file.truncate(size // 4)
+        with pytest.raises((DelaydError, AssertionError)):
+            server.start()
+        told = subprocess.run(
+            [sys.executable, "-m", "delayd", "log", "give-up", str(tmp_path / folder)],
+            input="y\n",
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert told.returncode == 0 and "is given up" in told.stderr and "start the server" in told.stdout, told
+        server.start()
+        if folder == "realtime/message":
+            assert alarm_of(production)
+            decide(production, "quarantine", "drop", "window")
+            decide(production, "target", "accept", log_id_of(production, "realtime"))
+        production.send("6")
+        came = production.consumed(3 if folder == "realtime/pull" else 1)
+        assert came == (["4", "5", "6"] if folder == "realtime/pull" else ["6"])
+        again = subprocess.run(
+            [sys.executable, "-m", "delayd", "log", "give-up", "--yes", str(tmp_path / folder)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert again.returncode != 0 and "pid" in again.stderr, "a server that runs has its log open"
+        command("quarantine", "list", "--meta", production.meta.address)
