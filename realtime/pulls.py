@@ -36,7 +36,6 @@ from .quarantine import Bad, Quarantine
 from .ranges import Ranges
 from .stored import StoredBatches
 
-COUNTERS = {PullOp.ACK: "acked", PullOp.NACK: "nacked", PullOp.RETURNED: "returned"}
 GROUP_RECORD, DELETED_RECORD = "group", "group_deleted"  # Types of control records.
 SECRET_BITS = 48  # Random bits of an incarnation: whoever guesses with full requests and no pause needs years for one.
 LIFE_MASK = 0xFFFF  # Above them the epoch, as far as it fits: what this life gave out is told from what older ones did.
@@ -124,6 +123,7 @@ class Pulls:
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
         self._pauses = Alarms(_is_paused)
+        self._pausing = False  # Whether there may be any; looked at after every request.
         self._given_back = sum(len(group.given_back) for group in self.groups.values())
         for group in self.groups.values():
             group.on_pause = self._pause
@@ -212,7 +212,10 @@ class Pulls:
                 stale += [[incarnation, first, last_end - first] for first, last_end in lost]
         if entries:
             self._log.append(entries)
-            self.counters[COUNTERS[op]] += self._settle(group, entries)
+            if op == PullOp.ACK:
+                self.counters["acked"] += sum([self._apply(group, entry) for entry in entries])
+            else:
+                self.counters["nacked" if op == PullOp.NACK else "returned"] += self._give_back(group, entries)
         # Too many stale runs for one answer: name the ranges that were asked for instead. They fitted the request.
         self._log.when_durable(partial(answer, stale if len(stale) <= HANDLES_MAX else asked_for))
         if op != PullOp.ACK:
@@ -256,15 +259,20 @@ class Pulls:
         """When `wake` is next needed, monotonic."""
         if self._to_serve:
             return self._clock.monotonic_ms()
-        times = (self._leases.next_ms(), self._deadlines.next_ms(), self._pauses.next_ms())
-        return min([time_ms for time_ms in times if time_ms is not None], default=None)
+        wake_ms, deadline_ms = self._leases.next_ms(), self._deadlines.next_ms()
+        if wake_ms is None or (deadline_ms is not None and deadline_ms < wake_ms):
+            wake_ms = deadline_ms
+        if self._pausing:
+            pause_ms = self._pauses.next_ms()
+            if wake_ms is None or (pause_ms is not None and pause_ms < wake_ms):
+                wake_ms = pause_ms
+        return wake_ms
 
     def wake(self) -> None:
         """End leases and long polls whose time is up, as many as one turn may; the next wake goes on."""
         now_ms = self._clock.monotonic_ms()
-        for pause in islice(self._pauses.due(now_ms), TURN_LEASES):
-            pause.group.resume(pause.offer)
-            self._to_serve[pause.group] = None
+        if self._pausing:
+            self._end_pauses(now_ms)
         if self._to_serve:
             self._serve(())
         lapsed: dict[Group, list[PullEntry]] = {}
@@ -503,8 +511,8 @@ class Pulls:
         self._held += len(group.held) - before
         return changed
 
-    def _settle(self, group: Group, entries: Sequence[PullEntry]) -> int:
-        """Apply what ends pulls; returns of how many messages."""
+    def _give_back(self, group: Group, entries: Sequence[PullEntry]) -> int:
+        """Apply what gives messages back; returns how many."""
         before = len(group.given_back)
         changed = sum([self._apply(group, entry) for entry in entries])
         self._given_back += len(group.given_back) - before
@@ -514,7 +522,14 @@ class Pulls:
             self._given_back += len(group.given_back) - before
         return changed
 
+    def _end_pauses(self, now_ms: int) -> None:
+        for pause in islice(self._pauses.due(now_ms), TURN_LEASES):
+            pause.group.resume(pause.offer)
+            self._to_serve[pause.group] = None
+        self._pausing = len(self._pauses) > 0
+
     def _pause(self, group: Group, offer: Offer, pause_ms: int) -> None:
+        self._pausing = True
         self._pauses.add(self._clock.monotonic_ms() + pause_ms, Pause(group, offer))
 
     def _lost(
@@ -566,7 +581,7 @@ class Pulls:
             for entry in entries:
                 self._leases.add(retry_at_ms, Lease(group, entry.incarnation, entry.pull_first, entry.covered))
             return
-        self.counters["lapsed"] += self._settle(group, entries)
+        self.counters["lapsed"] += self._give_back(group, entries)
         self._serve([group])
 
     def _recall(self, waiting: Waiting) -> None:

@@ -48,7 +48,12 @@ def encode_entries(entries: Sequence[PullEntry]) -> list[bytes]:
     batches: list[bytes] = []
     for start in range(0, len(entries), ROWS_MAX):
         part = entries[start : start + ROWS_MAX]
-        packed = b"".join([ENTRY.pack(*entry[:7], entry.lease_ms, entry.at_ms) for entry in part])
+        packed = b"".join(
+            [
+                ENTRY.pack(op, attempt, group_id, incarnation, pull_first, consume_first, covered, lease_ms, at_ms)
+                for op, attempt, group_id, incarnation, pull_first, consume_first, covered, at_ms, lease_ms in part
+            ]
+        )
         rows = np.frombuffer(packed, DTYPES[ColumnId.ENTRY])
         batches.append(encode(BatchKind.PULL, None, len(part), [(ColumnId.ENTRY, rows)], [b""]))
     return batches
