@@ -11,14 +11,13 @@ import numpy as np
 
 from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.disk import Disk
-from delayd.errors import BadArgument
 from delayd.hours import hour_name
 from delayd.log.control import decode_records
 from delayd.log.dispatch import Outcome, decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.pull import decode_entries
 from delayd.log.seal import decode_seals
-from delayd.log.segment import FileKind, UnfinishedFile
+from delayd.log.segment import UnfinishedFile
 from delayd.reading.directory import need_log_file, open_any
 from delayd.reading.groups import TornTail, read_groups
 
@@ -102,8 +101,6 @@ def _groups(disk: Disk, path: str, torn: list[str]) -> Iterator[Group]:
         torn.append(f"{path} is empty, for its creation did not finish; the server removes it at its next start")
         return
     with closing(segment):
-        if segment.header.kind == FileKind.CONSUME:
-            raise BadArgument(f"{path} is a consume log, which holds no groups; `delayd log verify` checks it")
         tails: list[TornTail] = []
         start, crc = segment.header.base_offset, segment.header.previous_crc32c
         yield from read_groups(segment, start, sys.maxsize, tails, previous_crc32c=crc)

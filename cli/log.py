@@ -12,6 +12,16 @@ from delayd.reading.verify import VerifyReport, verify_directory, verify_files
 from delayd.reading.verify_file import FileReport, State
 
 from .dump import BATCH_COLUMNS, GROUP_COLUMNS, MESSAGE_COLUMNS, batch_rows, group_rows, message_rows
+from .dump_other import (
+    CHECKPOINT_COLUMNS,
+    CONSUME_COLUMNS,
+    STATE_COLUMNS,
+    FileForm,
+    checkpoint_rows,
+    consume_rows,
+    file_kind,
+    state_rows,
+)
 from .exits import NOT_BALANCED, OK
 from .give_up import run as run_give_up
 from .listing import show
@@ -29,6 +39,11 @@ COLUMNS = (
     Column("size_bytes", Kind.SIZE),
     Column("detail"),
 )
+_OTHERS = {
+    FileForm.CONSUME: (CONSUME_COLUMNS, consume_rows),
+    FileForm.CHECKPOINT: (CHECKPOINT_COLUMNS, checkpoint_rows),
+    FileForm.STATE: (STATE_COLUMNS, state_rows),
+}
 _LEVELS = {
     "groups": (GROUP_COLUMNS, group_rows),
     "batches": (BATCH_COLUMNS, batch_rows),
@@ -103,22 +118,29 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
 @click.option(
     "--level",
     type=click.Choice(list(_LEVELS)),
-    default="groups",
-    show_default=True,
-    help="One line a group, a batch or a message.",
+    help="One line a group, a batch or a message.  [default: groups]",
 )
 @limit_option
 @format_option
-def dump(path: str, level: str, limit: int, form: str) -> None:
-    """List what a log file holds, as far as it checks and is durable.
+def dump(path: str, level: str | None, limit: int, form: str) -> None:
+    """List what a file holds, as far as it checks and is durable.
 
-    FILE is a .log file below message, schedule, dispatch, pull or seal in a server's directory, or a copy of one.
+    FILE is a .log file below message, schedule, dispatch, pull, seal or consume in a server's directory, a checkpoint,
+    or the state of a stopped server (state.lmdb/data.mdb); or a copy of one, under any name.
 
     Exit codes: 2 FILE is no such file, 3 it is damaged; what is before the damage is listed.
     """
-    columns, read = _LEVELS[level]
+    disk = RealDisk()
+    other = _OTHERS.get(file_kind(disk, path))
+    if other is not None:
+        if level is not None:
+            raise click.UsageError(f"--level is for logs of groups, and {path} has none; leave it out")
+        others, read_other = other
+        show(others, read_other(disk, path), form, limit)
+        return
+    columns, read = _LEVELS[level or "groups"]
     torn: list[str] = []
-    show(columns, read(RealDisk(), path, torn), form, limit)
+    show(columns, read(disk, path, torn), form, limit)
     for sentence in torn:
         sys.stdout.flush()
         click.echo(f"delayd: {sentence}", err=True)

@@ -444,6 +444,10 @@ class DiskFull(DataError):
 def key_text(key: bytes) -> str:
     """A key of a server's state as people read it: its text, and numbers in hexadecimal."""
     name, slash, rest = key.partition(b"/")
+    if name == b"copy" and slash:
+        return f"copy/{key_text(rest)}"
+    if name == b"server" and rest[-9:-8] == b"/":
+        return f"server/{rest[:-9].decode('ascii', 'backslashreplace')}/{rest[-8:].hex()}"
     text = rest.decode("ascii", "replace") if rest.isascii() and rest.decode("ascii").isprintable() else rest.hex()
     return name.decode("ascii", "backslashreplace") + slash.decode() + text
 

@@ -94,8 +94,11 @@ def read_checkpoint(disk: Disk, folder: str, log_id: int | None = None) -> Paylo
         NewerFormat: it was written by a newer delayd.
     """
     path = f"{folder}/{NAME}"
-    if not disk.exists(path):
-        return None
+    return read_checkpoint_file(disk, path, log_id) if disk.exists(path) else None
+
+
+def read_checkpoint_file(disk: Disk, path: str, log_id: int | None = None) -> Payload | None:
+    """As `read_checkpoint`, of a file that is there, under whatever name."""
     file = open_named(disk, path)
     try:
         found = _newest(path, file, log_id)

@@ -183,11 +183,17 @@ def read_unchecked(disk: Disk, place: ConsumePlace, base: int) -> Entries:
     """All whole entries of a segment as they stand there, for a reader that has another way to check them."""
     segment = _open(disk, place, base, write=False)
     try:
+        return entries_in(segment)
+    finally:
+        segment.close()
+
+
+def entries_in(segment: Segment) -> Entries:
+    """All whole entries of an open segment as they stand there; Unreadable when the system does not read it."""
+    try:
         data = segment.file.pread(SEGMENT_ENTRIES // PAGE_ENTRIES * PAGE_BYTES, FILE_HEADER_BYTES)
     except OSError as error:
         raise read_error(segment.path, 0, error) from error
-    finally:
-        segment.close()
     pages = [data[at : at + PAGE_BYTES - TRAILER.size] for at in range(0, len(data), PAGE_BYTES)]
     whole = b"".join(pages)
     return np.frombuffer(whole[: len(whole) // ENTRY_BYTES * ENTRY_BYTES], np.uint64)

@@ -19,7 +19,7 @@ LOG_NAME = re.compile(r"[0-9]{20}\.log|[0-9]{10}\.log")  # Of a segment by its b
 OTHER_FILES = {
     CHECKPOINT: "a checkpoint",
     "LOCK": "what a server holds while it runs",
-    "data.mdb": "LMDB's, for its server alone",
+    "data.mdb": "the state of a server",
     "lock.mdb": "LMDB's, for its server alone",
 }
 

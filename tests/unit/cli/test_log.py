@@ -1,14 +1,20 @@
 """Log files on the command line: whether they check, and what they hold."""
 
+import fcntl
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
+import numpy as np
 import pytest
 
+from delayd.disk import File, RealDisk
+from delayd.log.consume import ConsumeTail, append_entries, consume_place, entries_of
 from delayd.log.control import encode_records
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.state import LmdbState
 from tests.books import START_MS, Books
 
 from .runner import Ran, run
@@ -220,7 +226,8 @@ def test_a_damaged_file_is_dumped_up_to_the_damage(books: Books) -> None:
     ("name", "what"),
     [
         ("LOCK", "what a server holds while it runs"),
-        ("state.lmdb/data.mdb", "LMDB's, for its server alone"),
+        ("state.lmdb/data.mdb", "the state of a server"),
+        ("state.lmdb/lock.mdb", "LMDB's, for its server alone"),
         ("server.txt", "a file that delayd did not write"),
     ],
 )
@@ -235,12 +242,67 @@ def test_a_file_that_is_no_log_is_refused_with_what_it_is(books: Books, command:
     assert ran.err.count("\n") == 1
 
 
-def test_a_checkpoint_is_verified_and_not_dumped(books: Books) -> None:
+def _values(path: str) -> dict[str, str]:
+    ran = run("log", "dump", path, "--format", "json")
+    assert ran.code == 0, ran.err
+    return {str(row.get("name", row.get("key"))): str(row["value"]) for row in json.loads(ran.out)}
+
+
+def test_a_checkpoint_is_verified_and_dumped_with_its_hours(books: Books, tmp_path: Path) -> None:
     path = f"{books.delay}/checkpoint"
     assert run("log", "verify", path).code == 0
-    ran = run("log", "dump", path)
-    assert (ran.code, ran.out) == (2, "")
-    assert f"{path} is not a log file; it is a checkpoint" in ran.err
+    values = _values(path)
+    assert values["log_id"] == "000000000000de1a" and values["replay_offset"] == str(books.replay_offset)
+    assert values["hour 2026112016"].startswith("length=") and " last_crc32c=" in values["hour 2026112016"]
+    copy = tmp_path / "copy"
+    copy.write_bytes(Path(path).read_bytes())
+    assert _values(str(copy)) == values
+    ran = run("log", "dump", path, "--level", "batches")
+    assert ran.code == 2 and f"--level is for logs of groups, and {path} has none; leave it out" in ran.err
+
+
+def test_the_state_of_a_stopped_server_is_dumped_key_by_key(tmp_path: Path) -> None:
+    state = LmdbState(str(tmp_path / "delay/state.lmdb"))
+    hour = (START_MS // 3_600_000).to_bytes(4, "big")
+    state.commit([(b"log_id", msgpack.packb(0xA1)), (b"hour/" + hour, b"\1\2"), (b"seal", msgpack.packb([1, b"\7"]))])
+    state.commit([(b"end/" + (0xA2).to_bytes(8, "big"), msgpack.packb(88)), (b"target/a", msgpack.packb(0xA2))])
+    state.close()
+    path = tmp_path / "delay/state.lmdb/data.mdb"
+    assert _values(str(path)) == {
+        "log_id": "00000000000000a1",
+        "hour/2026112016": "0102",
+        "seal": "[1 07]",
+        "end/00000000000000a2": "88",
+        "target/a": "00000000000000a2",
+    }
+    lock = tmp_path / "delay/LOCK"
+    with open(lock, "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ran = run("log", "dump", str(path))
+        assert ran.code == 2 and "is in use by its server; stop it first" in ran.err
+    data = bytearray(path.read_bytes())
+    data[data.index(b"end/") + 12] ^= 1
+    path.write_bytes(data)
+    ran = run("log", "dump", str(path))
+    assert ran.code == 3 and "target/a" in ran.out and "end/" not in ran.out
+    assert f"the value of end/00000000000000a2 in {path} does not check" in ran.err
+
+
+def test_a_consume_log_is_dumped_entry_by_entry(tmp_path: Path) -> None:
+    disk, place = RealDisk(), consume_place(str(tmp_path), 7, 3)
+    disk.make_folder(place.folder)
+    entries = entries_of(np.array([88, 304], np.uint64), np.array([2, 600], np.int64))
+    unsynced: list[File] = []
+    append_entries(disk, place, ConsumeTail(), entries, START_MS, unsynced)
+    for file in unsynced:
+        file.close()
+    ran = run("log", "dump", place.path(0), "--format", "json", "--limit", "0")
+    listed = [(row["consume_sequence"], row["batch_offset"], row["row"]) for row in json.loads(ran.out)]
+    assert listed[:3] == [(0, 88, 0), (1, 88, 1), (2, 304, 0)] and listed[-1] == (601, 304, 599)
+    path = Path(place.path(0))
+    _flip(path, FILE_HEADER_BYTES + 9)
+    ran = run("log", "dump", str(path))
+    assert ran.code == 3 and f"{path} is damaged at byte {FILE_HEADER_BYTES}" in ran.err
 
 
 def test_a_copy_of_a_log_is_known_by_its_bytes_whatever_its_name(books: Books, tmp_path: Path) -> None:
