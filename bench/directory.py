@@ -64,7 +64,7 @@ class DirectoryWriter:
         self._tables = [encode_subject_table([name]) for name in self._names]
         self._hours: list[tuple[int, int, int, int, int]] = []
         self._ends: list[tuple[int, int, int]] = []
-        self._batch_id = self._stored = 0
+        self._batch_id = self._stored = self._sealed = 0
 
     def write(self) -> None:
         """Write all logs and publish the checkpoints."""
@@ -78,7 +78,7 @@ class DirectoryWriter:
         for each in due:
             self._send(first, each)
             first += len(each)
-        stop = self._messages.end
+        stop, crc = self._messages.end, self._messages.crc32c
         end_ms = (FIRST_HOUR + shape.hours) * HOUR_MS + 60_000
         first = 1
         for number, each in enumerate(due):
@@ -87,7 +87,7 @@ class DirectoryWriter:
         for log in (self._messages, self._target):
             log.append([NewGroup(GroupKind.TICK, [], 1, end_ms)], end_ms)
             log.flush()
-        self._publish(stop, shape.messages + 1, end_ms)
+        self._publish(stop, crc, shape.messages + 1, end_ms)
         for closed in (self._messages, self._target, self._seals):
             if closed is not None:
                 closed.close()
@@ -135,7 +135,7 @@ class DirectoryWriter:
             if facts is None:
                 raise AssertionError("an hour that was written whole must balance")
             seal = Seal(DELAY_ID, len(self._hours) - 1, facts, self._previous)
-            self._previous = seal.sha256
+            self._previous, self._sealed = seal.sha256, self._sealed + 1
             self._seals.append([NewGroup(GroupKind.DATA, [encode_seal(seal)], 1, SENT_MS, 0, 1)], SENT_MS)
             self._seals.flush()
         schedule.close()
@@ -207,13 +207,16 @@ class DirectoryWriter:
             log.append(groups[start : start + 64], SENT_MS)
             log.flush()
 
-    def _publish(self, stop: int, next_sequence: int, end_ms: int) -> None:
+    def _publish(self, stop: int, crc: int, next_sequence: int, end_ms: int) -> None:
         hours, ends = np.array(self._hours, HOUR_ROW), np.array(self._ends, END_ROW)
         file = CheckpointFile(self._disk, self._delay, DELAY_ID)
         clock: list[Value] = ["boot", 0, end_ms]
-        payload: Payload = {"replay_offset": stop, "next_sequence": next_sequence, "appended_at_ms": end_ms}
-        tables: Payload = {"hours": hours.tobytes(), "outcomes": ends.tobytes()}
-        file.publish({**payload, **tables, "epoch": 1, "clock": clock}, end_ms)
+        mark: Payload = {"replay_offset": stop, "replay_crc32c": crc, "next_sequence": next_sequence, "epoch": 1}
+        tables: Payload = {"hours": hours.tobytes(), "beside": b"", "outcomes": ends.tobytes()}
+        counted: Payload = {"seals": [self._sealed, self._previous], "skipped": [], "dropped": [], "keep_from": 0}
+        links: list[Value] = [[REALTIME_ID, end_ms, ""]]
+        times: Payload = {"appended_at_ms": SENT_MS, "clock": clock, "settled_ms": end_ms, "waits": "", "links": links}
+        file.publish({**mark, **tables, **counted, **times}, end_ms)
         file.close()
         file = CheckpointFile(self._disk, self._realtime, REALTIME_ID)
         file.publish({"indexed_offset": self._target.durable, "clock": clock}, end_ms)

@@ -104,7 +104,7 @@ select
     without_word and due_from_ms > now_ms as pending,
     without_word and due_from_ms + grace_ms < now_ms and not overdue as waiting,
     if(places > 0, stored_ms, said_append_ms) as came_ms,
-    proved and coalesce(appended_at_ms, 0) >= deliver_at_ms as past_due,
+    proved and coalesce(appended_at_ms, 0) > deliver_at_ms as past_due,
     if(proved, came_ms - due_from_ms, null) as lateness_ms,
     if(proved, greatest(came_ms, said_claim_ms) - due_from_ms, 0) as late_ms
 from known, terms;

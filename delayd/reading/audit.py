@@ -134,7 +134,7 @@ class _Books:
         first[1:] = ~same
         rows_of_kind = np.bincount(table["kind"][first], minlength=len(FindingKind) + 1).tolist()
         lateness_ms = (self._appended_ms() - self._due_from_ms)[proved]
-        past_due = (self._schedule.appended_at_ms >= self._schedule.deliver_at_ms)[proved]
+        past_due = (self._schedule.appended_at_ms > self._schedule.deliver_at_ms)[proved]
         on_time = np.maximum(lateness_ms[~past_due], 0)
         return HourSummary(
             log_id=origin_log_id,

@@ -105,6 +105,17 @@ def test_rule_P5_a_past_due_row_is_filed_in_the_hour_of_its_append_and_counted_a
     assert hour.late_ms_max == 5
 
 
+@pytest.mark.parametrize("filed", [True, False])
+def test_rule_P5_a_row_that_is_accepted_in_the_millisecond_in_which_it_is_due_is_not_past_due(
+    books: Books, filed: bool
+) -> None:
+    rows = books.send([START_MS, START_MS - 1], at_ms=START_MS)
+    if filed:
+        books.checkpoint()
+    books.hand_over(rows)
+    assert audit(books).total.past_due == 1
+
+
 def test_a_row_without_an_outcome_is_lost_once_its_grace_is_over(books: Books) -> None:
     rows = books.send(due(10, 1), subjects=("orders",))
     books.hand_over(rows[:-1])
