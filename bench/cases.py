@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from bench import edge, far, herd, memory, near, restart, schedule, steady, written
+from bench import edge, fair, far, herd, memory, near, restart, schedule, steady, written
 from bench.figures import Figures
 
 DELAYD, REDIS, REDIS_PY = "delayd", "redis", "redis_py"
@@ -46,6 +46,7 @@ class Sizes:
     redis_restart_max: int  # Above it the yardstick takes minutes to fill.
     memory: int  # 0 leaves the case out.
     written: int
+    fair: tuple[int, int, int]  # Shared by workers of 1 ms, of 0.3 s and of 10 s a message.
     long_runs: int  # Of the cases that take long.
 
 
@@ -65,6 +66,7 @@ SIZES = {
         redis_restart_max=5_000,
         memory=10_000,
         written=5_000,
+        fair=(1_000, 16, 4),
         long_runs=1,
     ),
     "quick": Sizes(
@@ -82,6 +84,7 @@ SIZES = {
         redis_restart_max=1_000_000,
         memory=0,  # Buffers of a fixed size would be most of what fewer than two million add.
         written=200_000,
+        fair=(20_000, 600, 12),
         long_runs=1,
     ),
     "full": Sizes(
@@ -99,6 +102,7 @@ SIZES = {
         redis_restart_max=1_000_000,
         memory=2_000_000,
         written=1_000_000,
+        fair=(20_000, 600, 12),
         long_runs=3,
     ),
 }
@@ -107,7 +111,21 @@ SIZES = {
 def cases(size: str) -> list[Case]:
     """All cases in a size; where time runs out, the last ones run once."""
     of = SIZES[size]
-    return [*_schedule(of), *_herds(of), *_steady(of), *_near(of), *_stored(of)]
+    return [*_schedule(of), *_herds(of), *_steady(of), *_near(of), *_stored(of), *_fair(of)]
+
+
+def _fair(of: Sizes) -> list[Case]:
+    paces = zip(("1ms", "300ms", "10s"), (0.001, 0.3, 10.0), of.fair, strict=True)
+    return [
+        Case(
+            f"fair-{name}",
+            f"{messages:,} messages of {name} each, shared by four workers",
+            {DELAYD: partial(fair.fair, messages, each_s)},
+            runs=1,
+            limit_s=200,
+        )
+        for name, each_s, messages in paces
+    ]
 
 
 def _schedule(of: Sizes) -> list[Case]:

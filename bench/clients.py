@@ -179,11 +179,11 @@ def blocking_cases(measure: Measure, address: str, rows: int) -> None:
             producer.flush()
 
         def one_batch() -> None:
-            producer.send_batch("bench", bodies, 1)
+            producer.send_batch("bench", bodies, INSTANT_MS_MIN)
 
         def small_batches() -> None:
             for _ in range(100):
-                producer.send_batch("bench", few, 1)
+                producer.send_batch("bench", few, INSTANT_MS_MIN)
 
         measure.blocking("blocking send, one after the other", 500, lone)
         measure.blocking("blocking send_nowait", rows, gathered)
@@ -203,7 +203,7 @@ async def async_cases(measure: Measure, address: str, rows: int) -> None:
 
         async def batches() -> None:
             for _ in range(rows // 8_000):
-                await producer.send_batch("bench", few, 1)
+                await producer.send_batch("bench", few, INSTANT_MS_MIN)
 
         await measure.running("send, 1,000 tasks", rows, lambda: asyncio.gather(*(sender() for _ in range(1000))))
         await measure.running(
@@ -211,7 +211,9 @@ async def async_cases(measure: Measure, address: str, rows: int) -> None:
             rows // 8_000 * 8_000,
             lambda: asyncio.gather(*(batches() for _ in range(16))),
         )
-        await measure.running("send_batch, all rows", rows, lambda: producer.send_batch("bench", bodies, 1))
+        await measure.running(
+            "send_batch, all rows", rows, lambda: producer.send_batch("bench", bodies, INSTANT_MS_MIN)
+        )
 
 
 def consumer_cases(measure: Measure, address: str, rows: int) -> None:

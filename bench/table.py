@@ -63,6 +63,8 @@ def _renders(case: str) -> list[tuple[str, Render]]:
         ]
     if case.startswith("restart-"):
         return [("", lambda figures: f"{_spread(figures['first_dispatch_s'])} s")]
+    if case.startswith("fair-"):
+        return [("", _fair)]
     if case == "memory":
         return [("", _memory)]
     if case == "written":
@@ -83,6 +85,13 @@ def _lateness(name: str, figures: Mapping[str, Spread]) -> str:
     medians = " / ".join(number(value["median"]) for value in values)
     wrong = [f"{name} {figures[name]['max']:.0f}" for name in ("early", "lost") if figures[name]["max"]]
     return f"{medians} ms{_range(values[1], 'p99 ')}; {', '.join(wrong) or 'early 0'}"
+
+
+def _fair(figures: Mapping[str, Spread]) -> str:
+    took, ideal, least, most = (
+        number(figures[name]["median"]) for name in ("took_s", "ideal_s", "share_least", "share_most")
+    )
+    return f"{took} s of {ideal} s; {least} to {most} each; repeated {number(figures['repeated']['median'])}"
 
 
 def _memory(figures: Mapping[str, Spread]) -> str:

@@ -75,6 +75,15 @@ class Consumers:
         uncounted = "uncounted" in frame.head and need_bool(frame.head, "uncounted")
         self._acknowledge(PullOp.RETURNED if uncounted else PullOp.NACK, peer, frame)
 
+    def pull_end(self, peer: Peer, frame: Frame) -> None:
+        """Answer the PULLs of this connection that wait for a group's messages, and then this request."""
+        group = self._known(frame.head)
+        if group is None:
+            _names(frame.head)
+        else:
+            self._pulls.end_waiting(peer, group)
+        peer.answer(frame.request_id, {})
+
     def groups(self, peer: Peer, frame: Frame) -> None:
         """List groups, behind the one that was listed last."""
         head = frame.head

@@ -177,6 +177,7 @@ class Core:
             RequestType.PULL: consumers.pull,
             RequestType.ACK: consumers.ack,
             RequestType.NACK: consumers.nack,
+            RequestType.PULL_END: consumers.pull_end,
             RequestType.GROUPS: consumers.groups,
             RequestType.DELETE_GROUP: self._operators.delete_group,
             RequestType.QUARANTINE_LIST: self._operators.list,

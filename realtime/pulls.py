@@ -248,6 +248,11 @@ class Pulls:
             self._waiting -= 1
             waiting.group.waiting.remove(waiting)
 
+    def end_waiting(self, peer: Peer, group: Group) -> None:
+        """Answer the PULLs of a connection that wait for a group's messages, without any."""
+        for waiting in [waiting for waiting in self._of_peer.get(peer, ()) if waiting.group is group]:
+            self._expire(waiting)
+
     def refuse_waiting(self, error: DelaydError) -> None:
         """Answer every waiting PULL with an error."""
         self._to_serve.clear()

@@ -1,4 +1,4 @@
-"""Acknowledgements on their way: gathered into ranges, one request under way for each of ack and nack.
+"""Acknowledgements on their way: gathered into ranges, one request under way for each of ack, nack and giving back.
 
 What nobody waits for is gathered for LINGER_MS first, for each request costs the server a write and an fsync, however
 few messages it names.
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from delayd.client.retry import Backoff, spread_ms
 from delayd.errors import DelaydError, RequestFailed, RetryLater, StaleHandle
 from delayd.net.connection import Connection
-from delayd.wire.frame import Head
+from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import HANDLE_MOST, RequestType, need_rows
 
 LINGER_MS = 10.0  # At most 100 requests a second; what a consumer that is killed has not sent is delivered again.
@@ -27,21 +27,21 @@ Handles = list[list[int]]  # Of (incarnation, pull_first, count).
 
 
 class AckLane:
-    """ACK or NACK of one group of one subject; belongs to a loop."""
+    """ACK or NACK of one group of one subject; belongs to a loop. ``names`` is what is the same in each request."""
 
     def __init__(
         self,
         request: RequestType,
-        subject: str,
-        group: str,
+        names: Mapping[str, HeadValue],
         connection: Callable[[], Awaitable[Connection]],
         timeout_ms: float,
         failures: deque[DelaydError],
+        on_answer: Callable[[Head], None],
     ) -> None:
         self._request = request
-        self._subject = subject
-        self._group = group
+        self._names = names
         self._connection = connection
+        self._on_answer = on_answer
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         self._gathered: Handles = []
@@ -111,13 +111,15 @@ class AckLane:
     async def _send(self, handles: Handles) -> Handles:
         deadline = self._loop.time() + self._timeout_s
         backoff = Backoff()
-        head: Head = {"subject": self._subject, "group": self._group, "handles": handles}
+        head: Head = {**self._names, "handles": handles}
         while True:
             try:
                 connection = await self._connection()
                 left_ms = max((deadline - self._loop.time()) * 1000, 1)
                 answer = await connection.request(self._request, head, timeout_ms=left_ms)
-                return need_rows(answer.head, "stale", 3, HANDLE_MOST)
+                stale = need_rows(answer.head, "stale", 3, HANDLE_MOST)
+                self._on_answer(answer.head)
+                return stale
             except (RequestFailed, RetryLater) as error:
                 # Acknowledged twice is acknowledged once, so an unknown outcome is simply tried again.
                 later = isinstance(error, RetryLater)

@@ -14,17 +14,21 @@ from typing import Self
 
 from delayd.client.acks import Handles
 from delayd.client.arguments import TIMEOUT_MS
-from delayd.client.consumer_core import LEASE, MESSAGES_MAX, WAIT, ConsumerCore, ConsumerSettings
-from delayd.client.cursor import Cursor
-from delayd.client.limits import need_meta
+from delayd.client.consumer_core import LEASE, WAIT, ConsumerCore, ConsumerSettings
+from delayd.client.instants import monotonic_s
+from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.message import MessageColumns, MessageView, Pulled
 
 
 class AsyncConsumer:
     """One consumer of a group; made and used inside a running loop, best with ``async with`` and ``async for``.
 
-    Any number of consumers share a group, and each message goes to one of them until its lease ends. With `prefetch`
-    the next answer of the server is under way while the caller works on the last one.
+    Any number of consumers share a group, and each message goes to one of them until its lease ends.
+
+    With `prefetch` messages are fetched while the caller works: about as many as it works off in a quarter of a second,
+    by its own measured pace, and none when one takes longer than half a second. What it does not come for within a
+    second goes back to the others, and does not count as an attempt. Without `max_messages` a pull that names no number
+    gets what the caller works off in about a second: one message at first, and at most 500.
 
     ``address`` is that of meta, ``host:port``; without it the environment's DELAYD_META, or this machine.
     """
@@ -37,13 +41,12 @@ class AsyncConsumer:
         *,
         lease: timedelta = LEASE,
         prefetch: bool = True,
-        max_messages: int = MESSAGES_MAX,
+        max_messages: int | None = None,
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
         self._address = need_meta(address)
         self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
-        self._own_core = ConsumerCore(self._address, self._settings)
-        self._cursor = Cursor(lambda pulled: AsyncMessageBatch(pulled, self))
+        self._own_core = self._new_core()
 
     async def __aenter__(self) -> Self:
         return self
@@ -54,29 +57,37 @@ class AsyncConsumer:
         await self.close()
 
     def __aiter__(self) -> Self:
+        self.core.check()
         return self
 
     async def __anext__(self) -> AsyncMessage:
-        """The next message; waits for it as long as it takes, and raises what `pull` raises."""
-        while True:
-            place = self._cursor.next()
-            if place is not None:
-                return AsyncMessage(*place)
-            pulled = await self.core.pull(self._settings.max_messages, WAIT)
-            if pulled is not None:
-                self._cursor.put(pulled)
+        """The next message; waits for it as long as it takes, also while servers are away. The close ends iteration."""
+        core = self.core
+        given: list[tuple[AsyncMessageBatch, int]] = []
+        while not core.take_next(given):
+            if not await core.more_to_iterate():
+                raise StopAsyncIteration
+        return AsyncMessage(*given[0])
 
     async def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> AsyncMessageBatch:
         """The next messages, as columns: at least one, or none when none came within ``wait``.
+
+        Of ``max_messages`` the caller takes care: so many are its own until the lease ends. What comes to a pull that
+        was cancelled is given to the next call, or goes back.
 
         Raises:
             RetryLater: no server was reached within the timeout.
             StaleHandle: an `ack(wait=False)` came too late; it is raised once, here or at the next call of any kind.
         """
-        most = self._settings.most(max_messages)
-        self.core.check()
-        pulled = self._cursor.take(most) or await self.core.pull(most, wait)
-        return AsyncMessageBatch(pulled or Pulled.nothing(self._settings.subject), self)
+        most = self._settings.pulled(max_messages)
+        until = monotonic_s() + need_timedelta("wait", wait).total_seconds()
+        core = self.core
+        core.check()
+        given: list[Pulled] = []
+        while not core.take(most, given):
+            if not await core.more(most, until):
+                return AsyncMessageBatch(Pulled.nothing(self._settings.subject), self)
+        return AsyncMessageBatch(given[0], self)
 
     async def flush(self) -> None:
         """Wait until all acknowledgements are durable; raises what failed since the last call."""
@@ -84,15 +95,23 @@ class AsyncConsumer:
 
     async def close(self) -> None:
         """Flush, give back what was not handed out, disconnect; calling it again does nothing."""
-        await self._own_core.close(self._cursor.leave())
+        core = self._own_core
+        if not core.closed:
+            await core.close(core.leave())
 
     @property
-    def core(self) -> ConsumerCore:
+    def core(self) -> ConsumerCore[AsyncMessageBatch]:
         """The core of this process; after a fork a new one."""
         if self._own_core.pid != os.getpid():
             _LEFT_TO_PARENTS.append(self._own_core)
-            self._own_core = ConsumerCore(self._address, self._settings)
+            self._own_core = self._new_core()
         return self._own_core
+
+    def _new_core(self) -> ConsumerCore[AsyncMessageBatch]:
+        # All is on one thread, so work is done on the loop at once.
+        return ConsumerCore(
+            self._address, self._settings, lambda pulled: AsyncMessageBatch(pulled, self), lambda work: work()
+        )
 
 
 class AsyncMessageBatch(MessageColumns):
@@ -118,7 +137,7 @@ class AsyncMessageBatch(MessageColumns):
         await _settle(self.consumer, self.pulled.handles, wait)
 
     async def nack(self, *, wait: bool = True) -> None:
-        """Give all of them back: they are offered again at once, attempt + 1. Raises what `ack` raises."""
+        """Give all of them back: they are offered again, attempt + 1. Raises what `ack` raises."""
         await _settle(self.consumer, self.pulled.handles, wait, back=True)
 
 
@@ -150,4 +169,4 @@ async def _settle(consumer: AsyncConsumer, handles: Handles, wait: bool, *, back
         consumer.core.settle(handles, back=back)
 
 
-_LEFT_TO_PARENTS: list[ConsumerCore] = []
+_LEFT_TO_PARENTS: list[ConsumerCore[AsyncMessageBatch]] = []

@@ -33,27 +33,43 @@ class LoopThread:
         self._inbox: deque[Work] = deque()
         self._woken = False
         self._closed = False
+        self._ended = False  # Nobody looks into the inbox any more.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, work: Work) -> None:
-        """Do it on the loop, soon; many posts cost one wake-up."""
+        """Do it on the loop, soon; many posts cost one wake-up. AlreadyClosed when the thread has ended."""
         self._inbox.append(work)
         # Set before the wake-up and cleared before the inbox is emptied: a post between the two wakes once more.
         if not self._woken:
-            self._woken = True
-            self.loop.call_soon_threadsafe(self._empty_inbox)
+            try:
+                self._woken = True
+                self.loop.call_soon_threadsafe(self._empty_inbox)
+            except RuntimeError:
+                self._ended = True
+            except BaseException:
+                # A Ctrl-C in between: the next post wakes the loop.
+                self._woken = False
+                raise
+        # The thread says that it has ended and then looks once more, so either it or this one sees the other.
+        if self._ended:
+            raise AlreadyClosed("this client was closed")
 
-    def call(self, coroutine: Coroutine[object, object, R]) -> R:
+    def call(self, coroutine: Coroutine[object, object, R], *, ends_with_caller: bool = False) -> R:
         """Run a coroutine on the loop, after what was posted before, and wait for its result.
+
+        A caller that is interrupted, as by Ctrl-C, leaves it running, or cancels it if it ``ends_with_caller``.
 
         AlreadyClosed when the thread has ended.
         """
-        if self._closed:
-            coroutine.close()
-            raise AlreadyClosed("this client was closed")
         # A Ctrl-C in a future's wait can leave the future's lock taken, on which this loop would then stand for ever.
         answers: SimpleQueue[Done[R]] = SimpleQueue()
+        tasks: list[asyncio.Task[R]] = []
+
+        def start() -> None:
+            task = self.loop.create_task(coroutine)
+            tasks.append(task)
+            task.add_done_callback(finished)
 
         def finished(task: asyncio.Task[R]) -> None:
             if task.cancelled():
@@ -63,8 +79,26 @@ class LoopThread:
             else:
                 answers.put(Done((task.result(),)))
 
-        self.post(lambda: self.loop.create_task(coroutine).add_done_callback(finished))
-        return answers.get().result()
+        def leave() -> None:
+            if not tasks:
+                coroutine.close()
+            elif ends_with_caller:
+                tasks[0].cancel()
+
+        try:
+            if self._closed:
+                raise AlreadyClosed("this client was closed")
+            self.post(start)
+            answer = answers.get()
+        except AlreadyClosed:
+            if not tasks:
+                coroutine.close()
+            raise
+        except BaseException:
+            # Done behind `start`, if that was posted at all.
+            self.post(leave)
+            raise
+        return answer.result()
 
     def close(self) -> None:
         """End the loop and the thread; whoever still waits in `call` gets AlreadyClosed."""
@@ -77,6 +111,8 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
+            self._ended = True
+            self._empty_inbox()
             left = asyncio.all_tasks(self.loop)
             for task in left:
                 task.cancel()

@@ -1,7 +1,8 @@
 """The one PULL of a consumer that is under way, tried again until it is answered or its time is up.
 
-Invariant: a PULL whose answer nobody waits for any more is ended with its connection, or the server would give messages
-to nobody. One that goes well takes no task: its request leaves at once and its answer is handed on where it arrives.
+Invariant: messages that a server has given away reach this consumer, which gives back what nobody wants any more: a
+PULL is ended by asking the server for its answer, and never by looking away. One that goes well takes no task: its
+request leaves at once and its answer is handed on where it arrives.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from delayd.client.instants import monotonic_us
 from delayd.client.retry import Backoff, spread_ms
 from delayd.errors import DelaydError, RequestFailed, RequestTimedOut, RetryLater
+from delayd.net.calls import OnAnswer
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType
 
 ANSWER_MS_MAX = 10_000.0  # How much longer than it was asked to a server may take.
+END_MS_MAX = 1_000.0  # How long a close waits for the answer to a PULL that it ends: it may hold messages.
 
 OnEnd = Callable[[Frame | DelaydError, int], None]
 """Takes the answer, or why there is none, and when it was asked for (monotonic us)."""
@@ -47,10 +50,15 @@ class PullLane:
         """Whether a PULL waits for its answer."""
         return self._asked is not None
 
-    def start(self, most: int, wait_ms: int) -> None:
-        """Ask for up to ``most`` messages; there must be nothing under way."""
+    def start(self, most: int, wait_ms: int, ahead: int) -> None:
+        """Ask for up to ``most`` messages, with so many ahead of a busy caller (0: it waits for these).
+
+        There must be nothing under way.
+        """
         assert self._asked is None, "one PULL at a time"
         head: Head = {**self._names, "max_messages": most, "wait_ms": wait_ms}
+        if ahead:
+            head["ahead"] = ahead
         asked = self._asked = _Asked(head, wait_ms, self._loop.time() + self._timeout_s)
         connection = self._standing()
         if connection is not None:
@@ -58,8 +66,23 @@ class PullLane:
         else:
             self._try_in(asked, 0.0)
 
+    def withdraw(self) -> None:
+        """Nobody waits any more: have the PULL under way answered at once, with what the server has given already."""
+        asked = self._asked
+        if asked is not None and asked.connection is not None:
+            self._end_at_server(asked.connection, _ignore)
+
     async def end(self) -> bool:
-        """Forget the PULL under way; whether one may have reached a server, which must be disconnected then."""
+        """End the PULL under way for good: its answer is handed on, if it comes in time.
+
+        Returns whether it did not: the connection must be ended then, so that the server forgets the PULL.
+        """
+        asked = self._asked
+        if asked is not None and asked.connection is not None:
+            ended: asyncio.Future[None] = self._loop.create_future()
+            # Frames of one connection keep their order, so the PULL's own answer has come before this one.
+            self._end_at_server(asked.connection, lambda answer: ended.set_result(None))
+            await ended
         asked, self._asked = self._asked, None
         trying, self._trying = self._trying, None
         if trying is not None:
@@ -69,6 +92,10 @@ class PullLane:
             return False
         asked.connection.forget(asked.request_id)
         return True
+
+    def _end_at_server(self, connection: Connection, ended: OnAnswer) -> None:
+        head: Head = {name: self._names[name] for name in ("subject", "group")}
+        connection.call(RequestType.PULL_END, head, (), ended, END_MS_MAX)
 
     def _ask(self, asked: _Asked, connection: Connection) -> None:
         asked.connection, asked.asked_us = connection, monotonic_us()
@@ -130,3 +157,7 @@ class _Asked:
         self.connection: Connection | None = None  # Where it may have left for a server.
         self.request_id = 0
         self.asked_us = 0
+
+
+def _ignore(answer: Frame | DelaydError) -> None:
+    """The PULL is answered, or tried again, in any case."""

@@ -10,16 +10,17 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
 from delayd.client.acks import Handles
 from delayd.client.arguments import TIMEOUT_MS
-from delayd.client.consumer_core import LEASE, MESSAGES_MAX, WAIT, ConsumerCore, ConsumerSettings
-from delayd.client.cursor import Cursor
-from delayd.client.limits import need_meta
-from delayd.client.loop_thread import LoopThread
+from delayd.client.consumer_core import LEASE, WAIT, ConsumerCore, ConsumerSettings
+from delayd.client.instants import monotonic_s
+from delayd.client.limits import need_meta, need_timedelta
+from delayd.client.loop_thread import LoopThread, Work
 from delayd.client.message import MessageColumns, MessageView, Pulled
 from delayd.errors import AlreadyClosed
 
@@ -27,8 +28,12 @@ from delayd.errors import AlreadyClosed
 class Consumer:
     """One consumer of a group; thread-safe, best used with ``with`` and ``for``.
 
-    Any number of consumers share a group, and each message goes to one of them until its lease ends. With `prefetch`
-    the next answer of the server is under way while the caller works on the last one.
+    Any number of consumers share a group, and each message goes to one of them until its lease ends.
+
+    With `prefetch` messages are fetched while the caller works: about as many as it works off in a quarter of a second,
+    by its own measured pace, and none when one takes longer than half a second. What it does not come for within a
+    second goes back to the others, and does not count as an attempt. Without `max_messages` a pull that names no number
+    gets what the caller works off in about a second: one message at first, and at most 500.
 
     ``address`` is that of meta, ``host:port``; without it the environment's DELAYD_META, or this machine.
     """
@@ -41,7 +46,7 @@ class Consumer:
         *,
         lease: timedelta = LEASE,
         prefetch: bool = True,
-        max_messages: int = MESSAGES_MAX,
+        max_messages: int | None = None,
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
         self._address = need_meta(address)
@@ -49,7 +54,6 @@ class Consumer:
         self._closed = False
         self._engine: _Engine | None = None
         self._starting = threading.Lock()
-        self._cursor = Cursor(lambda pulled: MessageBatch(pulled, self))
 
     def __enter__(self) -> Self:
         return self
@@ -60,31 +64,52 @@ class Consumer:
         self.close()
 
     def __iter__(self) -> Self:
+        self._standing_engine()
         return self
 
     def __next__(self) -> Message:
-        """The next message; waits for it as long as it takes, and raises what `pull` raises."""
-        while True:
-            place = self._cursor.next()
-            if place is not None:
-                return Message(*place)
+        """The next message; waits for it as long as it takes, also while servers are away. The close ends iteration."""
+        engine = self._engine
+        if engine is None or engine.thread.pid != os.getpid():
+            if self._closed:
+                raise StopIteration
             engine = self._standing_engine()
-            pulled = engine.thread.call(engine.core.pull(self._settings.max_messages, WAIT))
-            if pulled is not None:
-                self._cursor.put(pulled)
+        core = engine.core
+        given: list[tuple[MessageBatch, int]] = []
+        try:
+            while not core.take_next(given):
+                if not engine.wait_to_iterate():
+                    raise StopIteration
+            return Message(*given[0])
+        except BaseException:
+            # A Ctrl-C on the way out.
+            core.put_back_next(given)
+            raise
 
     def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> MessageBatch:
         """The next messages, as columns: at least one, or none when none came within ``wait``.
+
+        Of ``max_messages`` the caller takes care: so many are its own until the lease ends. What comes to a pull that
+        was interrupted, as by Ctrl-C, is given to the next call, or goes back.
 
         Raises:
             RetryLater: no server was reached within the timeout.
             StaleHandle: an `ack(wait=False)` came too late; it is raised once, here or at the next call of any kind.
         """
-        most = self._settings.most(max_messages)
+        most = self._settings.pulled(max_messages)
+        until = monotonic_s() + need_timedelta("wait", wait).total_seconds()
         engine = self._standing_engine()
-        engine.core.check()
-        pulled = self._cursor.take(most) or engine.thread.call(engine.core.pull(most, wait))
-        return MessageBatch(pulled or Pulled.nothing(self._settings.subject), self)
+        core = engine.core
+        core.check()
+        given: list[Pulled] = []
+        try:
+            while not core.take(most, given):
+                if not engine.thread.call(core.more(most, until), ends_with_caller=True):
+                    return MessageBatch(Pulled.nothing(self._settings.subject), self)
+            return MessageBatch(given[0], self)
+        except BaseException:
+            core.put_back(given)
+            raise
 
     def flush(self) -> None:
         """Wait until all acknowledgements are durable; raises what failed since the last call."""
@@ -96,9 +121,8 @@ class Consumer:
         with self._starting:
             self._closed = True
             engine, self._engine = self._engine, None
-        left = self._cursor.leave()
         if engine is not None and engine.thread.pid == os.getpid():
-            engine.close(left)
+            engine.close()
 
     def settle(self, handles: Handles, wait: bool, *, back: bool = False) -> None:
         """Acknowledge or give back; for Message and MessageBatch."""
@@ -119,7 +143,7 @@ class Consumer:
                 raise AlreadyClosed("this consumer was closed")
             if self._engine is None or self._engine.thread.pid != os.getpid():
                 # The parent's thread does not exist in a child, and its connection is the parent's.
-                self._engine = _Engine(self._address, self._settings)
+                self._engine = _Engine(self._address, self._settings, lambda pulled: MessageBatch(pulled, self))
             return self._engine
 
 
@@ -146,7 +170,7 @@ class MessageBatch(MessageColumns):
         self.consumer.settle(self.pulled.handles, wait)
 
     def nack(self, *, wait: bool = True) -> None:
-        """Give all of them back: they are offered again at once, attempt + 1. Raises what `ack` raises."""
+        """Give all of them back: they are offered again, attempt + 1. Raises what `ack` raises."""
         self.consumer.settle(self.pulled.handles, wait, back=True)
 
 
@@ -171,9 +195,9 @@ class Message(MessageView):
 class _Engine:
     """A core on a thread of its own."""
 
-    def __init__(self, address: str, settings: ConsumerSettings) -> None:
+    def __init__(self, address: str, settings: ConsumerSettings, make: Callable[[Pulled], MessageBatch]) -> None:
         self.thread = LoopThread("delayd-consumer")
-        self.core = self.thread.call(_made(lambda: ConsumerCore(address, settings)))
+        self.core = self.thread.call(_made(lambda: ConsumerCore(address, settings, make, self._post)))
         self._inbox: deque[tuple[Handles, bool]] = deque()
         self._posted = False
 
@@ -187,15 +211,33 @@ class _Engine:
         self._inbox.append((handles, back))
         # Set before the post and cleared before the inbox is emptied: a call between the two posts once more.
         if not self._posted:
-            self._posted = True
-            self.thread.post(self._empty_inbox)
+            try:
+                self._posted = True
+                self.thread.post(self._empty_inbox)
+            except BaseException:
+                # A Ctrl-C in between: the next call posts again.
+                self._posted = False
+                raise
 
-    def close(self, left: Handles) -> None:
+    def wait_to_iterate(self) -> bool:
+        """From any thread: wait until something may be in stock; False after the close."""
+        try:
+            return self.thread.call(self.core.more_to_iterate(), ends_with_caller=True)
+        except AlreadyClosed:
+            return False
+
+    def close(self) -> None:
         """Flush, give back, disconnect and end the thread."""
+        left = self.core.leave()
         try:
             self.thread.call(self.core.close(left))
         finally:
             self.thread.close()
+
+    def _post(self, work: Work) -> None:
+        # Nothing needs to be fetched any more when the thread has ended.
+        with suppress(AlreadyClosed):
+            self.thread.post(work)
 
     def _empty_inbox(self) -> None:
         self._posted = False
@@ -205,5 +247,5 @@ class _Engine:
             settle(handles, back=back)
 
 
-async def _made(make: Callable[[], ConsumerCore]) -> ConsumerCore:
+async def _made(make: Callable[[], ConsumerCore[MessageBatch]]) -> ConsumerCore[MessageBatch]:
     return make()

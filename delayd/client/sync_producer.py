@@ -177,8 +177,13 @@ class _Engine:
         self._inbox.append((row, byte_count, future))
         # Set before the post and cleared before the inbox is emptied: a send between the two posts once more.
         if not self._posted:
-            self._posted = True
-            self.thread.post(self._empty_inbox)
+            try:
+                self._posted = True
+                self.thread.post(self._empty_inbox)
+            except BaseException:
+                # A Ctrl-C in between: the next send posts again.
+                self._posted = False
+                raise
 
     def close(self) -> None:
         """Flush, disconnect and end the thread."""

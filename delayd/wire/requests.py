@@ -75,6 +75,7 @@ class RequestType(IntEnum):
     SUBJECTS = 44
     DELETE_GROUP = 45
     ORIGIN_ACCEPT = 46
+    PULL_END = 47
 
 
 def request_type(number: int) -> RequestType:

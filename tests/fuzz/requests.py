@@ -97,6 +97,7 @@ REALTIME: dict[RequestType, Fields] = {
         "handles": values.handles,
         "uncounted": values.one_of(False, True),
     },
+    RequestType.PULL_END: {"subject": values.subject, "group": values.group},
     RequestType.GROUPS: {"subject": values.subject_or_none, "after": values.pair, "limit": values.small},
     RequestType.SUBJECTS: {"prefix": values.text, "after": values.text, "limit": values.small},
     RequestType.DELETE_GROUP: {"subject": values.subject, "group": values.group},

@@ -57,6 +57,9 @@ class SmallRealtime(SmallServer):
         self.damage = False
         self.waiting: list[tuple[Connection, Frame, float]] = []
         self.pulls = 0
+        self.counted: list[tuple[int, int]] = []  # Consume sequence and attempt of what was given back as an attempt.
+        self.returned: list[tuple[int, int]] = []  # The same of what no handler was given.
+        self.wanted = 0  # What the next answers say.
         self.ack_requests = 0
         self.group = "g"
 
@@ -81,6 +84,11 @@ class SmallRealtime(SmallServer):
             self._answer_waiting()
             loop = asyncio.get_running_loop()
             loop.call_later(need_int(frame.head, "wait_ms") / 1000 + 0.002, self._answer_waiting)
+        elif frame.type == RequestType.PULL_END:
+            ended = [(other, pull, 0.0 if other is connection else ends) for other, pull, ends in self.waiting]
+            self.waiting = ended
+            self._answer_waiting()
+            connection.answer(frame.request_id, {})
         else:
             self.ack_requests += frame.type == RequestType.ACK
             self._settle(connection, frame)
@@ -95,9 +103,13 @@ class SmallRealtime(SmallServer):
                     stale.append([incarnation, pull, 1])
                 elif frame.type == RequestType.ACK:
                     self.acked.append(held.consume)
+                elif frame.head.get("uncounted"):
+                    self.returned.append((held.consume, held.attempt))
+                    self.offered.append((held.consume, held.attempt))
                 else:
+                    self.counted.append((held.consume, held.attempt))
                     self.offered.append((held.consume, held.attempt + 1))
-        connection.answer(frame.request_id, {"stale": stale})
+        connection.answer(frame.request_id, {"stale": stale, "wanted": self.wanted})
         self._answer_waiting()
 
     def _end_leases(self) -> None:
@@ -141,6 +153,7 @@ class SmallRealtime(SmallServer):
             self.next_pull += count
             left -= count
         head: Head = {"log_id": self.log_id, "incarnation": self.incarnation, "parts": parts, "now_ms": self.now_ms()}
+        head["wanted"] = self.wanted
         connection.answer(frame.request_id, head, body)
         asyncio.get_running_loop().call_later(need_int(frame.head, "lease_ms") / 1000 + 0.002, self._answer_waiting)
 

@@ -4,7 +4,7 @@ import pytest
 
 from delayd.errors import BadRequest
 from delayd.wire.frame import Head
-from delayd.wire.requests import RequestType, need_int, need_rows
+from delayd.wire.requests import RequestType, need_int, need_list, need_rows
 
 from .batches import bodies_of, dispatch_batch
 from .test_pulls import ready_world
@@ -157,3 +157,22 @@ def test_one_that_listens_is_forgotten_with_its_connection() -> None:
     ask(world, 1)
     world.pass_time(WAIT_MS)
     assert not gone.answers
+
+
+def test_rule_Q4_who_stops_waiting_hears_that_nothing_is_on_its_way() -> None:
+    world, peer = ready_world()
+    other = SimPeer()
+    waiting = world.send(peer, RequestType.PULL, pull_head(wait_ms=30_000))
+    another = world.send(peer, RequestType.PULL, pull_head(group="another", wait_ms=30_000))
+    world.send(other, RequestType.PULL, pull_head(wait_ms=30_000))
+    names: Head = {"subject": pull_head()["subject"], "group": pull_head()["group"]}
+    assert world.ask(peer, RequestType.PULL_END, names)[0] == {}
+    ((head, body),) = peer.answers[waiting]
+    assert head["parts"] == [] and body == b""
+    assert another not in peer.answers and not other.answers
+    # Of a group or a connection that waits for nothing there is nothing to end.
+    assert world.ask(SimPeer(), RequestType.PULL_END, names)[0] == {}
+    assert world.ask(peer, RequestType.PULL_END, {**names, "group": "unheard"})[0] == {}
+    with pytest.raises(BadRequest):
+        world.ask(peer, RequestType.PULL_END, {**names, "group": ""})
+    assert len(need_list(world.ask(peer, RequestType.GROUPS, {"subject": None})[0], "groups")) == 2
