@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+NEVER_MS = 1 << 62
 CLEAN_MIN = 1_000  # Fewer entries than this are not worth a pass, which takes some 0.3 ms for these.
 
 
@@ -36,12 +37,12 @@ class Alarms(Generic[T]):
             heapq.heapify(self._heap)
             self._clean_at = max(CLEAN_MIN, 2 * len(self._heap))
 
-    def next_ms(self) -> int | None:
-        """When the first living item is due."""
+    def next_ms(self, before_ms: int = NEVER_MS) -> int | None:
+        """When the first living item is due; a time of ``before_ms`` or later says only that none is due before."""
         heap, is_alive = self._heap, self._is_alive
         while heap:
             at_ms, _, item = heap[0]
-            if is_alive(at_ms, item):
+            if at_ms >= before_ms or is_alive(at_ms, item):
                 return at_ms
             heapq.heappop(heap)
         return None

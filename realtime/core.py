@@ -35,6 +35,7 @@ from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, need_int, need_ints, need_u64
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits, waits_head
 
+from .alarms import NEVER_MS
 from .answers import status_head, window_frames
 from .checkpoint import Checkpointer, Snapshot, consume_part
 from .commit import ACCEPTED, Commit, DispatchFrame, Greeting, GroupCommit, Note
@@ -146,7 +147,7 @@ class Core:
         self._index.on_damage = self._rebuilder.want
         self._file = file
         self._retain_wanted = False
-        self._reserve = Reserve(disk, config.folder, config.free_bytes_all)
+        self._reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
         self._copying: Snapshot | None = None  # Which takes more than one turn of the loop to copy.
@@ -204,17 +205,24 @@ class Core:
         self._origins.disconnected(peer)
         self._pulls.disconnected(peer)
 
-    def next_wake_ms(self) -> int:
-        """When `wake` is next needed, on the monotonic clock."""
+    def next_wake_ms(self, before_ms: int = NEVER_MS) -> int:
+        """When `wake` is next needed, monotonic; a time of ``before_ms`` or later says only that it is not before.
+
+        It is asked for after every frame, so what is due later than the timer is set for is not looked at closely.
+        """
         if self._copying is not None or self._forgetting:
             return self._clock.monotonic_ms()
+        times: tuple[int | None, ...] = (self._commit.retry_at_ms,)
+        if self._stopping is None:  # A server that stops ends no leases.
+            times = (
+                self._commit.retry_at_ms,
+                self._pulls.next_wake_ms(before_ms),
+                self._rebuilder.retry_at_ms,
+                self._pulls.quarantine.retry_at_ms,
+                self._files.due_ms,
+            )
         wake_ms = self._checkpoints.due_ms
-        # Asked for after every frame, so each of the others is looked at alone. A server that stops ends no leases.
-        pulls_ms = None if self._stopping is not None else self._pulls.next_wake_ms()
-        rebuild_ms = None if self._stopping is not None else self._rebuilder.retry_at_ms
-        try_ms = None if self._stopping is not None else self._pulls.quarantine.retry_at_ms
-        look_ms = None if self._stopping is not None else self._files.due_ms
-        for time_ms in (pulls_ms, self._commit.retry_at_ms, rebuild_ms, try_ms, look_ms):
+        for time_ms in times:
             if time_ms is not None and time_ms < wake_ms:
                 wake_ms = time_ms
         return wake_ms

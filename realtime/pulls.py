@@ -21,7 +21,7 @@ from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
 from delayd.wire.requests import U32_MAX
 
-from .alarms import Alarms
+from .alarms import NEVER_MS, Alarms
 from .changes import Changes
 from .groups import Group
 from .held import Held, Run
@@ -260,15 +260,15 @@ class Pulls:
             for waiting in list(group.waiting):
                 self._end(waiting).answer_error(waiting.request_id, error)
 
-    def next_wake_ms(self) -> int | None:
-        """When `wake` is next needed, monotonic."""
+    def next_wake_ms(self, before_ms: int = NEVER_MS) -> int | None:
+        """When `wake` is next needed, monotonic; a time of ``before_ms`` or later says only that it is not before."""
         if self._to_serve:
             return self._clock.monotonic_ms()
-        wake_ms, deadline_ms = self._leases.next_ms(), self._deadlines.next_ms()
+        wake_ms, deadline_ms = self._leases.next_ms(before_ms), self._deadlines.next_ms(before_ms)
         if wake_ms is None or (deadline_ms is not None and deadline_ms < wake_ms):
             wake_ms = deadline_ms
         if self._pausing:
-            pause_ms = self._pauses.next_ms()
+            pause_ms = self._pauses.next_ms(before_ms)
             if wake_ms is None or (pause_ms is not None and pause_ms < wake_ms):
                 wake_ms = pause_ms
         return wake_ms

@@ -5,17 +5,23 @@ What is refused for it was never appended (rule H6), so the delay server waits a
 
 import logging
 
+from delayd.clock import Clock
 from delayd.disk import Disk
 from delayd.errors import DiskReserve
+
+PLENTY_BYTES = 1 << 30  # Above the reserve: several times what all frames of PLENTY_MS can hold.
+PLENTY_MS = 100  # For so long a disk with plenty of space is not asked again: each question is a system call.
 
 log = logging.getLogger(__name__)
 
 
 class Reserve:
-    """Compares free space with the reserve at each frame; a change is told."""
+    """Compares free space with the reserve: at each frame, unless there was plenty a moment ago. A change is told."""
 
-    def __init__(self, disk: Disk, folder: str, reserve_bytes: int) -> None:
+    def __init__(self, disk: Disk, folder: str, reserve_bytes: int, clock: Clock) -> None:
         self._disk = disk
+        self._clock = clock
+        self._plenty_until_ms = 0
         self._folder = folder
         self._reserve_bytes = reserve_bytes
         self._reached = False
@@ -27,7 +33,12 @@ class Reserve:
 
     def check(self, size_bytes: int) -> None:
         """Raise DiskReserve when ``size_bytes`` more do not fit above it."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._plenty_until_ms:
+            return
         free_bytes = self._disk.free_bytes(self._folder)
+        if free_bytes >= self._reserve_bytes + size_bytes + PLENTY_BYTES:
+            self._plenty_until_ms = now_ms + PLENTY_MS
         reached = free_bytes < self._reserve_bytes + size_bytes
         if reached != self._reached:
             self._reached = reached

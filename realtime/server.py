@@ -25,6 +25,7 @@ from delayd.wire.limits import REALTIME_LIMITS
 from delayd.wire.meta import Registered
 from delayd.wire.requests import RequestType
 
+from .alarms import NEVER_MS
 from .core import Core, Executors
 from .recovery import recover
 
@@ -121,8 +122,9 @@ class RealtimeServer:
     def _rearm(self) -> None:
         if self._home is None or self._core is None or self._timer is None:
             return
-        wake_ms = self._core.next_wake_ms()
+        set_ms = NEVER_MS if self._wake_set_ms is None else self._wake_set_ms
+        wake_ms = self._core.next_wake_ms(set_ms)
         # A later time is set when the earlier one has come: with each pull the time moves, and setting it is a call.
-        if self._wake_set_ms is None or wake_ms < self._wake_set_ms:
+        if wake_ms < set_ms:
             self._wake_set_ms = wake_ms
             self._timer.set_after_ms(wake_ms - self._home.clock.monotonic_ms())

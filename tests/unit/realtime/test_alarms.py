@@ -27,3 +27,18 @@ def test_memory_is_bounded_by_what_is_alive() -> None:
     for item in range(20 * CLEAN_MIN):
         alarms.add(1_000_000 + item, item)
     assert len(alarms) <= CLEAN_MIN
+
+
+def test_what_is_due_later_than_asked_for_is_not_looked_at() -> None:
+    looked: list[str] = []
+
+    def is_alive(at_ms: int, item: str) -> bool:
+        looked.append(item)
+        return item != "dead"
+
+    alarms: Alarms[str] = Alarms(is_alive)
+    for at_ms, item in ((10, "dead"), (20, "alive")):
+        alarms.add(at_ms, item)
+    assert alarms.next_ms(10) == 10 and not looked
+    assert alarms.next_ms(11) == 20 and looked == ["dead"]
+    assert alarms.next_ms() == 20
