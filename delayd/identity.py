@@ -24,7 +24,7 @@ EPOCH_STEPS_MAX = 1_000_000  # Starts of which nobody heard, such as a server th
 _KEYS = (b"format", b"log_id", b"epoch")
 _COPY_KEY = b"identity"  # All three in one value.
 # Any of these shows that a server has lived here.
-_FILES = ("checkpoint", "message", "schedule", "dispatch", "seal", "consume", "pull")
+_FILES = ("checkpoint", "place", "message", "schedule", "dispatch", "seal", "consume", "pull")
 _CLUSTER_KEYS = (b"cluster_id", b"cluster_id.copy")  # Twice, for the same reason.
 
 
@@ -125,7 +125,7 @@ def _need_new(path: str, disk: Disk | None) -> None:
         return
     for name in _FILES:
         found = f"{folder}/{name}"
-        if disk.exists(found) and (name == "checkpoint" or disk.list_folder(found)):
+        if disk.exists(found) and (name in ("checkpoint", "place") or disk.list_folder(found)):
             raise StateMissing(path, found)
 
 

@@ -6,6 +6,7 @@ Each value is stored with a checksum over its key and itself, and one that does 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -14,7 +15,16 @@ import lmdb
 from crc32c import crc32c
 
 from delayd.disk import RealDisk
-from delayd.errors import DamagedData, DamagedValue, DirectoryInUse, DiskFull, NotWritable, SyncFailed, read_error
+from delayd.errors import (
+    DamagedData,
+    DamagedValue,
+    DataError,
+    DirectoryInUse,
+    DiskFull,
+    NotWritable,
+    SyncFailed,
+    read_error,
+)
 from delayd.state_file import Pair, read_pairs
 
 MAP_BYTES = 1 << 40  # Address space only: the file is as long as what it holds.
@@ -22,6 +32,8 @@ KEY_BYTES_MAX = 511  # LMDB's own limit.
 LMDB_FILE = "data.mdb"
 CHECKSUM_BYTES = 4
 READERS_MAX = 16  # The loop and its worker; each thread that reads takes one for good.
+
+log = logging.getLogger(__name__)
 
 
 class State(Protocol):
@@ -58,6 +70,9 @@ class LmdbState:
         # The environment's own files are new entries of this folder (rule L4).
         disk.sync_folder(path)
         disk.close()
+        self._inode = _inode_of(self._file)
+        self._copied: int | None = None  # The copy that stands in the place of a file that was removed.
+        self._closed = False
 
     def get(self, key: bytes) -> bytes | None:
         """About 1 us."""
@@ -98,10 +113,39 @@ class LmdbState:
             raise DiskFull(self._path) from error
         except lmdb.Error as error:
             raise SyncFailed(self._path, str(error)) from error
+        self._write_again()
 
     def close(self) -> None:
         """See the port."""
-        self._environment.close()
+        if not self._closed:
+            self._closed = True
+            self._write_again()
+            self._environment.close()
+
+    def _write_again(self) -> None:
+        """Put a copy in the place of a file that was removed or replaced: LMDB goes on with the one that it has open.
+
+        Each commit does so again, for none of them reaches another file.
+        """
+        found = _inode_of(self._file)
+        if found == self._inode:
+            return
+        disk, copy = RealDisk(), f"{self._file}.new"
+        try:
+            if found is not None and found != self._copied:
+                disk.rename(self._file, f"{self._file}.replaced")
+            with open(copy, "wb") as file:
+                self._environment.copyfd(file.fileno())
+                os.fsync(file.fileno())
+            disk.rename(copy, self._file)
+            disk.sync_folder(self._path)
+            if self._copied is None:
+                log.critical("state_written_again path=%s", self._file)
+            self._copied = _inode_of(self._file)
+        except (OSError, DataError, lmdb.Error) as error:
+            log.critical("state_not_written_again path=%s reason=%r", self._file, str(error))
+        finally:
+            disk.close()
 
 
 def check_key(key: bytes) -> None:
@@ -170,6 +214,13 @@ def _open(path: str) -> lmdb.Environment:
         if "already open in this process" in str(error):
             raise DirectoryInUse(path, f"pid {os.getpid()} (this process)") from error
         raise _damaged(file, error) from error
+
+
+def _inode_of(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
 
 
 def _damaged(file: str, error: lmdb.Error) -> DamagedData:

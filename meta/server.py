@@ -75,7 +75,7 @@ class MetaService:
             self._lock = self._disk.lock(os.path.join(config.folder, LOCK), holder)
             path = os.path.join(config.folder, STATE_FOLDER)
             self._state = LmdbState(path)
-            self._identity = open_identity(self._state, path, draw_id)
+            self._identity = open_identity(self._state, path, draw_id, self._disk)
             self._cluster_id = open_cluster_id(self._state, path, draw_id, config.wanted_cluster_id)
             moved = settle_place(self._state, place_of(config.folder))
             if moved:

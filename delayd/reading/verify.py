@@ -15,6 +15,7 @@ from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
+from delayd.place import MARKER
 from delayd.reading.counted import PUBLISHED_OFFSETS, missing_files
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
 from delayd.reading.groups import LogMoved, TornTail, file_size
@@ -211,7 +212,11 @@ def _state(disk: Disk, path: str) -> Iterator[FileReport]:
         damaged = [found for pair in pairs if (found := _value_error(file, pair)) is not None]
         for value in damaged:
             yield damage_report(file, STATE_KIND, value, size)
-        if not damaged and not pairs and any(disk.exists(f"{path}/{name}") for name in (*ONE_FOLDER, CHECKPOINT)):
+        if (
+            not damaged
+            and not pairs
+            and any(disk.exists(f"{path}/{name}") for name in (*ONE_FOLDER, CHECKPOINT, MARKER))
+        ):
             # As a start leaves it that found no state and refused to go on.
             yield damage_report(file, STATE_KIND, DamagedData(file, 0, "it holds nothing, and this server has lived"))
         elif not damaged:

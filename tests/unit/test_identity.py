@@ -125,3 +125,11 @@ def test_an_id_that_is_drawn_begins_with_a_letter_so_that_nothing_takes_its_text
     drawn = {draw_id() for _ in range(2_000)}
     assert len(drawn) == 2_000 and {f"{number:016x}"[0] for number in drawn} == set("abcdef")
     assert {number.bit_length() for number in drawn} == {64}
+
+
+def test_a_server_that_has_lived_is_none_without_its_state() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/data/meta")
+    disk.open("/data/meta/place", create=True).close()
+    with pytest.raises(StateMissing, match="/data/meta/place shows"):
+        open_identity(MemoryState(), "/data/meta/state.lmdb", lambda: 7, disk)

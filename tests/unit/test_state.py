@@ -163,3 +163,38 @@ def test_a_state_file_is_read_without_lmdb(tmp_path: Path) -> None:
     pairs = read_state_file(str(tmp_path / "state.lmdb" / "data.mdb"))
     assert [(pair.key, check_stored("", pair.key, pair.stored)) for pair in pairs] == state.scan(b"")
     state.close()
+
+
+@pytest.mark.parametrize("when", ["before a commit", "before the close"])
+def test_rule_L10_a_state_that_is_removed_under_the_server_is_written_again(
+    tmp_path: Path, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "state.lmdb"
+    state = LmdbState(str(path))
+    state.commit([(b"a", b"1")])
+    (path / "data.mdb").unlink()
+    if when == "before a commit":
+        state.commit([(b"b", b"2")])
+        # A kill here loses nothing.
+        assert [pair.key for pair in read_state_file(str(path / "data.mdb"))] == [b"a", b"b"]
+        state.commit([(b"c", b"3")])
+    state.close()
+    assert caplog.text.count("state_written_again") == 1
+    again = LmdbState(str(path))
+    wanted = [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+    assert again.scan(b"") == (wanted if when == "before a commit" else wanted[:1])
+    again.close()
+
+
+def test_a_file_that_was_put_in_the_place_of_a_live_state_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "state.lmdb"
+    other = LmdbState(str(tmp_path / "other"))
+    other.commit([(b"old", b"1")])
+    other.close()
+    state = LmdbState(str(path))
+    state.commit([(b"a", b"1")])
+    (tmp_path / "other" / "data.mdb").rename(path / "data.mdb")
+    state.commit([(b"b", b"2")])
+    state.close()
+    assert [pair.key for pair in read_state_file(str(path / "data.mdb"))] == [b"a", b"b"]
+    assert [pair.key for pair in read_state_file(str(path / "data.mdb.replaced"))] == [b"old"]
