@@ -87,6 +87,13 @@ async def prove(connection: Connection, secret: Secret) -> None:
         raise type(error)(what, sent=error.sent) from error
 
 
+async def decide(server: Known, request: RequestType, head: Mapping[str, HeadValue], secret: Secret) -> Head:
+    """Ask a server what only an operator may ask; the head of its answer."""
+    async with connected(server.host, server.port, f"{server.role} server") as connection:
+        await prove(connection, secret)
+        return await ask(connection, request, head)
+
+
 @asynccontextmanager
 async def meta(address: str) -> AsyncIterator[Connection]:
     """Connect to the meta server at ``host:port``."""

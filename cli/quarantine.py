@@ -117,9 +117,9 @@ def _decide(request: RequestType, id_: str, meta: str, server: str | None, secre
     if not costs:
         raise BadArgument(f"{id_} can't be {'dropped' if dropping else 'released'}; {found.entry.reason}")
     confirm(f"{id_}: {costs}", yes)
-    done, message = ask.run(lambda: _ask(found.server, request, id_, secret))
-    click.echo(message)
-    return OK if done else NOT_BALANCED
+    answer = ask.run(lambda: ask.decide(found.server, request, {"id": id_}, secret))
+    click.echo(need_str(answer, "message"))
+    return OK if need_bool(answer, "done") else NOT_BALANCED
 
 
 def _only(id_: str, found: list[Found], server: str | None) -> Found:
@@ -153,13 +153,6 @@ async def _of(server: ask.Known) -> list[Found]:
     except DelaydError as error:
         click.echo(f"delayd: what {place} has quarantined is missing: {error.message}", err=True)
     return found
-
-
-async def _ask(server: ask.Known, request: RequestType, id_: str, secret: Secret) -> tuple[bool, str]:
-    async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
-        await ask.prove(connection, secret)
-        answer = await ask.ask(connection, request, {"id": id_})
-    return need_bool(answer, "done"), need_str(answer, "message")
 
 
 def _row(found: Found) -> tuple[Cell, ...]:

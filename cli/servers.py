@@ -5,6 +5,7 @@ import click
 from . import ask
 from .listing import show
 from .options import examples, format_option, meta_option
+from .states import states_of
 from .table import Cell, Column, Kind
 
 COLUMNS = (
@@ -12,6 +13,7 @@ COLUMNS = (
     Column("log_id"),
     Column("address"),
     Column("alive"),
+    Column("state"),
     Column("seen_ago_ms", Kind.DURATION),
     Column("epoch", Kind.NAME),
     Column("pid", Kind.NAME),
@@ -30,23 +32,27 @@ COLUMNS = (
 def servers(meta: str, role: str | None, form: str) -> None:
     """List the servers that meta knows.
 
-    One that has not been heard of for its lease is not alive: it keeps its subjects and gets no new ones.
+    One that has not been heard of for its lease is not alive: it keeps its subjects and gets no new ones. State:
+    serves; fenced, lost or refused, which wait for an operator (`delayd status` says why); away or silent.
     """
-    show(COLUMNS, [_row(server) for server in ask.run(lambda: _servers(meta, role))], form)
+    show(COLUMNS, ask.run(lambda: _servers(meta, role)), form)
 
 
-async def _servers(address: str, role: str | None) -> list[ask.Known]:
+async def _servers(address: str, role: str | None) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
-        return await ask.known_servers(connection, role)
+        servers = await ask.known_servers(connection)
+    states = await states_of(servers)
+    return [_row(server, states[server.log_id]) for server in servers if role in (None, server.role)]
 
 
-def _row(server: ask.Known) -> tuple[Cell, ...]:
+def _row(server: ask.Known, state: str) -> tuple[Cell, ...]:
     address = f"{server.host}:{server.port}"
     return (
         server.role,
         f"{server.log_id:016x}",
         address,
         server.alive,
+        state,
         server.seen_ms_ago,
         server.epoch,
         server.pid,

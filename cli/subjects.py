@@ -17,6 +17,7 @@ from delayd.wire.requests import RequestType, is_u64, need_bool, need_int, need_
 from . import ask
 from .listing import show
 from .options import examples, format_option, limit_option, meta_option
+from .states import states_of
 from .table import Cell, Column, Kind
 
 PAGE = 1_000  # Subjects asked for at once: an answer of at most 256 KB.
@@ -24,6 +25,7 @@ COLUMNS = (
     Column("subject"),
     Column("realtime_log_id"),
     Column("address", spare=True),
+    Column("state"),
     Column("messages", Kind.NUMBER),
     Column("first", Kind.NUMBER, spare=True),
     Column("end", Kind.NUMBER, spare=True),
@@ -53,7 +55,8 @@ def subjects(meta: str, prefix: str, limit: int, form: str) -> None:
     """List subjects and the servers that serve them.
 
     A subject is listed from its first send on; messages, first and end count what was delivered and is still kept.
-    Quarantined messages can't be read, as far as that was noticed: the server's log names them. Without any group
+    State is that of the realtime server, as `delayd servers` has it. Quarantined messages can't be read, as far as that
+    was noticed: the server's log names them. Without any group
     messages are removed unseen when they are older than the retention: see the age of the oldest one.
     """
     show(COLUMNS, ask.run(lambda: _rows(meta, prefix, limit)), form, limit)
@@ -61,8 +64,10 @@ def subjects(meta: str, prefix: str, limit: int, form: str) -> None:
 
 async def _rows(address: str, prefix: str, limit: int) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
-        servers = {server.log_id: server for server in await ask.known_servers(connection, "realtime")}
+        known_servers = await ask.known_servers(connection)
+        servers = {server.log_id: server for server in known_servers if server.role == "realtime"}
         routes = await _routes(connection, prefix, limit)
+    states = await states_of(known_servers)
     wanted = {log_id for _, log_id in routes}
     kept: dict[tuple[int, str], Kept] = {}
     for log_id, server in servers.items():
@@ -73,7 +78,9 @@ async def _rows(address: str, prefix: str, limit: int) -> list[tuple[Cell, ...]]
         known = servers.get(log_id)
         found = kept.get((log_id, name))
         place = f"{known.host}:{known.port}" if known else None
-        rows.append((name, f"{log_id:016x}", place, *(found or (None,) * len(Kept._fields))))
+        rows.append(
+            (name, f"{log_id:016x}", place, states.get(log_id, "unknown"), *(found or (None,) * len(Kept._fields)))
+        )
     return rows
 
 

@@ -1,11 +1,13 @@
 """``delayd target``: realtime servers as delay servers see them, and an operator's word on one that lost data."""
 
+from functools import partial
+
 import click
 
 from delayd.errors import BadArgument, DelaydError
 from delayd.secret import Secret
 from delayd.wire.requests import RequestType, need_str
-from delayd.wire.targets import TargetInfo, read_targets
+from delayd.wire.targets import TargetInfo
 
 from . import ask
 from .exits import OK, TRY_LATER
@@ -21,6 +23,7 @@ from .options import (
     secret_option,
     yes_option,
 )
+from .states import targets_of
 from .table import Cell, Column, Kind
 
 COLUMNS = (
@@ -125,7 +128,8 @@ def _decide(kind: RequestType, log_id: int, meta: str, server: int | None, secre
     code = OK
     for each in needs:
         try:
-            click.echo(f"delay server {each.log_id:016x}: {ask.run(lambda: _ask(each, kind, log_id, secret))}")  # noqa: B023
+            answer = ask.run(partial(ask.decide, each, kind, {"log_id": log_id}, secret))
+            click.echo(f"delay server {each.log_id:016x}: {need_str(answer, 'message')}")
         except DelaydError as error:
             click.echo(f"delayd: delay server {each.log_id:016x}: {error.message}", err=True)
             code = TRY_LATER
@@ -135,28 +139,7 @@ def _decide(kind: RequestType, log_id: int, meta: str, server: int | None, secre
 async def _all(address: str) -> list[tuple[ask.Known, TargetInfo]]:
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection, "delay")
-    return [(server, info) for server in servers for info in await _of(server)]
-
-
-async def _of(server: ask.Known) -> list[TargetInfo]:
-    found: list[TargetInfo] = []
-    try:
-        async with ask.connected(server.host, server.port, "delay server") as connection:
-            after, more = 0, True
-            while more:
-                page, more = read_targets(await ask.ask(connection, RequestType.TARGETS, {"after": after}))
-                found += page
-                more = more and bool(page)
-                after = page[-1].log_id if page else after
-    except DelaydError as error:
-        click.echo(f"delayd: targets of {server.host}:{server.port} are missing: {error.message}", err=True)
-    return found
-
-
-async def _ask(server: ask.Known, kind: RequestType, log_id: int, secret: Secret) -> str:
-    async with ask.connected(server.host, server.port, "delay server") as connection:
-        await ask.prove(connection, secret)
-        return need_str(await ask.ask(connection, kind, {"log_id": log_id}), "message")
+    return [(server, info) for server in servers for info in await targets_of(server)]
 
 
 def _row(server: ask.Known, info: TargetInfo) -> tuple[Cell, ...]:

@@ -432,6 +432,7 @@ class Core:
             **self.shell_status(),
             "cluster_id": self.cluster_id(),
             "clock_confirmed": self._clock.confirmed,
+            "fenced": self.fence.is_up,
             "end_offset": self._indexed_offset,
             "next_sequence": self._next_sequence,
             "indexed_offset": self._checkpoints.last.indexed_offset,

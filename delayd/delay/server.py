@@ -283,6 +283,7 @@ class DelayServer:
             "pid": os.getpid(),
             "now_ms": self._home.clock.now_ms(),
             "clock_confirmed": self._home.clock.confirmed,
+            "fenced": self._core.fence.is_up,
             "clock_in_doubt": self._home.clock.in_boot_doubt,
             "started_at_ms": self._started_at_ms,
             "counters": self._core.counters(),

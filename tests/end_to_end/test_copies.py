@@ -192,6 +192,8 @@ def test_rule_H8_a_restored_delay_server_is_noticed_and_goes_on_by_an_operator_s
         restore(production.delay, data, backup, "delay")
         logged(production.delay, "fenced by=target")
         assert alarm_of(production)
+        listed = json.loads(command("servers", "--meta", production.meta.address, "--format", "json"))
+        assert {row["role"]: row["state"] for row in listed} == {"delay": "fenced", "realtime": "refused"}
         with pytest.raises(DelaydError, match="may not serve"):
             production.send("refused", timeout_ms=1_500)
         assert production.consumed(1, within_s=1) == []
@@ -285,6 +287,9 @@ def test_a_realtime_server_that_is_gone_for_good_is_given_up_and_its_subjects_go
         with ServerProcess("realtime", tmp_path / "other", {"meta": production.meta.address}) as other:
             time.sleep(LEASE_MS / 1000 + 0.5)
             assert "given up" in decide(production, "target", "lost", lost)
+            for listing in ("servers", "subjects"):
+                rows = json.loads(command(listing, "--meta", production.meta.address, "--format", "json"))
+                assert [row["state"] for row in rows if lost in row.values()] == ["lost"]
             told = decide(production, "server", "forget", "realtime", lost, "--routes")
             assert "1 subjects have no server" in told
             assert production.consumed(1) == ["2"]
