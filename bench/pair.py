@@ -116,6 +116,11 @@ class _Line:
         frame = Frame(frame_type, flags, request_id, dict(head), memoryview(b"".join(body)))
         self._moves.append(partial(on_answer, frame))
 
+    @property
+    def is_open(self) -> bool:
+        """It ends with the run."""
+        return True
+
     def answer_error(self, request_id: int, error: DelaydError) -> None:
         raise error
 

@@ -50,8 +50,7 @@ class Consumers:
         wait_ms = min(need_int(head, "wait_ms"), WAIT_MS_MAX)
         lease_ms = need_int(head, "lease_ms", 0, self._config.lease_ms_max) or self._config.lease_ms
         ahead = need_u32(head, "ahead") if "ahead" in head else 0
-        # One that has messages ahead may ask for none, and hear when others want them.
-        max_messages = need_int(head, "max_messages", 0 if ahead else 1)
+        max_messages = need_int(head, "max_messages", 1)
         max_bytes = min(need_int(head, "max_bytes", 1), self._config.pull_bytes_max)
         need_str(head, "consumer")
         self._pulls.check_room()

@@ -14,6 +14,10 @@ from delayd.wire.frame import HeadValue
 class Peer(Protocol):
     """One connection, told apart from others by its identity."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether answers can still leave; when not, its end is told soon."""
+
     def answer(
         self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
     ) -> None:

@@ -1,7 +1,6 @@
 """Polls: the PULLs of one group that wait, in the order in which they are served (rule Q4).
 
-Consumers with empty hands come first, in order of arrival, then those that fetch ahead. One that asks for no messages
-at all only listens: it is answered when somebody with empty hands waits for what it has ahead.
+Consumers with empty hands come first, in order of arrival, then those that fetch ahead.
 """
 
 from __future__ import annotations
@@ -40,52 +39,37 @@ class Waiting:
 class Polls:
     """Those that wait of one group; each change costs the same, however many wait."""
 
-    __slots__ = ("_ahead", "_empty_handed", "_listening", "holders", "taking", "wanted")
+    __slots__ = ("_empty_handed", "ahead", "wanted")
 
     def __init__(self) -> None:
-        self.taking = 0  # How many wait for messages.
-        self.holders = 0  # How many have messages ahead, or listen.
         self.wanted = 0  # Messages that those with empty hands ask for.
+        self.ahead: OrderedDict[Waiting, None] = OrderedDict()
         self._empty_handed: OrderedDict[Waiting, None] = OrderedDict()
-        self._ahead: OrderedDict[Waiting, None] = OrderedDict()
-        self._listening: OrderedDict[Waiting, None] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._empty_handed or self.ahead)
 
     def __iter__(self) -> Iterator[Waiting]:
-        return chain(self._empty_handed, self._ahead, self._listening)
+        return chain(self._empty_handed, self.ahead)
 
     @property
-    def first(self) -> Waiting:
-        """Who is served next; somebody must wait for messages."""
-        return next(iter(self._empty_handed or self._ahead))
-
-    def with_messages(self) -> Iterator[Waiting]:
-        """Those that have messages ahead."""
-        return chain(self._listening, self._ahead)
+    def first(self) -> Waiting | None:
+        """Who is served next; None when nobody waits."""
+        return next(iter(self._empty_handed or self.ahead), None)
 
     def add(self, waiting: Waiting) -> None:
         """Wait behind all others of its kind."""
-        if not waiting.ahead:
+        if waiting.ahead:
+            self.ahead[waiting] = None
+        else:
             self._empty_handed[waiting] = None
             self.wanted += waiting.max_messages
-            self.taking += 1
-            return
-        self.holders += 1
-        if waiting.max_messages:
-            self._ahead[waiting] = None
-            self.taking += 1
-        else:
-            self._listening[waiting] = None
 
     def remove(self, waiting: Waiting) -> None:
         """Wait no more."""
-        if not waiting.ahead:
+        if waiting.ahead:
+            del self.ahead[waiting]
+        else:
             del self._empty_handed[waiting]
             self.wanted -= waiting.max_messages
-            self.taking -= 1
-            return
-        self.holders -= 1
-        if waiting.max_messages:
-            del self._ahead[waiting]
-            self.taking -= 1
-        else:
-            del self._listening[waiting]

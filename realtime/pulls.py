@@ -176,7 +176,7 @@ class Pulls:
         # The first pull of a new group waits for the group's record, whatever its time.
         if group.ready and not waiting.answered:
             self._time(waiting)
-            if group.waiting.holders:
+            if group.waiting.ahead:
                 self._recall(waiting)
 
     def acknowledge(
@@ -223,9 +223,7 @@ class Pulls:
 
     def messages_came(self, subjects: Iterable[Subject]) -> None:
         """Serve who waits for messages of these subjects."""
-        found = (
-            group for subject in subjects for group in self._of_subject.get(subject.name, ()) if group.waiting.taking
-        )
+        found = (group for subject in subjects for group in self._of_subject.get(subject.name, ()) if group.waiting)
         self._serve(list(found))
 
     def rebuilt(self, subject: Subject) -> None:
@@ -236,7 +234,7 @@ class Pulls:
             return  # It failed again, and is rebuilt again; or it can't be read now, and a pull finds out.
         for group in self._of_subject.get(subject.name, ()):
             group.begin_at(first)
-            if group.waiting.taking:
+            if group.waiting:
                 # In the next turn: this one may be in the middle of serving.
                 self._to_serve[group] = None
 
@@ -394,7 +392,7 @@ class Pulls:
 
     def _released(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            if group.waiting.taking:
+            if group.waiting:
                 self._to_serve[group] = None
 
     def _created(self, group: Group) -> None:
@@ -427,8 +425,11 @@ class Pulls:
 
     def _planned(self, group: Group) -> Planned | None:
         """What the first who waits is to get; None when nobody does, or there is nothing."""
-        while group.ready and group.waiting.taking and group.has_messages:
-            waiting = group.waiting.first
+        while group.ready and group.has_messages and (waiting := group.waiting.first) is not None:
+            if not waiting.peer.is_open:
+                # Its end is told in a moment. What it were given would be held by nobody for a whole lease.
+                self._end(waiting)
+                continue
             try:
                 self._check_held(group)
                 if not group.settled:
@@ -442,7 +443,7 @@ class Pulls:
                     return None
                 continue
             except DelaydError as error:
-                self._refuse(group, error)
+                self._refuse(waiting, error)
                 continue
             if parts:
                 return Planned(group, waiting, parts)
@@ -477,7 +478,7 @@ class Pulls:
         except RetryLater as error:
             # A full disk; whoever asked asks again.
             for plan in planned:
-                self._refuse(plan.group, error)
+                self._refuse(plan.waiting, error)
             return
         answered_first, self.next_pull = self.next_pull, pull_first
         self.counters["pulled"] += pull_first - answered_first
@@ -503,11 +504,10 @@ class Pulls:
             what = f"{len(group.held)} pulls of this group and {self._held} of all groups are not acknowledged yet"
             raise SlowDown(f"{what}; acknowledge them, or pull more messages at once", retry_after_ms=RETRY_MS)
 
-    def _refuse(self, group: Group, error: DelaydError) -> None:
-        """Answer the first who waits with an error."""
-        names = (group.subject.name, group.name)
+    def _refuse(self, waiting: Waiting, error: DelaydError) -> None:
+        """Answer one who waits with an error."""
+        names = (waiting.group.subject.name, waiting.group.name)
         limited.warning("pull_failed", "pull_failed subject=%s group=%s error=%r", *names, error.message)
-        waiting = group.waiting.first
         self._end(waiting).answer_error(waiting.request_id, error)
 
     def _apply(self, group: Group, entry: PullEntry) -> int:
@@ -595,7 +595,7 @@ class Pulls:
             return
         group = waiting.group
         left = wanted(group)
-        for holder in list(islice(group.waiting.with_messages(), RECALLS_MAX)):
+        for holder in list(islice(group.waiting.ahead, RECALLS_MAX)):
             if left <= 0:
                 return
             self._expire(holder, left)

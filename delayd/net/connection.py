@@ -141,8 +141,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests and answers can still leave."""
-        return self._transport is not None and not self._closing
+        """Whether requests and answers can still leave; no more when the peer has closed its side."""
+        return self._transport is not None and not self._closing and not self._transport.is_closing()
 
     @property
     def writable(self) -> bool:

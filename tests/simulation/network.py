@@ -117,6 +117,11 @@ class ServedEnd:
         head = error_head(error)
         self._line.send_down(b"".join(map(bytes, encode_frame(frame_type, request_id, head, (), ANSWER | ERROR))))
 
+    @property
+    def is_open(self) -> bool:
+        """See `realtime.peer.Peer`; the end is told at once here."""
+        return True
+
     def close(self) -> None:
         """See `realtime.peer.Peer`."""
         self._line.close_down()

@@ -352,6 +352,29 @@ def test_after_close_nothing_is_accepted_and_no_connection_is_open() -> None:
     on_loop(scenario)
 
 
+def test_a_connection_is_not_open_any_more_before_its_end_is_told() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        client = await loopback.pair(handler)
+        client.call(20, {}, (), lambda answer: None)
+        await until(lambda: len(handler.received_frames) == 1, "the request")
+        (served,) = handler.connections
+        seen: list[tuple[bool, int]] = []
+        closed_its_side = served.eof_received
+
+        def look_next(*args: object) -> bool:
+            asyncio.get_running_loop().call_soon(lambda: seen.append((served.is_open, len(handler.ends))))
+            return closed_its_side()
+
+        # What the loop does between the peer's word and the end of the transport: others may answer just then.
+        served.eof_received = look_next  # type: ignore[method-assign]
+        client.close()
+        await until(lambda: len(handler.ends) == 1, "the end")
+        assert seen == [(False, 0)]
+
+    on_loop(scenario)
+
+
 def test_answers_to_a_peer_that_is_gone_are_dropped() -> None:
     async def scenario(loopback: Loopback) -> None:
         handler = Echo(answer_nothing)

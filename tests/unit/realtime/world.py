@@ -41,6 +41,10 @@ class SimPeer:
         assert request_id not in self.answers and request_id not in self.errors
         self.errors[request_id] = error
 
+    @property
+    def is_open(self) -> bool:
+        return not self.closed
+
     def close(self) -> None:
         self.closed = True
 
