@@ -25,6 +25,7 @@ from .values import BOUNDARY, NUMBERS, RAW_HEADS, Make
 
 HOUR_MS = 3_600_000
 SHARE_OF_VALID = 0.2
+SHARE_OF_CHECKPOINTS = 0.02  # Of those drawn: each writes files, and others wait for its disk.
 HEADER = struct.Struct("<IBBHIII")
 
 Fields = Mapping[str, Make]
@@ -64,6 +65,7 @@ LOGS: dict[RequestType, Fields] = {
 }
 DELAY: dict[RequestType, Fields] = {
     RequestType.SEND: {},
+    RequestType.CHECKPOINT: {},
     RequestType.OUTCOME: {"log_id": values.u64, "producer_id": values.u64, "producer_batch": values.u64},
     RequestType.TARGETS: {"after": values.u64},
     RequestType.TARGET_LOST: {"log_id": values.u64},
@@ -147,6 +149,8 @@ class Requests:
         """A mutated request."""
         random = self._random
         kind: int = random.choice(self._types)
+        if kind == RequestType.CHECKPOINT and random.random() > SHARE_OF_CHECKPOINTS:
+            kind = RequestType.PING
         head, body = self._head(kind, session), self._body(kind, session)
         chance = random.random()
         if chance < SHARE_OF_VALID:

@@ -11,14 +11,17 @@ import pytest
 from delayd.delay.link import ALARM_RETRY_MS, Phase
 from delayd.delay.recovery import list_dispatch_logs, read_outcomes
 from delayd.errors import BadArgument, DelaydError, NotReady, ServerFenced, UnknownServer
+from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.dispatch import Outcome
 from delayd.log.segment import FileKind, open_segment
+from delayd.reading.seals import verify_seals
 from delayd.testing.tree import PowerLoss
 from delayd.wire.meta import Move
-from tests.delay_files import FOLDER
+from tests.delay_files import DATA, FOLDER
 from tests.delay_harness import Remains, World, wanted
 from tests.delay_target import FakeTarget
 from tests.unit.delay.handoff import TARGET, link_of, ready_world, target_of
+from tests.unit.delay.test_sealing import seals_of
 
 OTHER = 0x7002
 
@@ -96,6 +99,27 @@ def test_rule_H5_what_a_lost_target_may_hold_is_in_doubt_and_its_subjects_go_els
     assert not [body for body in elsewhere if body.startswith(b"under-way")]
     assert outcomes(world)[Outcome.IN_DOUBT] == 5
     assert {each.log_id: each.state for each in world.core.targets.listing()}[TARGET] == "lost"
+
+
+def test_rule_S2_an_hour_with_rows_in_doubt_is_sealed() -> None:
+    world = ready_world()
+    target_of(world).hangs = True
+    hour = hour_of_ms(world.clock.now_ms())
+    world.send(wanted(5, 0, "under-way"))
+    world.pass_ms(200)
+    lose(world)
+    replace_target(world)
+    world.pass_ms(40_000)
+    world.clock.advance(HOUR_MS)
+    world.pass_ms(2_000)
+    world.checkpoint()
+    world.sweep()
+    world.settle()
+    assert world.hours().get(hour).sealed
+    (seal,) = seals_of(world)
+    facts = seal.facts
+    assert (facts.in_doubt, facts.dispatched, facts.dead) == (5, facts.rows - 5, 0) and facts.rows > 5
+    assert not verify_seals(DATA, disk=world.disk).broken
 
 
 @pytest.mark.parametrize("seed", range(4))
