@@ -56,7 +56,8 @@ def check_batch(batch: Batch) -> None:
         BadSubject, MessageTooLarge: with the rows at fault, see `refused_rows`.
     """
     _check_columns(batch.kind, batch.layout.columns)
-    _check_zeros(batch)
+    if batch.layout.gaps or batch.kind in _WITH_RESERVE:
+        _check_zeros(batch)
     begin = check_subjects(batch)
     heap_bytes = batch.total_bytes - batch.heap_offset
     if ColumnId.BODY_END not in batch.offsets:

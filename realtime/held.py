@@ -123,7 +123,7 @@ class Held:
             self._take_of_piece(at, index, (start, end, incarnation), taken)
             at, index = at + 1, 0
         # Emptied pieces go together: one by one each would move all pieces behind it.
-        if any(not piece for piece in self._pieces[begin:at]):
+        if not all(self._pieces[begin:at]):
             kept = [each for each in range(begin, at) if self._pieces[each]]
             self._pieces[begin:at] = [self._pieces[each] for each in kept]
             self._firsts[begin:at] = [self._firsts[each] for each in kept]

@@ -172,7 +172,8 @@ class Pulls:
         group.waiting.add(waiting)
         self._waiting += 1
         self._of_peer.setdefault(waiting.peer, set()).add(waiting)
-        self._serve([group])
+        if group.has_messages:
+            self._serve([group])
         # The first pull of a new group waits for the group's record, whatever its time.
         if group.ready and not waiting.answered:
             self._time(waiting)
@@ -651,6 +652,9 @@ def wanted(group: Group) -> int:
 
 def _merged(handles: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
     """What handles cover, as (incarnation, start, end): ranges that rise and neither overlap nor touch."""
+    if len(handles) == 1:
+        ((incarnation, start, covered),) = handles
+        return [(incarnation, start, start + covered)]
     merged: list[tuple[int, int, int]] = []
     for incarnation, start, covered in sorted(map(tuple, handles)):
         end = start + covered

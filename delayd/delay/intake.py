@@ -207,11 +207,12 @@ class Intake:
             raise Stopping("this server is stopping; send to another one, or again when it is back")
         if self.reserve.closed:
             raise DiskReserve("this server's disk is at its reserve; free space there, or send again later")
-        if self.reserve.behind or self.is_full:
+        if self.reserve.behind or self.queued_bytes > self._config.intake_queue_bytes_max:
             raise SlowDown("this server is behind with its disk; send again later")
         batch.verify()
         check_batch(batch)
-        check_headers(batch)
+        if ColumnId.HEADERS_END in batch.offsets:
+            check_headers(batch)
         if self.subjects_full and not self._knows_subjects(batch):
             raise SlowDown("this server remembers as many subjects as it can; send to those that it knows, or later")
         now_ms = self._clock.now_ms()

@@ -17,6 +17,16 @@ ROW_BYTES_MAX = 5  # A row's number in msgpack.
 MESSAGE_BYTES_MIN = 96  # A sentence that is cut keeps this much.
 
 
+def accepted_head(base_sequence: int, count: int, appended_at_ms: int, duplicate: bool) -> Head:
+    """A batch that was taken, as one of `results`."""
+    return {
+        "base_sequence": base_sequence,
+        "count": count,
+        "appended_at_ms": appended_at_ms,
+        "duplicate": duplicate,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """A batch that was taken."""
@@ -28,12 +38,7 @@ class Accepted:
 
     def to_head(self) -> Head:
         """As one of `results`."""
-        return {
-            "base_sequence": self.base_sequence,
-            "count": self.count,
-            "appended_at_ms": self.appended_at_ms,
-            "duplicate": self.duplicate,
-        }
+        return accepted_head(self.base_sequence, self.count, self.appended_at_ms, self.duplicate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,6 @@ class Refused:
 
 def results_head(results: Sequence[Accepted | Refused]) -> list[HeadValue]:
     """The field `results` of the answer."""
-    if len(results) == 1 and isinstance(results[0], Accepted):
-        return [results[0].to_head()]
     refused = [each for each in results if isinstance(each, Refused)]
     wanted = sum(len(text_bytes(each.message)) + ROW_BYTES_MAX * len(each.rows) for each in refused)
     if PLAIN_BYTES_MAX * len(results) + wanted <= ROWS_BYTES_MAX:
