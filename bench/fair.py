@@ -1,7 +1,7 @@
 """Whether workers of any speed share a subject evenly: consumers with default settings, a process each.
 
 The clock starts at the instant at which all messages are due, when all workers wait already, and stops with the last
-acknowledgement. A message is repeated when a worker is handed it as a later attempt than the first.
+acknowledgement. A message came again when a worker is handed it as a later attempt than the first.
 """
 
 import multiprocessing
@@ -58,7 +58,7 @@ def fair(messages: int, each_s: float) -> Figures:
         "messages_s": round(messages / took_s, 1),
         "took_s": round(took_s, 2),
         "ideal_s": round(ideal_s, 2),
-        "repeated": sum(each.attempt > 1 for each in handled),
+        "came_again": sum(each.attempt > 1 for each in handled),
         "twice": len(handled) - len({each.body for each in handled}),
         "share_least": min(shares),
         "share_most": max(shares),

@@ -91,7 +91,7 @@ def _fair(figures: Mapping[str, Spread]) -> str:
     took, ideal, least, most = (
         number(figures[name]["median"]) for name in ("took_s", "ideal_s", "share_least", "share_most")
     )
-    return f"{took} s of {ideal} s; {least} to {most} each; repeated {number(figures['repeated']['median'])}"
+    return f"{took} s of {ideal} s; {least} to {most} each; came again {number(figures['came_again']['median'])}"
 
 
 def _memory(figures: Mapping[str, Spread]) -> str:

@@ -113,6 +113,7 @@ class ConsumerCore(Generic[Batch]):
     ) -> None:
         self.pid = os.getpid()
         self.closed = False
+        self.subject = settings.subject
         self._settings = settings
         self._post = post
         self._loop = asyncio.get_running_loop()

@@ -100,6 +100,22 @@ class LoopThread:
             raise
         return answer.result()
 
+    def call_within(self, coroutine: Coroutine[object, object, object], limit_s: float) -> bool:
+        """Run a coroutine on the loop; whether it ended in time. What it raises is of no interest."""
+        ended = threading.Event()
+
+        def start() -> None:
+            self.loop.create_task(coroutine).add_done_callback(finished)
+
+        def finished(task: asyncio.Task[object]) -> None:
+            if not task.cancelled():
+                # An exception that nobody fetches would be logged as a bug.
+                task.exception()
+            ended.set()
+
+        self.post(start)
+        return ended.wait(limit_s)
+
     def close(self) -> None:
         """End the loop and the thread; whoever still waits in `call` gets AlreadyClosed."""
         if not self._closed:

@@ -45,7 +45,14 @@ class Outbox:
         self._look_at = 1  # Rows gathered at which `_look` has something to do.
         self._singles = Slots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
         self._pieces = Slots(lambda: PIECES_UNDER_WAY)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Parcel] = {}
+        self._cut_off = 0  # Messages whose task was cancelled.
+
+    @property
+    def unsent(self) -> int:
+        """Messages that have no outcome yet."""
+        under_way = sum([parcel.rows.count for parcel in list(self._tasks.values())])
+        return self._gathering.count + under_way + self._cut_off
 
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
         """Take one send, which holds so many bytes."""
@@ -63,7 +70,8 @@ class Outbox:
                 rest = np.arange(run.start, len(columns.sizes))
                 progress.fail(rest, QueueFull(f"{PIECES_UNDER_WAY} batches stayed under way for {self._timeout_s:g} s"))
                 return
-            self._start(self._bring(self._sender.parcel(Block.cut(progress, columns, run)), self._pieces))
+            parcel = self._sender.parcel(Block.cut(progress, columns, run))
+            self._start(parcel, self._bring(parcel, self._pieces))
 
     async def flush(self) -> None:
         """Wait until everything that was added before has ended."""
@@ -115,14 +123,20 @@ class Outbox:
         self._gathering = Gathering()
         # Taken here and not in the task, or the rest of a crowd would find the slots free too.
         if self._singles.take_free():
-            self._start(self._bring(parcel, self._singles))
+            self._start(parcel, self._bring(parcel, self._singles))
         else:
-            self._start(self._bring_singles(parcel))
+            self._start(parcel, self._bring_singles(parcel))
 
-    def _start(self, bringing: Coroutine[object, object, None]) -> None:
+    def _start(self, parcel: Parcel, bringing: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(bringing)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = parcel
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        parcel = self._tasks.pop(task)
+        if task.cancelled():
+            # The loop ends before its producer was closed.
+            self._cut_off += parcel.rows.count
 
     async def _bring_singles(self, parcel: Parcel) -> None:
         try:

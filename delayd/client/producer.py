@@ -15,11 +15,12 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from delayd.client.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, ProducerSettings, Single
+from delayd.client.at_exit import forget, remember
 from delayd.client.due_columns import Delays, DeliverAt, DeliverAtMs
 from delayd.client.gathering import ROW_BYTES
 from delayd.client.instants import HORIZON_MS
 from delayd.client.limits import Headers, need_meta
-from delayd.client.producer_core import ProducerCore, queue_full
+from delayd.client.producer_core import ProducerCore, queue_full, tell_unsent
 from delayd.client.receipt import Accepted, BatchReceipt, Receipt
 from delayd.errors import SendHandle
 
@@ -140,6 +141,12 @@ class _AsyncCore:
         self._bytes_max = settings.queue_bytes_max
         self._queued_bytes = 0
         self._line: deque[_InLine] = deque()
+        remember(self)
+
+    def end(self, until: float) -> None:
+        """The program ends, and the loop has ended before; see at_exit."""
+        if self.pid == getpid():
+            tell_unsent(self.core.outbox.unsent + len(self._line))
 
     def queue(self, row: Single) -> asyncio.Future[Receipt]:
         """Queue one send, or let it wait in line."""
@@ -167,6 +174,7 @@ class _AsyncCore:
         if not self.core.closed:
             self.core.closed = True
             await self.flush()
+            forget(self)
             await self.core.disconnect()
 
     def _free(self, byte_count: int) -> None:

@@ -6,6 +6,7 @@ Invariant: all of it belongs to the loop's thread; arguments were checked, and w
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ from delayd.client.outbox import Outbox
 from delayd.client.receipt import BatchReceipt
 from delayd.client.sender import Sender
 from delayd.errors import AlreadyClosed, QueueFull
+
+log = logging.getLogger(__name__)
 
 
 class ProducerCore:
@@ -55,3 +58,9 @@ def queue_full(settings: ProducerSettings) -> QueueFull:
     return QueueFull(
         f"{settings.queue_bytes_max} bytes of sends are queued and none left for {waited_s:g} s; nothing was sent"
     )
+
+
+def tell_unsent(messages: int) -> None:
+    """Say that a program ends before so many of its messages had an outcome."""
+    if messages:
+        log.warning("ended_before_sent messages=%d", messages)

@@ -6,6 +6,7 @@ own (rule I2).
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -17,12 +18,15 @@ from typing import Self
 
 from delayd.client.acks import Handles
 from delayd.client.arguments import TIMEOUT_MS
+from delayd.client.at_exit import forget, remember
 from delayd.client.consumer_core import LEASE, WAIT, ConsumerCore, ConsumerSettings
 from delayd.client.instants import monotonic_s
 from delayd.client.limits import need_meta, need_timedelta
 from delayd.client.loop_thread import LoopThread, Work
 from delayd.client.message import MessageColumns, MessageView, Pulled
 from delayd.errors import AlreadyClosed
+
+log = logging.getLogger(__name__)
 
 
 class Consumer:
@@ -200,6 +204,7 @@ class _Engine:
         self.core = self.thread.call(_made(lambda: ConsumerCore(address, settings, make, self._post)))
         self._inbox: deque[tuple[Handles, bool]] = deque()
         self._posted = False
+        remember(self)
 
     async def settle(self, handles: Handles, back: bool) -> None:
         """On the loop: acknowledge or give back, durably."""
@@ -226,8 +231,16 @@ class _Engine:
         except AlreadyClosed:
             return False
 
+    def end(self, until: float) -> None:
+        """The program ends; see at_exit."""
+        if self.thread.pid == os.getpid():
+            closing = self.core.close(self.core.leave())
+            if not self.thread.call_within(closing, max(until - monotonic_s(), 0)):
+                log.warning("ended_before_flushed subject=%s", self.core.subject)
+
     def close(self) -> None:
         """Flush, give back, disconnect and end the thread."""
+        forget(self)
         left = self.core.leave()
         try:
             self.thread.call(self.core.close(left))

@@ -15,12 +15,13 @@ from types import TracebackType
 from typing import Self
 
 from delayd.client.arguments import LINGER_MS, QUEUE_BYTES_MAX, TIMEOUT_MS, Arguments, ProducerSettings, Single
+from delayd.client.at_exit import forget, remember
 from delayd.client.due_columns import Delays, DeliverAt, DeliverAtMs
 from delayd.client.gathering import ROW_BYTES
-from delayd.client.instants import HORIZON_MS
+from delayd.client.instants import HORIZON_MS, monotonic_s
 from delayd.client.limits import Headers, need_meta
 from delayd.client.loop_thread import LoopThread
-from delayd.client.producer_core import ProducerCore, queue_full
+from delayd.client.producer_core import ProducerCore, queue_full, tell_unsent
 from delayd.client.receipt import Accepted, BatchReceipt, Receipt
 from delayd.client.room import Room
 from delayd.client.send_future import SendFuture
@@ -168,6 +169,7 @@ class _Engine:
         self.core = self.thread.call(_made(lambda: ProducerCore(address, settings, self._room.give)))
         self._inbox: deque[tuple[Single, int, SendFuture]] = deque()
         self._posted = False
+        remember(self)
 
     def queue(self, row: Single, future: SendFuture) -> None:
         """Hand one send over when there is room for it."""
@@ -185,8 +187,15 @@ class _Engine:
                 self._posted = False
                 raise
 
+    def end(self, until: float) -> None:
+        """The program ends; see at_exit."""
+        if self.thread.pid == os.getpid():
+            self.thread.call_within(self.core.outbox.flush(), max(until - monotonic_s(), 0))
+            tell_unsent(self.core.outbox.unsent + len(self._inbox))
+
     def close(self) -> None:
         """Flush, disconnect and end the thread."""
+        forget(self)
         self.thread.call(self.core.outbox.flush())
         self.thread.call(self.core.disconnect())
         self.thread.close()

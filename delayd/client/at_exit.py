@@ -1,0 +1,45 @@
+"""What is still done for clients that a program leaves open when it ends.
+
+Invariant: the end waits at most EXIT_S for all of them together, whatever their servers do, and the log says what was
+not done. A process that is killed, or ends by `os._exit` as children of a fork often do, does nothing of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import Protocol
+
+from delayd.client.instants import monotonic_s
+
+EXIT_S = 5.0  # A flush takes milliseconds; a server that is away for longer should not hold up a program's end.
+
+
+class Open(Protocol):
+    """A client that was used and not closed."""
+
+    def end(self, until: float) -> None:
+        """Flush until then, on `monotonic_s`, and say what could not be flushed; not after a fork."""
+
+
+_open: dict[Open, None] = {}
+_registered: list[bool] = []
+
+
+def remember(client: Open) -> None:
+    """End it with the program, unless it is closed before."""
+    if not _registered:
+        _registered.append(True)
+        atexit.register(_end_all)
+    _open[client] = None
+
+
+def forget(client: Open) -> None:
+    """It was closed."""
+    _open.pop(client, None)
+
+
+def _end_all() -> None:
+    until = monotonic_s() + EXIT_S
+    while _open:
+        client, _ = _open.popitem()
+        client.end(until)

@@ -1,0 +1,81 @@
+"""What a program that just ends leaves behind: nothing unsent or held without a word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from functools import partial
+
+from delayd.client.at_exit import EXIT_S
+from tests.unit.client.test_blocking import DEADLINE_S, add_messages, poll
+from tests.unit.client.world import world_aside
+
+SENDS = """
+import sys, delayd
+producer = delayd.Producer(sys.argv[1])
+for row in range(300):
+    producer.send_nowait("a", b"%d" % row, deliver_at_ms=10**12)
+"""
+
+ASYNC_SENDS = """
+import asyncio, sys, delayd
+
+async def main():
+    producer = delayd.AsyncProducer(sys.argv[1])
+    for row in range(7):
+        producer.send("a", b"%d" % row, deliver_at_ms=10**12)
+    if sys.argv[2:]:
+        await asyncio.sleep(0.1)
+
+asyncio.run(main())
+"""
+
+CONSUMES = """
+import sys, delayd
+consumer = delayd.Consumer(sys.argv[1], "a", "g")
+for message in consumer:
+    message.ack(wait=False)
+    if message.sequence == 20:
+        break
+"""
+
+NOBODY = "127.0.0.1:9"  # The discard port, where nothing listens.
+
+
+def run(program: str, *words: str) -> tuple[str, float]:
+    """Run it to its end: what it said on stderr, and how long it took."""
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr, time.monotonic() - began
+
+
+def test_a_program_that_ends_with_a_producer_open_has_sent_everything() -> None:
+    with world_aside() as (world, do):
+        told, took_s = run(SENDS, world.address)
+        assert told == "" and took_s < EXIT_S + DEADLINE_S
+        assert do(lambda: [body for _, body, _ in world.delay.rows]) == [b"%d" % row for row in range(300)]
+
+
+def test_a_program_that_can_not_send_everything_says_how_much_and_ends() -> None:
+    told, took_s = run(SENDS, NOBODY)
+    assert "ended_before_sent messages=300" in told
+    assert EXIT_S <= took_s < EXIT_S + DEADLINE_S
+
+
+def test_a_loop_that_ends_before_its_producer_says_how_much_was_not_sent() -> None:
+    for more in ((), ("sleep",)):
+        told, _ = run(ASYNC_SENDS, NOBODY, *more)
+        assert "ended_before_sent messages=7" in told
+
+
+def test_a_program_that_ends_with_a_consumer_open_acknowledges_and_gives_back() -> None:
+    with world_aside() as (world, do):
+        do(partial(add_messages, world, 200))
+        told, _ = run(CONSUMES, world.address)
+        assert told == ""
+        poll(lambda: sorted(world.realtime.acked) == list(range(20)))
+        assert world.realtime.held == {} and world.realtime.counted == [] and world.realtime.returned
