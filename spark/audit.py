@@ -17,12 +17,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from delayd.disk import RealDisk
 from delayd.errors import DelaydError, error_by_code
 from delayd.hours import hour_from_name, hour_name
-from delayd.log.dispatch import OutcomeRows
-from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books, seal_differences
-from delayd.reading.columns import ScheduleRows
+from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
 from delayd.reading.findings import Finding, FindingKind, Findings
 from delayd.reading.groups import LogMoved
-from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, until_still
+from delayd.reading.plan import AuditPlan, plan_audit, until_still
 from delayd.reading.summary import COUNTS, HourSummary
 
 TASKS_A_CORE = 3  # A task costs 60 to 75 ms, and an hour may be much longer than another.
@@ -114,15 +112,8 @@ def audit_frame(
 def audit_part(plan: AuditPlan, findings_limit: int | None) -> Iterator[pa.RecordBatch]:
     """What one task does; an error that the driver must act on is a row."""
     disk = RealDisk()
-    differs: list[str] | None = None
-
-    def check(hour: HourBooks, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
-        nonlocal differs
-        differs = seal_differences(disk, books[hour.log_id], hour, schedule, outcomes)
-
     try:
-        books = seal_books(disk, plan)
-        for found, summary in audit_plan(disk, plan, also=check):
+        for found, summary, differs in audit_plan(disk, plan, None, seal_books(disk, plan)):
             yield _encode(found, summary, findings_limit, differs)
     except LogMoved as moved:
         yield pa.RecordBatch.from_pylist([{"error_code": MOVED, "error": str(moved)}], HOUR)

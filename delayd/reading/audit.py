@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.log.dispatch import Outcome, OutcomeRows
-from delayd.reading.columns import IN_MESSAGE_LOG, ScheduleRows, UInt64s
+from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.filed import Accepted, differences, not_filed, same_subjects
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
 from delayd.reading.histogram import count_ms
@@ -185,7 +185,9 @@ class _Books:
         self._add(FindingKind.LOST, Reason.NOT_FILED, missing.sequence, missing.deliver_at_ms, subject, 0, 0)
         for noted in differences(self._hour, schedule, accepted):
             self._note(*noted)
-        filed = int((schedule.location < np.uint64(IN_MESSAGE_LOG)).sum())
+        if accepted.before is None:
+            return
+        filed = accepted.before + schedule.filed_count()
         if filed != accepted.counted:
             one, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
             self._add(FindingKind.CONSERVATION, Reason.COUNTED, one, zero, nameless, accepted.counted, filed)

@@ -11,16 +11,15 @@ from delayd.disk import Disk, RealDisk
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import dispatch_path
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
-from delayd.reading.columns import ScheduleRows
 from delayd.reading.conservation import server_faults
 from delayd.reading.dispatch import read_outcomes
-from delayd.reading.findings import Finding, FindingKind, Findings
+from delayd.reading.findings import Finding, FindingKind, Findings, join_findings
 from delayd.reading.groups import TornTail, file_size
 from delayd.reading.lives import Life
 from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
-from delayd.reading.seals import SealBook, SealReport, SealState
-from delayd.reading.summary import HourSummary, sum_up
+from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
+from delayd.reading.summary import HourSummary, join_parts, sum_up
 
 FINDINGS_LIMIT = 1_000
 
@@ -143,13 +142,9 @@ def report_plan(
     """Audit all hours of a plan, and their seals; LogMoved when files went away meanwhile."""
     collected = Collected(findings_limit)
     books = seal_books(disk, plan)
-
-    def check(hour: HourBooks, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
-        differs = seal_differences(disk, books[hour.log_id], hour, schedule, outcomes)
+    for found, summary, differs in audit_plan(disk, plan, tails, books):
         if differs is not None:
-            books[hour.log_id].note(hour.hour, differs)
-
-    for found, summary in audit_plan(disk, plan, tails, check):
+            books[summary.log_id].note(summary.hour, differs)
         collected.add(summary, found.first(findings_limit), len(found))
         if progress is not None:
             progress(len(collected.summaries), plan.hour_count)
@@ -163,27 +158,35 @@ def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> l
 
 
 def audit_plan(
-    disk: Disk,
-    plan: AuditPlan,
-    tails: Sequence[MessageTail] | None = None,
-    also: Callable[[HourBooks, ScheduleRows, OutcomeRows], None] | None = None,
-) -> Iterator[tuple[Findings, HourSummary]]:
+    disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None, books: Mapping[int, SealBook]
+) -> Iterator[tuple[Findings, HourSummary, list[str] | None]]:
     """Audit the hours of a plan, or of a part of one.
 
     Args:
         disk: where the directories are.
         plan: the hours.
         tails: those of the message logs; without them they are read.
-        also: called with what was read of the schedule side and the dispatch log of each hour.
+        books: the seals of each delay server.
+
+    Yields:
+        The findings and figures of each hour, and what its rows say otherwise than its seal; None when it has no seal
+        that they can be held against.
 
     Raises:
         LogMoved: files went away meanwhile.
     """
     for hour in plan_hours(disk, plan, tails):
-        schedule, outcomes = hour.schedule(), hour.outcomes()
-        if also is not None:
-            also(hour, schedule, outcomes)
-        yield audit_hour(hour.log_id, hour.hour, schedule, outcomes, hour.realtime(), hour.terms, hour.accepted())
+        book = books[hour.log_id]
+        check = book.check(hour.hour) if book.has_standing(hour.hour) else None
+        parts = hour.parts()
+        found: list[tuple[Findings, HourSummary]] = []
+        before = 0
+        for part in parts:
+            result, filed = _audit_part(part, before, check, last=part is parts[-1])
+            found.append(result)
+            before += filed
+        differs = None if check is None else check.differences(hour.torn)
+        yield join_findings([each for each, _ in found]), join_parts([each for _, each in found]), differs
 
 
 def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:
@@ -191,15 +194,24 @@ def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:
     return {origin.snapshot.directory.log_id: SealBook(disk, origin.snapshot) for origin in plan.origins}
 
 
-def seal_differences(
-    disk: Disk, book: SealBook, hour: HourBooks, schedule: ScheduleRows, outcomes: OutcomeRows
-) -> list[str] | None:
-    """What an hour's rows say otherwise than its seal; None when it has none that they can be held against."""
-    if not book.has_standing(hour.hour):
-        return None
-    directory = hour.origin.snapshot.directory
-    # The plan's size of the dispatch log is older than the seals: the hour may have had its last outcomes since.
-    if file_size(disk, dispatch_path(directory.path, hour.hour)) != hour.origin.dispatch_sizes.get(hour.hour, 0):
-        hour.torn.clear()
-        outcomes = read_outcomes(disk, directory, hour.hour, None, hour.torn)
-    return book.compare(hour.hour, schedule, outcomes, hour.torn)
+def _audit_part(
+    part: HourBooks, before: int, check: SealCheck | None, *, last: bool
+) -> tuple[tuple[Findings, HourSummary], int]:
+    """Audit an hour or a part of one, and say how many of its rows are filed; nothing else of it stays in memory."""
+    schedule, outcomes = part.schedule(), part.outcomes()
+    if check is not None:
+        check.add(schedule, _sealed_outcomes(part, outcomes))
+    accepted = part.accepted()._replace(before=before if last else None)
+    found = audit_hour(part.log_id, part.hour, schedule, outcomes, part.realtime(), part.terms, accepted)
+    return found, schedule.filed_count()
+
+
+def _sealed_outcomes(hour: HourBooks, outcomes: OutcomeRows) -> OutcomeRows:
+    """What the seal of an hour is held against: the plan's size of the dispatch log is older than the seals."""
+    snapshot = hour.origin.snapshot
+    path = dispatch_path(snapshot.directory.path, hour.hour)
+    if file_size(hour.disk, path) == hour.origin.dispatch_sizes.get(hour.hour, 0):
+        return outcomes
+    # The hour may have had its last outcomes since.
+    hour.torn.clear()
+    return read_outcomes(hour.disk, snapshot.directory, hour.hour, None, hour.torn, part=hour.part)

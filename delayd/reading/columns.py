@@ -59,6 +59,10 @@ class ScheduleRows:
             self.subjects,
         )
 
+    def filed_count(self) -> int:
+        """How many of them are in a schedule log, and not only in the message log."""
+        return int((self.location < np.uint64(IN_MESSAGE_LOG)).sum())
+
     def due_from_ms(self) -> Int64s:
         """When each row was to be handed over: when due, or when appended if that was later (rule P5)."""
         return np.maximum(self.deliver_at_ms, self.appended_at_ms)
@@ -93,10 +97,11 @@ class SubjectTable:
 
 
 class RowCollector:
-    """Gathers the rows of batches, in the order in which they are added."""
+    """Gathers the rows of batches, in the order in which they are added; with a ``part`` those of its sequences."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: range | None = None) -> None:
         self.subjects = SubjectTable()
+        self._part = part
         self._pieces: list[tuple[NDArray[Any], ...]] = [NO_ROWS]
         self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
 
@@ -143,7 +148,11 @@ class RowCollector:
             subject = ids[batch.uint32s(ColumnId.SUBJECT)]
         due = batch.int64s(ColumnId.DELIVER_AT_MS).copy()
         locations = np.arange(location, location + batch.count, dtype=np.uint64)
-        self._pieces.append((sequence, due, appended_at_ms, subject, body_bytes, locations))
+        columns: tuple[NDArray[Any], ...] = (sequence, due, appended_at_ms, subject, body_bytes, locations)
+        if self._part is not None:
+            rows = rows_of_part(sequence, self._part)
+            columns = tuple(column[rows] for column in columns)
+        self._pieces.append(columns)
 
     def _close_singles(self) -> None:
         if self._singles:
@@ -151,6 +160,23 @@ class RowCollector:
             dtypes = (none.dtype for none in NO_ROWS)
             self._pieces.append(tuple(map(np.array, columns, dtypes)))
             self._singles = []
+
+
+class SequenceSampler:
+    """Gathers one sequence of so many, of the batches that are added."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.sequences: list[UInt64s] = [NO_UINT64S]
+
+    def add_schedule_batch(self, batch: Batch, offset: int) -> None:
+        """Add a SCHEDULE batch of a verified group."""
+        self.sequences.append(batch.uint64s(ColumnId.SEQUENCE)[:: self.step].copy())
+
+
+def rows_of_part(sequence: UInt64s, part: range) -> Int64s:
+    """Which rows have a sequence of a part of an hour."""
+    return np.flatnonzero((sequence >= np.uint64(part.start)) & (sequence <= np.uint64(part.stop - 1)))
 
 
 def locate(location: int) -> tuple[bool, int, int]:

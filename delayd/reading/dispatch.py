@@ -3,6 +3,8 @@
 Invariant: outcomes are decoded from whole groups that check, up to a size taken before the schedule side was read.
 """
 
+import numpy as np
+
 from delayd.batch import Batch, BatchKind
 from delayd.disk import Disk
 from delayd.errors import DamagedData
@@ -10,8 +12,11 @@ from delayd.hours import hour_from_name
 from delayd.log.dispatch import OutcomeRows, decode_outcomes
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
+from delayd.reading.columns import rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.groups import LogMoved, TornTail, file_size, read_groups
+
+DECODE_ROWS = 65_536  # Outcomes that are decoded at a time.
 
 
 def hours_on_disk(disk: Disk, directory: Directory, log: str) -> list[int]:
@@ -34,6 +39,7 @@ def read_outcomes(
     stop: int | None = None,
     torn: list[TornTail] | None = None,
     durable: int = 0,
+    part: range | None = None,
 ) -> OutcomeRows:
     """Read the outcomes of an hour, in the order in which they came to be known; none when there is no file.
 
@@ -44,6 +50,7 @@ def read_outcomes(
         stop: groups that end behind this offset are left out; None reads what is there now.
         torn: receives what lies behind the last group that checks.
         durable: an offset below which the checkpoint calls everything fsynced.
+        part: read the outcomes of these sequences only; None for all.
 
     Raises:
         LogMoved: the file went away after ``stop`` was taken from it.
@@ -56,14 +63,47 @@ def read_outcomes(
         return decode_outcomes([])
     try:
         until = segment.file.size() if stop is None else stop
+        pieces: list[OutcomeRows] = []
         batches: list[Batch] = []
+        rows = 0
         for group in read_groups(segment, 0, until, [] if torn is None else torn, previous_crc32c=0, durable=durable):
             batches += [batch for _, batch in group.batches() if batch.kind == BatchKind.OUTCOME]
-        if any(batch.outcome.hour != hour for batch in batches):
-            raise DamagedData(segment.path, 0, "it holds outcomes of another hour")
-        return decode_outcomes(batches)
+            rows += group.header.row_count
+            if rows >= DECODE_ROWS:
+                # A batch keeps the bytes of its group in memory.
+                pieces.append(_decode(segment, hour, batches, part))
+                batches, rows = [], 0
+        return _joined([*pieces, _decode(segment, hour, batches, part)])
     finally:
         segment.close()
+
+
+def _decode(segment: Segment, hour: int, batches: list[Batch], part: range | None) -> OutcomeRows:
+    if any(batch.outcome.hour != hour for batch in batches):
+        raise DamagedData(segment.path, 0, "it holds outcomes of another hour")
+    found = decode_outcomes(batches)
+    if part is None:
+        return found
+    rows = rows_of_part(found.sequences, part)
+    used, part_of = np.unique(found.part_of[rows], return_inverse=True)
+    return found._replace(
+        sequences=found.sequences[rows],
+        deliver_at_ms=found.deliver_at_ms[rows],
+        parts=found.parts[used],
+        part_of=part_of,
+    )
+
+
+def _joined(pieces: list[OutcomeRows]) -> OutcomeRows:
+    if len(pieces) == 1:
+        return pieces[0]
+    parts_before = np.cumsum([0, *(len(piece.parts) for piece in pieces[:-1])])
+    return pieces[0]._replace(
+        sequences=np.concatenate([piece.sequences for piece in pieces]),
+        deliver_at_ms=np.concatenate([piece.deliver_at_ms for piece in pieces]),
+        parts=np.concatenate([piece.parts for piece in pieces]),
+        part_of=np.concatenate([piece.part_of + before for piece, before in zip(pieces, parts_before, strict=True)]),
+    )
 
 
 def open_hour(disk: Disk, path: str, kind: FileKind, log_id: int, hour: int) -> Segment | None:

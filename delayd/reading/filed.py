@@ -24,7 +24,8 @@ class Accepted(NamedTuple):
 
     ``rows`` are those of the hour below the replay offset, ``first`` the lowest sequence that the message log keeps (0:
     none), ``next_sequence`` the one that the checkpoint gives next; ``counted`` rows are in the schedule log by the
-    checkpoint, ``dropped`` were given up by an operator.
+    checkpoint, ``dropped`` were given up by an operator. Of an hour that is read in parts ``before`` rows of the
+    schedule log stood in the parts before this one; None: more parts follow.
     """
 
     rows: ScheduleRows
@@ -33,6 +34,7 @@ class Accepted(NamedTuple):
     counted: int
     dropped: int = 0
     skipped: Sequence[Skipped] = ()
+    before: int | None = 0
 
 
 class Noted(NamedTuple):

@@ -4,7 +4,7 @@ Invariant: a finding is a row of numbers until somebody reads it; its sentence i
 million findings costs arrays.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -142,3 +142,18 @@ class Findings:
             *(int(row["hour"]), FindingKind(row["kind"]), int(row["sequence"]), int(row["deliver_at_ms"])),
             *(self.subjects[row["subject"]], detail, self.log_id),
         )
+
+
+def join_findings(parts: Sequence[Findings]) -> Findings:
+    """The findings of an hour that was audited in parts."""
+    if len(parts) == 1:
+        return parts[0]
+    tables, subjects = [], list[str]()
+    for part in parts:
+        table = part.table.copy()
+        table["subject"] += np.uint32(len(subjects))
+        tables.append(table)
+        subjects += part.subjects
+    joined = np.concatenate(tables)
+    joined = joined[np.lexsort((joined["reason"], joined["kind"], joined["sequence"]))]
+    return Findings(parts[0].log_id, joined, tuple(subjects))

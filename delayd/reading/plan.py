@@ -24,8 +24,17 @@ from delayd.reading.filed import Accepted
 from delayd.reading.groups import LogMoved, TornTail
 from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, what_holds_up, who_is_missed
 from delayd.reading.realtime import Batches, TargetIndex, TargetIndexer, TargetRows, read_target_rows
-from delayd.reading.schedule import MessageTail, ScheduleSnapshot, read_hour, read_tail, take_snapshot, was_removed
+from delayd.reading.schedule import (
+    MessageTail,
+    ScheduleSnapshot,
+    part_hour,
+    read_hour,
+    read_tail,
+    take_snapshot,
+    was_removed,
+)
 
+PART_ROWS_MAX = 1_000_000  # An hour of more rows is read in parts: an audit takes about 300 bytes for each row.
 ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always does.
 
 Result = TypeVar("Result")
@@ -93,6 +102,7 @@ class HourBooks:
     index: TargetIndex
     batches: Batches
     torn: list[TornTail] = field(default_factory=list)  # What `outcomes` found behind the last whole group.
+    part: range | None = None  # The sequences to read; None: all.
 
     @property
     def log_id(self) -> int:
@@ -106,25 +116,36 @@ class HourBooks:
 
     def schedule(self) -> ScheduleRows:
         """What was scheduled, by rising sequence."""
-        return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour)
+        return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour, self.part)
 
     def accepted(self) -> Accepted:
         """What the message log and the checkpoint say of the hour's schedule log."""
         snapshot, tail = self.origin.snapshot, self.tail.get()
         word = snapshot.word
         facts = tail.first, word.next_sequence, snapshot.counted(self.hour), word.dropped.get(self.hour, 0)
-        return Accepted(tail.accepted.of_hour(self.hour), *facts, word.skipped)
+        return Accepted(tail.accepted.of_hour(self.hour, self.part), *facts, word.skipped)
 
     def outcomes(self) -> OutcomeRows:
         """What the dispatch log says became of it."""
         size = self.origin.dispatch_sizes.get(self.hour, 0)
         snapshot = self.origin.snapshot
         durable = snapshot.outcome_ends.get(self.hour, 0)
-        return read_outcomes(self.disk, snapshot.directory, self.hour, size, self.torn, durable)
+        self.torn.clear()
+        return read_outcomes(self.disk, snapshot.directory, self.hour, size, self.torn, durable, self.part)
 
     def realtime(self) -> TargetRows:
         """What the targets hold of it."""
-        return read_target_rows(self.disk, self.index, self.batches)
+        return read_target_rows(self.disk, self.index, self.batches, self.part)
+
+    def parts(self) -> "list[HourBooks]":
+        """The hour in parts that are small enough to be held in memory, by rising sequence; of most hours itself."""
+        snapshot, tail = self.origin.snapshot, self.tail.get()
+        rows = snapshot.counted(self.hour) + len(tail.of_hour(self.hour))
+        # What operators gave up is compared with a number of the whole hour.
+        if rows <= PART_ROWS_MAX or self.hour in snapshot.word.dropped:
+            return [self]
+        found = part_hour(self.disk, snapshot, tail, self.hour, PART_ROWS_MAX)
+        return [replace(self, part=part) for part in found]
 
 
 def plan_audit(

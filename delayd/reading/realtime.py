@@ -23,7 +23,7 @@ from delayd.log.control import decode_records
 from delayd.log.group import Group, GroupKind, batch_sizes, content_position
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.reading.columns import UInt64s
+from delayd.reading.columns import NO_INT64S, NO_UINT64S, UInt64s, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log, segment_bases
 
@@ -277,27 +277,31 @@ class _Fronts:
         self._groups: list[tuple[int, int, int]] = []  # Batches, base offset of the segment, append instant.
 
 
-def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches) -> TargetRows:
-    """Read the rows of some batches of an index, which are in its order.
+def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: range | None = None) -> TargetRows:
+    """Read the rows of some batches of an index, which are in its order; with a ``part`` those of its sequences.
 
     Raises:
         LogMoved: a segment went away meanwhile.
         DamagedData: a batch's columns do not check.
     """
-    sequence = np.empty(int(batches["count"].sum()), np.uint64)
-    deliver_at_ms = np.empty(len(sequence), np.int64)
-    rows_before = np.concatenate(([0], np.cumsum(batches["count"], dtype=np.int64)))
+    sequences, dues, places = [NO_UINT64S], [NO_INT64S], [NO_INT64S]
     for path, first, until in _by_segment(index, batches):
         file = _open(disk, path)
         try:
             for start, stop in _runs(batches[first:until]):
                 start, stop = first + start, first + stop
-                rows = slice(rows_before[start], rows_before[stop])
-                sequence[rows], deliver_at_ms[rows] = _read_run(path, file, batches[start:stop])
+                sequence, due = _read_run(path, file, batches[start:stop])
+                batch_of = np.repeat(np.arange(start, stop), batches["count"][start:stop])
+                if part is not None:
+                    rows = rows_of_part(sequence, part)
+                    sequence, due, batch_of = sequence[rows], due[rows], batch_of[rows]
+                sequences.append(sequence)
+                dues.append(due)
+                places.append(batch_of)
         finally:
             file.close()
-    batch_of = np.repeat(np.arange(len(batches)), batches["count"])
-    return TargetRows(sequence, deliver_at_ms, batch_of, batches, index.targets, index.subjects)
+    columns = np.concatenate(sequences), np.concatenate(dues), np.concatenate(places)
+    return TargetRows(*columns, batches, index.targets, index.subjects)
 
 
 def _by_segment(index: TargetIndex, batches: Batches) -> Iterator[tuple[str, int, int]]:

@@ -6,6 +6,7 @@ batch gathered below the replay offset P, or from the message log from P on.
 
 import sys
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,13 +21,18 @@ from delayd.log.group import Group, GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.reading.columns import RowCollector, ScheduleRows, locate
+from delayd.reading.columns import RowCollector, ScheduleRows, SequenceSampler, locate, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.follow import Follow
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, read_log, segment_bases
 from delayd.reading.join import rising
 from delayd.reading.word import FiledHour, Word, filed_hours, read_word
+
+SAMPLE_ROWS = 64  # One sequence of so many says where an hour is to be parted.
+SEQUENCES_MAX = 1 << 64
+
+Collector = RowCollector | SequenceSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +69,11 @@ class HourRows(NamedTuple):
     rows: ScheduleRows
     hours: Int64s
 
-    def of_hour(self, hour: int) -> ScheduleRows:
-        """The rows of one hour."""
+    def of_hour(self, hour: int, part: range | None = None) -> ScheduleRows:
+        """The rows of one hour; with a ``part`` those of its sequences."""
         first, until = np.searchsorted(self.hours, [hour, hour + 1])
-        return self.rows.take(np.arange(first, until))
+        rows = np.arange(first, until)
+        return self.rows.take(rows if part is None else rows[rows_of_part(self.rows.sequence[first:until], part)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +96,9 @@ class MessageTail:
         hours, counts = np.unique(self.hours, return_counts=True)
         return dict(zip(hours.tolist(), counts.tolist(), strict=True))
 
-    def of_hour(self, hour: int) -> ScheduleRows:
-        """The rows of one hour."""
-        return HourRows(self.rows, self.hours).of_hour(hour)
+    def of_hour(self, hour: int, part: range | None = None) -> ScheduleRows:
+        """The rows of one hour; with a ``part`` those of its sequences."""
+        return HourRows(self.rows, self.hours).of_hour(hour, part)
 
 
 def take_snapshot(disk: Disk, directory: Directory) -> ScheduleSnapshot:
@@ -162,20 +169,18 @@ def _by_hour(rows: ScheduleRows) -> HourRows:
     return HourRows(rows.take(order), hours[order])
 
 
-def read_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: int) -> ScheduleRows:
-    """Read the schedule side of an hour, by rising sequence.
+def read_hour(
+    disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: int, part: range | None = None
+) -> ScheduleRows:
+    """Read the schedule side of an hour, by rising sequence; with a ``part`` those of its sequences.
 
     Raises:
         LogMoved: the schedule log is gone: take a new snapshot.
         DamagedData: it does not check, or is shorter than the checkpoint says.
     """
-    collector = RowCollector()
-    filed, beside = snapshot.hours.get(hour), snapshot.word.beside.get(hour)
-    if filed is not None and filed.length:
-        _read_filed(disk, snapshot, hour, filed, collector)
-    if beside is not None and beside.length:
-        _read_beside(disk, snapshot, hour, beside, collector)
-    late = tail.of_hour(hour)
+    collector = RowCollector(part)
+    _collect(disk, snapshot, hour, collector)
+    late = tail.of_hour(hour, part)
     early = collector.rows()
     # Tables of subjects differ, so the numbers of the second part move up behind those of the first.
     subjects = early.subjects + late.subjects
@@ -192,6 +197,20 @@ def read_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: i
     if len(rows) and not (rows.sequence[1:] >= rows.sequence[:-1]).all():
         rows = rows.take(rising(rows.sequence))
     return rows
+
+
+def part_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: int, rows_max: int) -> list[range]:
+    """Parts of all sequences, rising, that have about so many rows of an hour each; read from one row of a few.
+
+    Raises:
+        LogMoved, DamagedData: as `read_hour`.
+    """
+    sampler = SequenceSampler(SAMPLE_ROWS)
+    _collect(disk, snapshot, hour, sampler)
+    late = tail.of_hour(hour).sequence[::SAMPLE_ROWS]
+    sample = np.sort(np.concatenate((*sampler.sequences, late)))
+    bounds = np.unique(sample[rows_max // SAMPLE_ROWS :: rows_max // SAMPLE_ROWS]).tolist()
+    return [range(first, until) for first, until in pairwise((0, *bounds, SEQUENCES_MAX))]
 
 
 def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) -> bytes:
@@ -225,11 +244,20 @@ def beside_path(folder: str, hour: int) -> str:
     return f"{folder}/quarantine/{hour_name(hour)}.schedule.log"
 
 
-def _read_filed(disk: Disk, snapshot: ScheduleSnapshot, hour: int, filed: FiledHour, collector: RowCollector) -> None:
+def _collect(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Collector) -> None:
+    """Add the batches of an hour that are filed."""
+    filed, beside = snapshot.hours.get(hour), snapshot.word.beside.get(hour)
+    if filed is not None and filed.length:
+        _read_filed(disk, snapshot, hour, filed, collector)
+    if beside is not None and beside.length:
+        _read_beside(disk, snapshot, hour, beside, collector)
+
+
+def _read_filed(disk: Disk, snapshot: ScheduleSnapshot, hour: int, filed: FiledHour, collector: Collector) -> None:
     _read_part(disk, snapshot, hour, schedule_path(snapshot.directory.path, hour), filed, collector)
 
 
-def _read_beside(disk: Disk, snapshot: ScheduleSnapshot, hour: int, beside: FiledHour, collector: RowCollector) -> None:
+def _read_beside(disk: Disk, snapshot: ScheduleSnapshot, hour: int, beside: FiledHour, collector: Collector) -> None:
     path = beside_path(snapshot.directory.path, hour)
     if disk.exists(path):
         _read_part(disk, snapshot, hour, path, beside, collector)
@@ -251,7 +279,12 @@ def _read_beside(disk: Disk, snapshot: ScheduleSnapshot, hour: int, beside: File
 
 
 def _read_part(
-    disk: Disk, snapshot: ScheduleSnapshot, hour: int, path: str, filed: FiledHour, collector: RowCollector
+    disk: Disk,
+    snapshot: ScheduleSnapshot,
+    hour: int,
+    path: str,
+    filed: FiledHour,
+    collector: Collector,
 ) -> None:
     """Read what a checkpoint counts of a file of SCHEDULE batches."""
     segment = open_hour(disk, path, FileKind.SCHEDULE, snapshot.directory.log_id, hour)
@@ -271,7 +304,7 @@ def _read_part(
         segment.close()
 
 
-def _add_rows(snapshot: ScheduleSnapshot, group: Group, collector: RowCollector) -> int:
+def _add_rows(snapshot: ScheduleSnapshot, group: Group, collector: Collector) -> int:
     rows = 0
     for offset, batch in group.batches():
         if batch.kind == BatchKind.SCHEDULE and batch.schedule.source_end <= snapshot.replay_offset:

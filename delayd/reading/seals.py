@@ -102,8 +102,13 @@ class SealBook:
 
         ``torn`` is what lies behind the outcomes: a sealed hour gets no more, so nobody is appending.
         """
-        differs = _differences(self._seals[self._of_hour[hour]].facts, schedule, outcomes)
-        return [*differs, *(tail.sentence for tail in torn)]
+        check = self.check(hour)
+        check.add(schedule, outcomes)
+        return check.differences(torn)
+
+    def check(self, hour: int) -> "SealCheck":
+        """The same for a standing hour whose rows come in parts."""
+        return SealCheck(self._seals[self._of_hour[hour]].facts)
 
     def note(self, hour: int, differs: Sequence[str]) -> None:
         """Note what became of the comparison of a standing hour; nothing verifies it."""
@@ -219,70 +224,88 @@ def _read_seals(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail]) ->
         raise DamagedData(f"{place.folder}/{segment_name(0)}", 0, str(moved)) from moved
 
 
-def _differences(sealed: SealFacts, schedule: ScheduleRows, outcomes: OutcomeRows) -> list[str]:
-    """What the rows of an hour say otherwise than its seal, for people; the figures first, for they say how."""
-    order = rising(outcomes.sequences)
-    counted = np.bincount(outcomes.parts["outcome"][outcomes.part_of], minlength=max(Outcome) + 1)
-    if not len(schedule):
-        return [f"{sealed.rows} rows are sealed, and none is in the schedule log"]
-    due = schedule.deliver_at_ms
-    found: tuple[int, ...] = (
-        *(len(schedule), int(schedule.body_bytes.sum(dtype=np.uint64))),
-        *(int(counted[outcome]) for outcome in Outcome),
-        *(int(due.min()), int(due.max())),
-    )
-    differs = [
-        f"{name} {number} instead of {getattr(sealed, name)}"
-        for name, number in zip(FIGURES, found, strict=True)
-        if number != getattr(sealed, name)
-    ]
-    if not np.array_equal(schedule.sequence, outcomes.sequences[order]):
-        differs.append("not each row has exactly one outcome")
-    if _schedule_sha256(schedule) != sealed.schedule_sha256:
-        differs.append("the schedule side has other rows")
-    if _outcomes_sha256(outcomes, order) != sealed.outcomes_sha256:
-        differs.append("the outcome side has other rows")
-    return differs
+class SealCheck:
+    """The rows of a sealed hour against its seal; they come in parts, by rising sequence."""
 
+    def __init__(self, sealed: SealFacts) -> None:
+        self._sealed = sealed
+        self._schedule, self._outcomes = hashlib.sha256(), hashlib.sha256()
+        self._numbers: dict[str, int] = {}  # Subjects in the order in which they appear.
+        self._rows = self._body_bytes = 0
+        self._kinds = np.zeros(max(Outcome) + 1, np.int64)
+        self._due: list[int] = []
+        self._paired = True  # Whether each row has exactly one outcome.
 
-def _schedule_sha256(schedule: ScheduleRows) -> bytes:
-    digest = hashlib.sha256()
-    # Filled from behind, so that the first row of each subject is the one that stays.
-    first = np.full(len(schedule.subjects), len(schedule))
-    first[schedule.subject[::-1]] = np.arange(len(schedule))[::-1]
-    seen = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(schedule))]
-    number_of = np.zeros(len(schedule.subjects), np.uint32)
-    number_of[seen] = np.arange(len(seen))
-    for start in range(0, len(schedule), PIECE_ROWS):
-        piece = slice(start, start + PIECE_ROWS)
-        packed = np.zeros(len(schedule.sequence[piece]), SCHEDULE_ROW)
-        packed["sequence"] = schedule.sequence[piece]
-        packed["deliver_at_ms"] = schedule.deliver_at_ms[piece]
-        packed["subject"] = number_of[schedule.subject[piece]]
-        packed["body_bytes"] = schedule.body_bytes[piece]
-        digest.update(packed.tobytes())
-    for subject in seen.tolist():
-        name = schedule.subjects[subject].encode("ascii")
-        digest.update(len(name).to_bytes(4, "little"))
-        digest.update(name)
-    return digest.digest()
+    def add(self, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
+        """Take the next rows."""
+        order = rising(outcomes.sequences)
+        self._paired &= np.array_equal(schedule.sequence, outcomes.sequences[order])
+        self._kinds += np.bincount(outcomes.parts["outcome"][outcomes.part_of], minlength=len(self._kinds))
+        self._rows += len(schedule)
+        self._body_bytes += int(schedule.body_bytes.sum(dtype=np.uint64))
+        if len(schedule):
+            self._due += [int(schedule.deliver_at_ms.min()), int(schedule.deliver_at_ms.max())]
+        self._add_schedule(schedule)
+        self._add_outcomes(outcomes, order)
 
+    def differences(self, torn: Sequence[TornTail] = ()) -> list[str]:
+        """What they say otherwise than the seal, for people; the figures first, for they say how."""
+        sealed, tails = self._sealed, [tail.sentence for tail in torn]
+        if not self._rows:
+            return [f"{sealed.rows} rows are sealed, and none is in the schedule log", *tails]
+        kinds = (int(self._kinds[outcome]) for outcome in Outcome)
+        found = (self._rows, self._body_bytes, *kinds, min(self._due), max(self._due))
+        differs = [
+            f"{name} {number} instead of {getattr(sealed, name)}"
+            for name, number in zip(FIGURES, found, strict=True)
+            if number != getattr(sealed, name)
+        ]
+        if not self._paired:
+            differs.append("not each row has exactly one outcome")
+        if self._schedule_sha256() != sealed.schedule_sha256:
+            differs.append("the schedule side has other rows")
+        if self._outcomes.digest() != sealed.outcomes_sha256:
+            differs.append("the outcome side has other rows")
+        return [*differs, *tails]
 
-def _outcomes_sha256(outcomes: OutcomeRows, order: NDArray[np.intp]) -> bytes:
-    digest = hashlib.sha256()
-    for start in range(0, len(order), PIECE_ROWS):
-        rows = order[start : start + PIECE_ROWS]
-        part_of = outcomes.part_of[rows]
-        packed = np.zeros(len(rows), OUTCOME_ROW)
-        packed["sequence"] = outcomes.sequences[rows]
-        packed["deliver_at_ms"] = outcomes.deliver_at_ms[rows]
-        packed["claimed_at_ms"] = outcomes.parts["claimed_at_ms"][part_of]
-        packed["target_log_id"] = outcomes.parts["target_log_id"][part_of]
-        packed["epoch"] = outcomes.parts["epoch"][part_of]
-        packed["batch_id"] = outcomes.parts["batch_id"][part_of]
-        packed["target_appended_at_ms"] = outcomes.parts["target_appended_at_ms"][part_of]
-        packed["target_offset"] = outcomes.parts["target_offset"][part_of]
-        packed["outcome"] = outcomes.parts["outcome"][part_of]
-        packed["attempt"] = outcomes.parts["attempt"][part_of]
-        digest.update(packed.tobytes())
-    return digest.digest()
+    def _schedule_sha256(self) -> bytes:
+        digest = self._schedule.copy()
+        for subject in self._numbers:
+            name = subject.encode("ascii")
+            digest.update(len(name).to_bytes(4, "little"))
+            digest.update(name)
+        return digest.digest()
+
+    def _add_schedule(self, schedule: ScheduleRows) -> None:
+        # Filled from behind, so that the first row of each subject is the one that stays.
+        first = np.full(len(schedule.subjects), len(schedule))
+        first[schedule.subject[::-1]] = np.arange(len(schedule))[::-1]
+        seen = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(schedule))]
+        number_of = np.zeros(len(schedule.subjects), np.uint32)
+        for subject in seen.tolist():
+            number_of[subject] = self._numbers.setdefault(schedule.subjects[subject], len(self._numbers))
+        for start in range(0, len(schedule), PIECE_ROWS):
+            piece = slice(start, start + PIECE_ROWS)
+            packed = np.zeros(len(schedule.sequence[piece]), SCHEDULE_ROW)
+            packed["sequence"] = schedule.sequence[piece]
+            packed["deliver_at_ms"] = schedule.deliver_at_ms[piece]
+            packed["subject"] = number_of[schedule.subject[piece]]
+            packed["body_bytes"] = schedule.body_bytes[piece]
+            self._schedule.update(packed.tobytes())
+
+    def _add_outcomes(self, outcomes: OutcomeRows, order: NDArray[np.intp]) -> None:
+        for start in range(0, len(order), PIECE_ROWS):
+            rows = order[start : start + PIECE_ROWS]
+            part_of = outcomes.part_of[rows]
+            packed = np.zeros(len(rows), OUTCOME_ROW)
+            packed["sequence"] = outcomes.sequences[rows]
+            packed["deliver_at_ms"] = outcomes.deliver_at_ms[rows]
+            packed["claimed_at_ms"] = outcomes.parts["claimed_at_ms"][part_of]
+            packed["target_log_id"] = outcomes.parts["target_log_id"][part_of]
+            packed["epoch"] = outcomes.parts["epoch"][part_of]
+            packed["batch_id"] = outcomes.parts["batch_id"][part_of]
+            packed["target_appended_at_ms"] = outcomes.parts["target_appended_at_ms"][part_of]
+            packed["target_offset"] = outcomes.parts["target_offset"][part_of]
+            packed["outcome"] = outcomes.parts["outcome"][part_of]
+            packed["attempt"] = outcomes.parts["attempt"][part_of]
+            self._outcomes.update(packed.tobytes())

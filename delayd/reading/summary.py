@@ -4,8 +4,8 @@ Invariant: ``scheduled == dispatched + dead + cancelled + expired + in_doubt + p
 + missing``.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,11 @@ class HourSummary:
 
 FIGURES = tuple(figure.name for figure in fields(HourSummary))
 COUNTS = FIGURES[2:-2]  # What is a single number; the last of them is a maximum, the others are sums.
+
+
+def join_parts(parts: Sequence[HourSummary]) -> HourSummary:
+    """The figures of an hour that was audited in parts."""
+    return replace(sum_up(parts), log_id=parts[0].log_id, hour=parts[0].hour)
 
 
 def sum_up(hours: Iterable[HourSummary]) -> HourSummary:

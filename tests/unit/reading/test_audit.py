@@ -9,6 +9,7 @@ import pytest
 
 from delayd.errors import DamagedData
 from delayd.log.dispatch import NewPart, Outcome, decode_outcomes
+from delayd.reading import plan, schedule
 from delayd.reading.audit import AuditTerms, audit_hour
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.columns import NO_INT64S, NO_UINT64S, ScheduleRows
@@ -32,6 +33,11 @@ def books(tmp_path: Path) -> Iterator[Books]:
 def audit(books: Books, now_ms: int = LATER_MS) -> AuditReport:
     books.see_all(max(now_ms, START_MS))
     report = audit_directory(books.root, now_ms=now_ms)
+    with pytest.MonkeyPatch.context() as patch:
+        # A large hour is audited in parts, and nobody can tell.
+        patch.setattr(plan, "PART_ROWS_MAX", 4)
+        patch.setattr(schedule, "SAMPLE_ROWS", 2)
+        assert audit_directory(books.root, now_ms=now_ms) == report
     for hour in report.hours:
         assert hour.scheduled == sum(getattr(hour, name) for name in CLASSES)
     return report
