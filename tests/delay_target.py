@@ -229,7 +229,7 @@ class FakeTarget:
         if epoch == self.origin[0] and instance != self.origin[1]:
             raise FencedInstance("another instance holds this epoch")
         decided = [kept.offset for kept in self.log[self._forgotten :] if kept.key <= self._w]
-        if need_int(asked.head, "named_offset") < max(decided, default=0):
+        if "named_offset" in asked.head and need_int(asked.head, "named_offset") < max(decided, default=0):
             raise RestoredOrigin("its dispatch logs lack what they had")
         if (epoch, session) <= self._heard:
             raise StaleSession(f"session {self._heard} was heard, {session} is not newer")

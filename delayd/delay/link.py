@@ -258,8 +258,10 @@ class Link:
             "instance": self._origin.instance,
             "session": session,
             "w": list(self.sender.window.w),
-            "named_offset": self._ends.of(self.target),
         }
+        named = self._ends.said(self.target)
+        if named is not None:
+            hello["named_offset"] = named
         watched.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
 
     def _lost(self, session: int, error: DelaydError) -> None:
@@ -297,7 +299,7 @@ class Link:
             return
         try:
             log_id, end_offset = need_u64(answer.head, "log_id"), need_int(answer.head, "end_offset")
-            highest = need_u64(answer.head, "highest_sequence") if "highest_sequence" in answer.head else 0
+            highest = need_int(answer.head, "highest_sequence") if "highest_sequence" in answer.head else 0
             window = [batch for frame in self._answer for batch in _read_window(frame)]
         except BadRequest as error:
             self._lost(session, error)

@@ -23,12 +23,18 @@ log = logging.getLogger(__name__)
 class TargetEnds:
     """Ends by log_id: those in the state, those that unsealed dispatch logs name, and those of this life.
 
-    ``everywhere`` reads all dispatch logs: where a value of the state does not check (rule L9).
+    ``everywhere`` reads all dispatch logs: where a value of the state does not check (rule L9). ``accepted`` are the
+    targets whose counting an operator's word has begun anew.
     """
 
     def __init__(
-        self, state: State, found: Mapping[int, int], everywhere: Callable[[], Mapping[int, int]] = dict
+        self,
+        state: State,
+        found: Mapping[int, int],
+        everywhere: Callable[[], Mapping[int, int]] = dict,
+        accepted: Iterable[int] = (),
     ) -> None:
+        self._accepted = set(accepted)
         damaged: list[DamagedValue] = []
         self._ends = {KEY.unpack(key)[1]: int(msgpack.unpackb(value)) for key, value in state.scan(PREFIX, damaged)}
         if damaged:
@@ -44,6 +50,15 @@ class TargetEnds:
         """The highest offset that is known; 0 when there is none."""
         return self._ends.get(target, 0)
 
+    def said(self, target: int) -> int | None:
+        """What a hello says of it: None when it was accepted, and nothing was recorded of it since.
+
+        A 0 would say that nothing was ever recorded, and a target that kept a part of its log would take this server
+        for one that was restored from a copy (rule H8).
+        """
+        offset = self.of(target)
+        return None if not offset and target in self._accepted else offset
+
     def name(self, target: int, offset: int) -> None:
         """Take an offset that is about to be recorded in a dispatch log."""
         self._ends[target] = max(self.of(target), offset)
@@ -51,6 +66,7 @@ class TargetEnds:
     def reset(self, target: int) -> None:
         """Count a target anew: an operator has accepted it as it is (rule H7)."""
         self._ends.pop(target, None)
+        self._accepted.add(target)
 
     def rows(self) -> dict[bytes, bytes]:
         """As they stand in the state; may be called on another thread than the loop's."""

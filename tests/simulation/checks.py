@@ -12,6 +12,7 @@ from delayd.hours import hour_of_ms
 from delayd.reading.seals import verify_seals
 from tests.delay_harness import DATA
 from tests.simulation.consumer import GroupBooks
+from tests.simulation.network import ServedEnd
 from tests.simulation.realtime_side import RealtimeSide
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 DELIVERED_WITHIN_MS = (
     120_000  # After the last fault: a jump of the clock is believed after 30 s, an alarm lasts as long.
 )
+FENCED_WITHIN_MS = 40_000
 CONSUMED_WITHIN_MS = 30_000
 TRIED_AGAIN_WITHIN_MS = 40_000  # What could not be read is read again after half a minute.
 DRAIN_STEP_MS = 1_000
@@ -40,6 +42,7 @@ class Checks:
         self._read_logs()
         cluster.world.check_logs()
         self._quarantine()
+        self._waiting()
         if cluster.delay_up and not any(side.disk.crashed for side in cluster.sides):
             self._outcomes()
             self._seals()
@@ -49,6 +52,11 @@ class Checks:
         cluster = self._cluster
         cluster.heal()
         world, machine = cluster.world, cluster.machine
+        begun_ms = machine.monotonic_ms
+        while world.core.fence.is_up:
+            # Whoever fenced it off is asked again.
+            assert machine.monotonic_ms - begun_ms < FENCED_WITHIN_MS, f"fenced: {world.core.fence.waits()}"
+            cluster.calm(DRAIN_STEP_MS)
         world._repeat_sends()
         waited_ms, begun_ms = 0, machine.monotonic_ms
         while missing := self._missing():
@@ -182,6 +190,13 @@ class Checks:
                     group.subject.name for group in pulls.groups.values() if pulls.quarantine.rows_of(group.subject)
                 ]
                 assert not rotten, f"{side.name} has quarantined messages of {rotten}"
+
+    def _waiting(self) -> None:
+        """Nothing waits for a connection that has gone (rule B1)."""
+        for side in self._cluster.sides:
+            if side.life is not None:
+                gone = [peer for peer in side.life.core._pulls._of_peer if isinstance(peer, ServedEnd) and peer.gone]
+                assert not gone, f"{side.name} remembers {len(gone)} connections that have gone"
 
     def _nobody_else(self) -> None:
         """All that was given was acknowledged by who had it: the servers say that nothing is left (rule Q1)."""

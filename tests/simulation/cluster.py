@@ -58,6 +58,8 @@ class Cluster:
             "tail_bytes": random.choice((0, 65_536)),
             "target_silence_ms_max": random.choice((500, 2_000, 10_000)),  # Lines stand still at times.
             "retention_hours": random.choice((1, 72)),
+            "group_bytes_max": 1 << 14,
+            "intake_queue_bytes_max": 1 << 16,
             "producer_keep_ms": YEAR_MS,  # This producer goes on with a batch for days.
         }
         self.sides = [RealtimeSide(log_id, self.machine, self.network, random) for log_id in TARGET_IDS]

@@ -14,11 +14,15 @@ from tests.simulation.steps import Kinds
 from tests.simulation.threads import ONE, SOME, SteppedExecutor
 
 WORKER = f"{NAME} runs a worker"
+COMMIT = f"{NAME} runs a commit"
 WORKER_HEARD = f"{NAME} hears of a worker"
 BEFORE_EDGE_MS = 5_500  # The next hour is loaded some seconds before it begins at the earliest.
 STEP_MS = 50  # The worker does one operation in so long.
 PIECE_OPERATIONS = 12  # Of a checkpoint or a comparison: files are made, written and synced between two of its pauses.
 FLOOD_MS = 2_000
+QUEUED_SENDS = 24
+QUEUED_BYTES = 2_000
+LAST_BYTES = 6 * (QUEUED_BYTES + 100) + 2_000  # One batch may go over the bound.
 FLOOD_HOURS = 12  # Each is a file of its own for a checkpoint.
 FLOOD_TURNS = 10  # A batch of the flood comes each so many turns.
 
@@ -28,7 +32,9 @@ class LoadScenarios(Parts):
 
     def kinds(self) -> Kinds:
         """What may be drawn now."""
-        return [(2, self.flood_over_an_edge), (3, self.load_beside_a_checkpoint)] if self.cluster.delay_up else []
+        if not self.cluster.delay_up:
+            return []
+        return [(2, self.flood_over_an_edge), (3, self.load_beside_a_checkpoint), (2, self.queue_is_full)]
 
     def flood_over_an_edge(self) -> None:
         """Far messages flood while an hour ends, and the worker is slow: the next hour is loaded all the same (B2)."""
@@ -74,6 +80,21 @@ class LoadScenarios(Parts):
         cluster.held.discard(WORKER_HEARD)
         self.moves(self.random.choice((2, 12)))
         cluster.calm(1_200)
+
+    def queue_is_full(self) -> None:
+        """The disk stands still and producers go on: what waits for it is bounded in bytes (rule B1)."""
+        cluster = self.cluster
+        world = cluster.world
+        bound = world.core._config.intake_queue_bytes_max
+        cluster.hold(COMMIT)
+        for _ in range(QUEUED_SENDS):
+            self.steps.send_rows((-1_000, 1_500), more_bytes=QUEUED_BYTES)
+            most = bound + LAST_BYTES
+            queued = world.core.intake.queued_bytes
+            assert queued <= most, f"{queued} bytes wait for the disk, and {bound} may"
+        cluster.calm(1)
+        cluster.held.discard(COMMIT)
+        cluster.calm(400)
 
     def _come_near_an_edge(self) -> int | None:
         """Let time pass until an hour is about to end whose next one is not loaded; when it ends, or None."""

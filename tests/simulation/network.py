@@ -48,6 +48,13 @@ class Network:
         """Begin to connect; ``owner`` is the process that asks, for `process_died`."""
         self._dials.append((place, connected, lost, owner))
 
+    def connect(self, listener: Listener, owner: object, *, hostile: bool = False) -> Line:
+        """Connect at once."""
+        self._last_line += 1
+        line = Line(self, f"line {self._last_line} of a stranger", listener, _nobody_minds, owner, hostile=hostile)
+        self.lines.append(line)
+        return line
+
     def moves(self) -> Iterator[Move]:
         """Everything that may happen next on any line."""
         if self._dials:
@@ -96,6 +103,16 @@ class ServedEnd:
         self._line = line
         self._asked: dict[int, Frame] = {}
 
+    @property
+    def hostile(self) -> bool:
+        """Whether a stranger is at the other end."""
+        return self._line.hostile
+
+    @property
+    def gone(self) -> bool:
+        """Whether the server has heard that this connection has ended."""
+        return self._line._up_told
+
     def asked(self, frame: Frame) -> None:
         """Remember a request: an answer repeats its type."""
         assert frame.request_id not in self._asked, "a request id is in use twice"
@@ -130,8 +147,11 @@ class ServedEnd:
 class Line:
     """One connection, and its asking end (`delayd.delay.sender.Wire`)."""
 
-    def __init__(self, network: Network, name: str, listener: Listener, lost: Lost, owner: object) -> None:
+    def __init__(
+        self, network: Network, name: str, listener: Listener, lost: Lost, owner: object, *, hostile: bool = False
+    ) -> None:
         self.owner = owner
+        self.hostile = hostile
         self.name = name
         self.listener: Listener | None = listener
         self.up = bytearray()
@@ -261,3 +281,7 @@ class Line:
         frames = reader.received(size)
         assert reader.fault is None, f"bytes on a line are no frames: {reader.fault}"
         return frames
+
+
+def _nobody_minds(error: DelaydError) -> None:
+    """A stranger does not come back."""

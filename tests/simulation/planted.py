@@ -21,6 +21,13 @@ PLANTED: Bugs = {**IN_DELAY, **IN_REALTIME}
 # Kinds of steps that happen more often in runs with a bug that only they can show.
 FAVOURED: dict[str, tuple[str, ...]] = {
     "B2: a load that is due waits behind checkpoints": ("flood_over_an_edge",),
+    "E1: rows of any width are taken": ("hostile_requests_at_realtime",),
+    "E1: a target's answer is taken as it comes": ("target_lies",),
+    "E2: headers that nobody can read are taken": ("poisoned_send",),
+    "E2: one bad batch spoils all of a send": ("poisoned_send",),
+    "B1: what a connection waits for stays when it has gone": ("hostile_requests_at_realtime",),
+    "B1: sends are taken while more than may waits for the disk": ("queue_is_full",),
+    "I5: sequences go on where a restored server stopped": ("delay_is_restored",),
     "L1: an error of the write back is not looked at": (
         "delay_sync_fails_then_power",
         "realtime_sync_fails_then_power",

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from unittest.mock import patch
 
 import numpy as np
 
 from delayd import clock as delayd_clock
-from delayd.batch import Batch, ColumnId
+from delayd.batch import Batch, ColumnId, parse
 from delayd.clock import Clock, JudgedClock
 from delayd.delay import core as delay_core
+from delayd.delay import intake as delay_intake
+from delayd.delay import link as delay_link
 from delayd.delay import mending
 from delayd.delay import retention as delay_retention
+from delayd.delay import targets as delay_targets
 from delayd.delay.core import DelayCore
 from delayd.delay.dispatcher import Dispatcher
 from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.intake import Intake
-from delayd.delay.link import Link
+from delayd.delay.link import InDoubt, Link
 from delayd.delay.loading import Loading
 from delayd.delay.mending import Mending, Unloaded
 from delayd.delay.outcomes import Flushed, OutcomeLog
-from delayd.delay.producers import Allowance, Producers, Waiter
+from delayd.delay.producers import Accepted, Allowance, Producers, Waiter
 from delayd.delay.recovery import read_outcomes
+from delayd.delay.requests import Requests
 from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.seal_log import SealLog
 from delayd.delay.sealing import compare
 from delayd.delay.sender import Sender, Wire
 from delayd.delay.window import Window
 from delayd.disk import Disk
-from delayd.errors import DamagedData, SyncFailed
+from delayd.errors import DamagedData, DelaydError, SyncFailed
 from delayd.hours import HOUR_MS
 from delayd.identity import Identity, open_identity
 from delayd.log import log as log_module
@@ -40,6 +44,8 @@ from delayd.log.seal import SealFacts
 from delayd.log.segment import FileHeader, Segment
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
+from delayd.validate import check_batch, check_headers
+from delayd.wire.frame import Frame
 from tests.property.test_delay_lives import PLANTED as PLANTED_IN_LIVES
 from tests.simulation.patches import Bugs, Patch, changed
 
@@ -145,6 +151,34 @@ def _run_nothing_else(self: StepExecutor) -> None:
     """The job under way goes on to its end."""
 
 
+# Strangers.
+
+
+def _check_no_headers(batch: Batch) -> None:
+    """Whoever reads them finds out."""
+
+
+def _read_any_window(frame: Frame) -> list[InDoubt]:
+    with patch.object(delay_link, "WINDOW_MOST", ()):
+        return _read_window(frame)
+
+
+def _refuse_all_for_one(
+    self: Requests,
+    body: memoryview,
+    places: Sequence[tuple[int, int]],
+    answered: Callable[[int, Accepted | DelaydError, bool], None],
+    allowance: Allowance,
+    begin: int,
+) -> int:
+    for start, size in places:
+        batch = parse(body[start : start + size])
+        batch.verify()
+        check_batch(batch)
+        check_headers(batch)
+    return _take(self, body, places, answered, allowance, begin)
+
+
 # The handoff.
 
 
@@ -240,6 +274,8 @@ _write_outcomes = OutcomeLog._write
 _begin = Producers.begin
 _commit = Intake._commit
 _release = SegmentRetention.release
+_read_window = delay_link._read_window
+_take = Requests._take
 _end_session = Link._end_session
 _routed = Dispatcher.routed
 _step = Dispatcher.step
@@ -286,6 +322,11 @@ IN_DELAY: Bugs = {
         Patch(Segment, "recover", changed(Segment.recover, *_SYNC_AND_NEVER_MIND)),
     ],
     "B2: a load that is due waits behind checkpoints": [Patch(StepExecutor, "give_way", _run_nothing_else)],
+    "B1: sends are taken while more than may waits for the disk": [Patch(Intake, "is_full", False)],
+    "E1: a target's answer is taken as it comes": [Patch(delay_link, "_read_window", _read_any_window)],
+    "E2: headers that nobody can read are taken": [Patch(delay_intake, "check_headers", _check_no_headers)],
+    "E2: one bad batch spoils all of a send": [Patch(Requests, "_take", _refuse_all_for_one)],
+    "I5: sequences go on where a restored server stopped": [Patch(delay_targets, "RESTORED_STEP", 0)],
     "L9: damage of a schedule log is not named": [Patch(Mending, "schedule_damaged", _name_no_damage)],
     "L10: an hour that was set aside is never tried again": [Patch(mending, "RETRY_MS", NEVER_MS)],
     "P7: a checkpoint counts rows while they are loaded": [

@@ -10,7 +10,8 @@ from delayd.delay.link import Link
 from delayd.log.group import NewGroup
 from delayd.log.log import Log
 from delayd.log.pull import PullOp
-from delayd.wire.frame import Frame
+from delayd.wire import requests as wire_requests
+from delayd.wire.frame import Frame, HeadValue
 from realtime import commit as realtime_commit
 from realtime import core as realtime_core
 from realtime import quarantine
@@ -165,10 +166,22 @@ def _lapse_never(self: Pulls) -> None:
         self._expire(waiting)
 
 
+# Strangers.
+
+
+def _take_any_row(value: HeadValue, name: str, width: int | None) -> list[int]:
+    return _row(value, name, None)
+
+
+def _forget_nobody(self: Pulls, peer: Peer) -> None:
+    """Its requests go on waiting."""
+
+
 def _nothing() -> None:
     """A sync that is left out."""
 
 
+_row = wire_requests._row
 _put = GroupCommit.put
 _hello = Core._hello
 _hear = Origin.hear
@@ -214,5 +227,7 @@ IN_REALTIME: Bugs = {
     "Q5: an entry holds messages of both sides of next": [
         Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", ""))
     ],
+    "E1: rows of any width are taken": [Patch(wire_requests, "_row", _take_any_row)],
+    "B1: what a connection waits for stays when it has gone": [Patch(Pulls, "disconnected", _forget_nobody)],
     "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],
 }

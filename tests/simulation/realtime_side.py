@@ -63,6 +63,8 @@ class RealtimeLife:
         try:
             self.core.received(peer, frame)
         except BatchMalformed as error:
+            if peer.hostile:
+                raise
             raise AssertionError(f"a realtime server refuses a batch: {error}") from error
 
     def disconnected(self, peer: ServedEnd) -> None:
@@ -73,11 +75,12 @@ class RealtimeLife:
         """An answer leaves; hellos that are answered rise, over all lives of this server (rule H3)."""
         if asked.type == RequestType.HELLO and "end_offset" in head:
             heard = (need_u64(asked.head, "epoch"), need_u64(asked.head, "session"))
-            newest, request_id = self._side.greeted
+            origin = need_u64(asked.head, "log_id")
+            newest, request_id = self._side.greeted.get(origin, ((0, 0), 0))
             assert heard > newest or (heard == newest and request_id == asked.request_id), (
                 f"the hello of epoch and session {heard} is answered after that of {newest}"
             )
-            self._side.greeted = (heard, asked.request_id)
+            self._side.greeted[origin] = (heard, asked.request_id)
 
     def moves(self) -> Iterator[Move]:
         """What may happen next by itself; nothing once it has stopped."""
@@ -116,7 +119,8 @@ class RealtimeSide:
         self.config = RealtimeConfig(data=DATA, **settings_of(random))  # type: ignore[arg-type]
         self.life: RealtimeLife | None = None
         self.damages = Damages()
-        self.greeted = ((0, 0), 0)  # Epoch and session of the newest hello that was answered, and its request.
+        # By delay server, epoch and session of the newest hello that was answered, and its request.
+        self.greeted: dict[int, tuple[tuple[int, int], int]] = {}
         self.leaving_below = 0
         self.removed: dict[int, Kept] = {}  # By offset, what retention took away.
         self.removes = f"{self.name} runs a work job"

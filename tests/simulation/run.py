@@ -17,6 +17,7 @@ from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.damage_scenarios import DamageScenarios
 from tests.simulation.disk_scenarios import DiskScenarios
 from tests.simulation.handoff_scenarios import HandoffScenarios
+from tests.simulation.hostile_scenarios import HostileScenarios
 from tests.simulation.load_scenarios import LoadScenarios
 from tests.simulation.steps import Kinds, Steps
 
@@ -48,6 +49,7 @@ class Run:
             CopyScenarios(*parts),
             ClockScenarios(*parts),
             LoadScenarios(*parts),
+            HostileScenarios(*parts),
         )
         drawn = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
         self._favoured = favoured or drawn

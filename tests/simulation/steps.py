@@ -79,14 +79,15 @@ class Steps:
 
     def send_rows(self, ahead_ms: tuple[int, ...], subjects: list[bytes] | None = None, more_bytes: int = 0) -> None:
         """Send messages so far ahead, whose bodies may be long; from then on every one of them counts."""
-        world = self._cluster.world
-        rows: list[Wanted] = []
-        for _ in range(self._random.choice((1, 1, 3, 6))):
-            self._messages += 1
-            due = world.clock.now_ms() + self._random.choice(ahead_ms) + self._random.randint(0, 400)
-            subject = self._random.choice(subjects or self._cluster.subjects)
-            rows.append((due, subject, b"message %d" % self._messages + b"." * more_bytes))
-        world.send(rows)
+        rows = [self.message(ahead_ms, subjects, more_bytes) for _ in range(self._random.choice((1, 1, 3, 6)))]
+        self._cluster.world.send(rows)
+
+    def message(self, ahead_ms: tuple[int, ...], subjects: list[bytes] | None = None, more_bytes: int = 0) -> Wanted:
+        """A message that is due so far ahead."""
+        self._messages += 1
+        due = self._cluster.world.clock.now_ms() + self._random.choice(ahead_ms) + self._random.randint(0, 400)
+        subject = self._random.choice(subjects or self._cluster.subjects)
+        return due, subject, b"message %d" % self._messages + b"." * more_bytes
 
     def send_each(self, dues_ms: list[int]) -> None:
         """Send one batch with a message for each of these instants."""

@@ -188,6 +188,32 @@ def test_rule_H7_a_target_that_lost_data_is_accepted_by_an_operator(restarted: b
     assert link_of(world).alarm, "a second loss is noticed like the first"
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_rule_H7_a_target_that_kept_a_part_of_its_log_is_accepted_by_one_word(restarted: bool) -> None:
+    world = ready_world()
+    target = target_of(world)
+    for name in ("a", "b", "c"):
+        world.send(wanted(1, 0, name))
+        world.pass_ms(2_000)
+    # W has passed the first batches: the target knows that their outcomes were recorded.
+    del target.log[-1]
+    target.synced = len(target.log)
+    world.cut(TARGET)
+    world.pass_ms(10_000)
+    assert link_of(world).alarm
+    assert "accepted as it is" in accept(world)
+    if restarted:
+        world = world.after_crash(PowerLoss.ALL_LOST)
+    world.pass_ms(3_000)
+    assert link_of(world).phase is Phase.READY and not world.core.fence.is_up
+    assert not link_of(world).alarm, "the target takes nobody for a restored delay server"
+    world.send(wanted(1, 0, "d"))
+    world.pass_ms(2_000)
+    assert target_of(world).log[-1].bodies == (b"d-0",)
+    # From then on a loss is noticed again, by either side.
+    assert world.core._ends.said(TARGET) == target_of(world).log[-1].offset
+
+
 def restored(world: World) -> World:
     """The delay server as a copy of its directory from before, its targets as they are."""
     world.checkpoint()

@@ -1,0 +1,223 @@
+"""Scenarios of strangers: requests of any values, poisoned sends, answers that lie (rules E1, E2, B1).
+
+Invariant: nothing that a stranger sends here may be taken; all that it asks is answered or ends its own connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from delayd.batch import ProducerPart
+from delayd.delay.requests import Requests
+from delayd.errors import DelaydError, RetryLater
+from delayd.hours import INSTANT_MS_MAX
+from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.requests import RequestType, need_maps
+from tests.batches import PRODUCER, messages
+from tests.delay_harness import PRODUCER_ID, encode_wanted
+from tests.delay_outside import Sent
+from tests.fuzz.requests import DELAY, LOGS, REALTIME, Fields
+from tests.fuzz.values import BOUNDARY, NUMBERS
+from tests.simulation.network import ServedEnd
+from tests.simulation.parts import Parts
+from tests.simulation.realtime_side import RealtimeSide
+from tests.simulation.steps import Kinds
+
+REQUESTS = 12  # Of one stranger.
+OUTSIDE = (-(1 << 63), -1, 0, INSTANT_MS_MAX + 1, (1 << 63) - 1)  # Instants that no message may be due at.
+BROKEN_HEADERS = (b"\xc1", b"\x01", b"\x81", b"\x81\xa1a", b"\xdf\xff\xff\xff\xff")
+BAD_SUBJECTS = (b"", b"a b", b"orders.eu\n", b"x" * 256)
+LIAR_ANSWERS = 8
+
+
+class HostileScenarios(Parts):
+    """Whoever connects and means no good, or is broken."""
+
+    def kinds(self) -> Kinds:
+        """What may be drawn now."""
+        kinds: Kinds = [(3, self.hostile_requests_at_realtime)]
+        if self.cluster.delay_up:
+            kinds += [(3, self.hostile_requests_at_delay), (3, self.poisoned_send), (3, self.target_lies)]
+        return kinds
+
+    def hostile_requests_at_realtime(self) -> None:
+        """Well-formed requests of any values come by one connection, which then goes (rules E1, B1)."""
+        cluster, side = self.cluster, self.steps.side()
+        if side.life is None:
+            return
+        line = cluster.network.connect(side.life, self, hostile=True)
+        for _ in range(REQUESTS):
+            kind, head = self._request({**REALTIME, **LOGS})
+            if kind in (RequestType.ACK, RequestType.NACK) and self.chance(0.7):
+                head |= {"subject": self.random.choice(cluster.subjects).decode(), "group": "group"}
+                head["handles"] = [[self._number() for _ in range(3)] for _ in range(self.random.choice((1, 3)))]
+            if kind == RequestType.HELLO and self.chance(0.7):
+                head["target"] = side.log_id
+            line.call(kind, head, (), _nobody_hears)
+            self.moves(4)
+        cluster.calm(self.random.choice((1, 60)))
+        line.end()
+        self.moves(12)
+
+    def hostile_requests_at_delay(self) -> None:
+        """Well-formed requests of any values at the delay server (rule E1)."""
+        core, clock = self.cluster.world.core, self.cluster.world.clock
+        requests = Requests(core, clock, lambda: {**core.counters(), "waits": [list(wait) for wait in core.waits()]})
+        asker = Asker()
+        for _ in range(REQUESTS):
+            kind, head = self._request({**DELAY, **LOGS, RequestType.STATUS: {}})
+            if kind == RequestType.OUTCOME and self.chance(0.7):
+                head["log_id"] = core.identity.log_id
+                if head.get("producer_id") == PRODUCER_ID:
+                    continue
+            asker.asks(requests, kind, head)
+            self.moves(2)
+        requests.disconnected(asker)
+
+    def poisoned_send(self) -> None:
+        """A send of a batch that no reader could read, and a good one beside it, which is taken (rule E2)."""
+        world = self.cluster.world
+        outside = world.outside
+        outside.last_number += 1
+        rows = [self.steps.message((-1_000, 1_500))]
+        part = ProducerPart(PRODUCER_ID, outside.last_number, min(outside.unanswered, default=outside.last_number))
+        good = Sent(outside.last_number, encode_wanted(rows, part), rows)
+        outside.unanswered[good.number] = good
+        asker = Asker()
+
+        def heard(answer: Head | DelaydError) -> None:
+            assert not isinstance(answer, DelaydError), f"a send is refused as a whole for one of its batches: {answer}"
+            poison, taken = need_maps(answer, "results")
+            assert "error" in poison, f"a batch is taken that no reader can read: {poison}"
+            if "error" not in taken:
+                found = world.core.producers.find(PRODUCER_ID, good.number)
+                assert found is not None and found.base_sequence == taken["base_sequence"]
+                world._heard(good, found, taken["duplicate"] is True)
+
+        requests = Requests(world.core, world.clock, dict)
+        asker.asks(requests, RequestType.SEND, {}, self._poison() + good.data, heard)
+        self.moves(12)
+
+    def target_lies(self) -> None:
+        """Somebody at a realtime server's address answers hellos with what can't be; the real one is soon back (E1)."""
+        cluster, side = self.cluster, self.steps.side()
+        if side.life is None or cluster.network.listeners.get(side.place) is not side.life:
+            return
+        self.steps.send_due()
+        liar = Liar(self, side)
+        cluster.network.listeners[side.place] = liar
+        cluster.network.cut(side.life)
+        try:
+            cluster.calm(self.random.choice((60, 400, 2_500)))
+        finally:
+            cluster.network.process_died(liar)
+            side.listen()
+        link = cluster.world.core.dispatcher.links.get(side.log_id) if cluster.delay_up else None
+        if link is not None and link.alarm and link.refusal is None and self.chance(0.5):
+            # Nothing was lost there, so an operator's word changes nothing either.
+            self.tell(f"     an operator accepts {side.name}")
+            cluster.world.core.targets.accept(side.log_id, lambda told: None)
+        cluster.calm(self.random.choice((60, 400)))
+
+    def lie(self, side: RealtimeSide) -> Head:
+        """An answer to a hello that no realtime server would give, and that proves it."""
+        head: Head = {"log_id": side.log_id, "end_offset": 1 << 62, "highest_sequence": 0, "batches": []}
+        name = self.random.choice(("log_id", "end_offset", "highest_sequence", "batches"))
+        wrong: dict[str, list[HeadValue]] = {
+            "log_id": [0, -1, 1 << 64, True, None, "x", side.log_id ^ 1],
+            "end_offset": [-1, 1 << 63, True, None, b"", []],
+            "highest_sequence": [-1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, "x", 0.5],
+            "batches": [
+                None,
+                [[(1 << 64) - 1] * 7],
+                [[1, 1, 1, 1, 1, 1, (1 << 32) - 1]],
+                [[1] * 6],
+                [[1] * 8],
+                [[1, 1, 1 << 32, 1, 1, 1, 0]],
+                [[1, 1, 1, 1 << 63, 1, 1, 0]],
+                [[1, 1, 1, 1, INSTANT_MS_MAX + 1, 1, 0]],
+                [[1, 1, 1, 1, 1, True, 0]],
+            ],
+        }
+        values = [value for value in wrong[name] if not (isinstance(value, int) and value >= 1 << 64)]
+        return head | {name: self.random.choice(values)}
+
+    def _request(self, specs: Mapping[RequestType, Fields]) -> tuple[RequestType, Head]:
+        """A request with some fields of any values; it names nothing that is there."""
+        kind = self.random.choice([kind for kind in specs if kind is not RequestType.TRUST_CLOCK])
+        head: Head = {name: make(self.random) for name, make in specs[kind].items()}
+        for _ in range(self.random.choice((0, 1, 1, 3))):
+            if head:
+                head[self.random.choice(sorted(head))] = self.random.choice(BOUNDARY)
+        return kind, head
+
+    def _number(self) -> int:
+        return self.random.choice([value for value in NUMBERS if value >= 0])
+
+    def _poison(self) -> bytes:
+        due_ms = self.cluster.world.clock.now_ms()
+        kind = self.random.choice(("due", "headers", "headers", "subject"))
+        if kind == "due":
+            return messages([b"poison"], due=[self.random.choice(OUTSIDE)], part=PRODUCER)
+        if kind == "headers":
+            return messages([b"poison"], due=[due_ms], headers=[self.random.choice(BROKEN_HEADERS)], part=PRODUCER)
+        return messages([b"poison"], due=[due_ms], subjects=[self.random.choice(BAD_SUBJECTS)], part=PRODUCER)
+
+
+class Asker:
+    """Asks the delay server; each question has one answer."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, Callable[[Head | DelaydError], None]] = {}
+        self._last_id = 0
+
+    def asks(
+        self,
+        requests: Requests,
+        kind: RequestType,
+        head: Head,
+        body: bytes = b"",
+        heard: Callable[[Head | DelaydError], None] = lambda answer: None,
+    ) -> None:
+        """Ask one thing."""
+        self._last_id += 1
+        self._asked[self._last_id] = heard
+        try:
+            requests.received(self, Frame(kind, 0, self._last_id, head, memoryview(body)))
+        except DelaydError as error:
+            self.answer_error(self._last_id, error)
+
+    def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
+        """See `delayd.delay.requests.Peer`."""
+        self._asked.pop(request_id)(dict(head))
+
+    def answer_error(self, request_id: int, error: DelaydError) -> None:
+        """See `delayd.delay.requests.Peer`."""
+        self._asked.pop(request_id)(error)
+
+
+class Liar:
+    """Listens where a realtime server should, and lies to whoever greets it."""
+
+    def __init__(self, scenarios: HostileScenarios, side: RealtimeSide) -> None:
+        self._scenarios = scenarios
+        self._side = side
+
+    def received(self, peer: ServedEnd, frame: Frame) -> None:
+        """Answer a hello with a lie; refuse the rest."""
+        if frame.type != RequestType.HELLO:
+            raise RetryLater("not now", retry_after_ms=100)
+        lie = self._scenarios.lie(self._side)
+        for _ in range(self._scenarios.random.choice((0, 0, LIAR_ANSWERS))):
+            peer.answer(frame.request_id, lie, more=True)
+        peer.answer(frame.request_id, lie)
+
+    def disconnected(self, peer: ServedEnd) -> None:
+        """Nothing is kept of anybody."""
+
+    def answers(self, asked: Frame, head: Mapping[str, HeadValue]) -> None:
+        """Whatever it says is a lie."""
+
+
+def _nobody_hears(answer: Frame | DelaydError) -> None:
+    """What a stranger is told is no matter."""
