@@ -47,8 +47,8 @@ class ScheduleRows:
     def __len__(self) -> int:
         return len(self.sequence)
 
-    def take(self, rows: NDArray[np.generic]) -> "ScheduleRows":
-        """The rows that an index array or a mask picks, as copies."""
+    def take(self, rows: NDArray[np.generic] | slice) -> "ScheduleRows":
+        """The rows that an index array or a mask picks, as copies, or views of a slice of them."""
         return ScheduleRows(
             self.sequence[rows],
             self.deliver_at_ms[rows],
@@ -135,9 +135,16 @@ class RowCollector:
         self._add(batch, sequence, appended_at_ms, self.subjects.ids(batch), offset << ROW_BITS)
 
     def rows(self) -> ScheduleRows:
-        """All rows so far, as arrays of their own."""
+        """All rows so far."""
         self._close_singles()
-        sequence, due, appended, subject, body_bytes, location = map(np.concatenate, zip(*self._pieces, strict=True))
+        columns: list[tuple[NDArray[Any], ...]] = list(zip(*self._pieces, strict=True))
+        self._pieces = []
+        joined: list[NDArray[Any]] = []
+        while columns:
+            # The pieces of a column are gone before the next one is put together.
+            joined.append(np.concatenate(columns.pop(0)))
+        self._pieces = [tuple(joined)]
+        sequence, due, appended, subject, body_bytes, location = joined
         return ScheduleRows(sequence, due, appended, subject, body_bytes, location, self.subjects.names)
 
     def _add(self, batch: Batch, sequence: UInt64s, appended_at_ms: Int64s, ids: UInt32s, location: int) -> None:

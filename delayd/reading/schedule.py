@@ -72,8 +72,8 @@ class HourRows(NamedTuple):
     def of_hour(self, hour: int, part: range | None = None) -> ScheduleRows:
         """The rows of one hour; with a ``part`` those of its sequences."""
         first, until = np.searchsorted(self.hours, [hour, hour + 1])
-        rows = np.arange(first, until)
-        return self.rows.take(rows if part is None else rows[rows_of_part(self.rows.sequence[first:until], part)])
+        rows = self.rows.take(slice(int(first), int(until)))
+        return rows if part is None else rows.take(rows_of_part(rows.sequence, part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,8 @@ def read_tail(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail] | Non
 
 def _by_hour(rows: ScheduleRows) -> HourRows:
     hours = rows.hours()
+    if (hours[1:] >= hours[:-1]).all():
+        return HourRows(rows, hours)
     order = np.argsort(hours, kind="stable")
     return HourRows(rows.take(order), hours[order])
 
@@ -182,6 +184,8 @@ def read_hour(
     _collect(disk, snapshot, hour, collector)
     late = tail.of_hour(hour, part)
     early = collector.rows()
+    if not len(late):
+        return _rising(early)
     # Tables of subjects differ, so the numbers of the second part move up behind those of the first.
     subjects = early.subjects + late.subjects
     moved = (late.subject + np.uint32(len(early.subjects))).astype(np.uint32)
@@ -194,9 +198,13 @@ def read_hour(
         np.concatenate((early.location, late.location)),
         subjects,
     )
-    if len(rows) and not (rows.sequence[1:] >= rows.sequence[:-1]).all():
-        rows = rows.take(rising(rows.sequence))
-    return rows
+    return _rising(rows)
+
+
+def _rising(rows: ScheduleRows) -> ScheduleRows:
+    if (rows.sequence[1:] >= rows.sequence[:-1]).all():
+        return rows
+    return rows.take(rising(rows.sequence))
 
 
 def part_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: int, rows_max: int) -> list[range]:
