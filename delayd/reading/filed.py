@@ -71,14 +71,14 @@ def differences(hour: int, schedule: ScheduleRows, accepted: Accepted) -> Iterat
         elsewhere = ~join.known & ~never & (sequence >= np.uint64(accepted.first))
         yield Noted(kind, Reason.FILED_ELSEWHERE, filed[elsewhere])
     both, own = filed[join.rows], join.scheduled
-    differs = schedule.deliver_at_ms[both] != rows.deliver_at_ms[own]
-    said = _spread(len(schedule), both, rows.deliver_at_ms[own])
+    differs = np.flatnonzero(schedule.deliver_at_ms[both] != rows.deliver_at_ms[own])
+    said = _spread(len(schedule), both[differs], rows.deliver_at_ms[own[differs]])
     yield Noted(kind, Reason.ACCEPTED_DUE, both[differs], said, schedule.deliver_at_ms)
     names, index = same_subjects(schedule.subjects, rows.subjects)
-    differs = names[schedule.subject[both]] != index[rows.subject[own]]
+    differs = np.flatnonzero(names[schedule.subject[both]] != index[rows.subject[own]])
     yield Noted(kind, Reason.ACCEPTED_SUBJECT, both[differs])
-    differs = schedule.body_bytes[both] != rows.body_bytes[own]
-    said = _spread(len(schedule), both, rows.body_bytes[own])
+    differs = np.flatnonzero(schedule.body_bytes[both] != rows.body_bytes[own])
+    said = _spread(len(schedule), both[differs], rows.body_bytes[own[differs]])
     yield Noted(kind, Reason.ACCEPTED_BODY, both[differs], said, schedule.body_bytes)
 
 

@@ -78,6 +78,8 @@ def _places(scheduled: UInt64s, sequence: UInt64s) -> Places:
     """For each sequence its first place in ``scheduled``, which rises; -1 where it is not there."""
     if not len(scheduled) or not len(sequence):
         return np.full(len(sequence), -1, np.int64)
+    if np.array_equal(scheduled, sequence) and (scheduled[1:] > scheduled[:-1]).all():
+        return np.arange(len(sequence))
     table = _table(scheduled)
     if table is not None:
         numbers = sequence - scheduled[0]  # What is below wraps around and is far above.
