@@ -4,7 +4,8 @@ Invariant: the log is scanned once, whole and verified, up to its size before th
 what came since, so that an outcome recorded meanwhile finds its row. What is kept is one index row a batch; an hour's
 rows are read again from there, columns only, each checked by its own checksum.
 
-Many batches have one row, so what is done for each batch is a few slices, and all fields are decoded by numpy.
+Many batches have one row, so nothing is done for each batch alone: numpy decodes those of a group at once. The group's
+checksum covers them; that their own checksums fit too is for `delayd log verify`.
 """
 
 import bisect
@@ -16,11 +17,11 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delayd.batch import HEADER_BYTES, HEADER_CHECKED, MAGIC, VERSION, BatchKind, ColumnId, Int64s
+from delayd.batch import HEADER_BYTES, MAGIC, VERSION, BatchKind, ColumnId, Int64s
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData
 from delayd.log.control import decode_records
-from delayd.log.group import Group, GroupKind, batch_sizes, content_position
+from delayd.log.group import HEADER, Group, GroupKind, content_position
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.columns import NO_INT64S, NO_UINT64S, UInt64s, rows_of_part
@@ -81,8 +82,10 @@ FRONT = np.dtype(
     ]
 )
 FRONT_BYTES = FRONT.itemsize
-KIND_AT, HEAP_OFFSET_AT, HEADER_CRC_AT = 5, 16, HEADER_CHECKED
+FRONT_WORDS = np.arange(FRONT_BYTES // 8)
+KIND_AT = 5
 COLUMNS_AT = FRONT_BYTES - 16  # Where what the checksum of the columns covers begins: the directory.
+MIXERS = np.random.default_rng(1).integers(0, 1 << 64, 32, np.uint64, endpoint=False) | np.uint64(1)
 DECODE_BATCHES = 32_768  # Fronts that are decoded at a time: 4 MB.
 GAP_BYTES = 16 << 10  # A read of this much costs no more than a call: batches that lie closer are read together.
 READ_BYTES = 8 << 20
@@ -208,42 +211,65 @@ class _Fronts:
         self._clear()
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self._count
 
     def add(self, group: Group, segment_base: int) -> None:
         """Gather the DISPATCH batches of a verified group."""
-        header, buffer, names = group.header, group.buffer, self._names
-        words = buffer.cast("I")
-        position = content_position(header.batch_count)
-        before = len(self)
-        for size in batch_sizes(buffer, header):
-            begin, position = position, position + size
-            if size < FRONT_BYTES or buffer[begin + KIND_AT] != BatchKind.DISPATCH:
-                continue
-            heap = begin + words[(begin + HEAP_OFFSET_AT) >> 2]
-            part = begin + HEADER_BYTES
-            checked = crc32c(buffer[part : begin + COLUMNS_AT], crc32c(buffer[begin : begin + HEADER_CRC_AT]))
-            if checked != words[(begin + HEADER_CRC_AT) >> 2] or heap & 7 or not begin + FRONT_BYTES < heap < position:
-                self._fail(segment_base, header.offset + begin)
-            name = buffer[heap + 8 : heap + 8 + words[heap >> 2]].tobytes()
-            self._bytes += buffer[begin : begin + FRONT_BYTES]
-            self._offsets.append(header.offset + begin)
-            self._sizes.append(size)
-            self._subjects.append(names.setdefault(name, len(names)))
-        added = len(self) - before
-        if added:
-            self._groups.append((added, segment_base, header.appended_at_ms))
+        header, buffer = group.header, group.buffer
+        sizes = np.frombuffer(buffer, np.uint32, header.batch_count, HEADER.size).astype(np.int64)
+        begins = np.cumsum(sizes) - sizes + content_position(header.batch_count)
+        # A batch is longer than what stands in front of its kind.
+        handed_over = np.frombuffer(buffer, np.uint8).take(begins + KIND_AT) == BatchKind.DISPATCH
+        if not handed_over.all():
+            sizes, begins = sizes[handed_over], begins[handed_over]
+        if not len(sizes):
+            return
+        words = np.frombuffer(buffer, np.uint64)
+        whole = sizes >= FRONT_BYTES
+        heap_at = np.zeros(len(sizes), np.int64)
+        ends = heap_at.copy()
+        if whole.all():
+            fronts = words.take((begins >> 3)[:, None] + FRONT_WORDS).view(FRONT).ravel()
+            heap_at = fronts["heap_offset"].astype(np.int64)
+            whole = (heap_at & 7 == 0) & (heap_at > FRONT_BYTES) & (heap_at + 8 <= sizes)
+        if whole.all():
+            ends = np.frombuffer(buffer, np.uint32).take((begins + heap_at) >> 2).astype(np.int64)
+            whole = (ends > 0) & (heap_at + 8 + ends <= sizes)
+        if not whole.all():
+            self._fail(segment_base, header.offset + int(begins[np.argmin(whole)]))
+        self._fronts.append(fronts)
+        self._offsets.append(begins + header.offset)
+        self._sizes.append(sizes)
+        self._subjects.append(self._number(words, ((begins + heap_at) >> 3) + 1, ends))
+        self._groups.append((len(sizes), segment_base, header.appended_at_ms))
+        self._count += len(sizes)
+
+    def _number(self, words: UInt64s, places: Int64s, lengths: Int64s) -> Int64s:
+        """The numbers of subjects; each name begins at a word and ends with zeros."""
+        numbers = np.empty(len(places), np.int64)
+        for length in np.unique(lengths).tolist():
+            rows = np.flatnonzero(lengths == length)
+            names = words.take(places[rows][:, None] + np.arange((length + 7) >> 3))
+            # Names are told apart by one word each; should two give the same word, they are compared as they are.
+            mixed = (names * MIXERS[: names.shape[1]]).sum(axis=1, dtype=np.uint64)
+            _, first, which = np.unique(mixed, return_index=True, return_inverse=True)
+            if (names != names[first][which]).any():
+                _, first, which = np.unique(names, axis=0, return_index=True, return_inverse=True)
+            known = [names[row].tobytes()[:length] for row in first]
+            own = np.array([self._names.setdefault(name, len(self._names)) for name in known])
+            numbers[rows] = own[which.ravel()]
+        return numbers
 
     def decode(self) -> tuple[NDArray[np.void], Batches]:
         """What was gathered since the last call: FRONT[n] and BATCH[n]."""
-        fronts = np.frombuffer(bytes(self._bytes), FRONT)
+        fronts = np.concatenate([np.empty(0, FRONT), *self._fronts])
         rows = np.zeros(len(fronts), BATCH)
         if len(rows):
             counts, bases, appended = zip(*self._groups, strict=True)
             rows["segment_base"] = np.repeat(np.array(bases, np.uint64), counts)
             rows["appended_at_ms"] = np.repeat(np.array(appended, np.int64), counts)
-            rows["offset"] = self._offsets
-            rows["subject"] = self._subjects
+            rows["offset"] = np.concatenate(self._offsets)
+            rows["subject"] = np.concatenate(self._subjects)
             for name in ("origin_log_id", "epoch", "batch_id", "claimed_at_ms", "hour", "count", "columns_crc32c"):
                 rows[name] = fronts[name]
             rows["columns_end"], rows["deliver_at"] = fronts["heap_offset"], fronts["first_at"]
@@ -255,7 +281,9 @@ class _Fronts:
         """A batch is taken only when its columns lie where the index says; intake has proved that of each."""
         bytes_a_column = 8 * fronts["count"].astype(np.int64)
         wrong = (fronts["magic"] != MAGIC) | (fronts["version"] != VERSION) | (fronts["subject_count"] != 1)
-        wrong |= (fronts["kind_bytes"] != COLUMNS_AT - HEADER_BYTES) | (fronts["total_bytes"] != self._sizes)
+        wrong |= (fronts["kind_bytes"] != COLUMNS_AT - HEADER_BYTES) | (
+            fronts["total_bytes"] != np.concatenate(self._sizes)
+        )
         wrong |= (fronts["first_id"] != ColumnId.DELIVER_AT_MS) | (fronts["second_id"] != ColumnId.SEQUENCE)
         wrong |= fronts["first_at"] != COLUMNS_AT + 8 * fronts["column_count"].astype(np.int64)
         wrong |= fronts["second_at"] != fronts["first_at"] + bytes_a_column
@@ -270,10 +298,11 @@ class _Fronts:
         raise DamagedData(path, position, "this is no batch as a delay server hands it over")
 
     def _clear(self) -> None:
-        self._bytes = bytearray()
-        self._offsets: list[int] = []
-        self._sizes: list[int] = []
-        self._subjects: list[int] = []
+        self._count = 0
+        self._fronts: list[NDArray[np.void]] = []
+        self._offsets: list[Int64s] = []
+        self._sizes: list[Int64s] = []
+        self._subjects: list[Int64s] = []
         self._groups: list[tuple[int, int, int]] = []  # Batches, base offset of the segment, append instant.
 
 

@@ -1,0 +1,83 @@
+"""The index of a realtime log: every batch with its subject, however many share a group, and no batch that lies."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delayd.batch import BatchKind, ColumnId, DispatchPart
+from delayd.disk import RealDisk
+from delayd.encode import encode, encode_one, encode_subject_table
+from delayd.errors import DamagedData
+from delayd.log.group import GroupKind, NewGroup
+from delayd.reading import realtime
+from delayd.reading.directory import Directory, Role
+from delayd.reading.realtime import TargetIndexer, read_target_rows
+from tests.books import DELAY_ID, HOUR, REALTIME_ID, START_MS, Books
+
+PART = DispatchPart(DELAY_ID, 1, 1, 0, 0, START_MS, HOUR)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    books = Books(str(tmp_path))
+    yield books
+    books.close()
+
+
+def append(books: Books, batches: list[bytes]) -> None:
+    books.target.append([NewGroup(GroupKind.DATA, batches, 1, START_MS, 1, len(batches))], START_MS)
+    books.target.flush()
+
+
+def scan(books: Books) -> TargetIndexer:
+    indexer = TargetIndexer(RealDisk(), [Directory(books.realtime, Role.REALTIME, REALTIME_ID)], [])
+    indexer.scan(newer=False)
+    return indexer
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_batches_of_many_subjects_keep_their_names_and_rows(
+    books: Books, monkeypatch: pytest.MonkeyPatch, mixed: bool
+) -> None:
+    if not mixed:
+        # Names that give the same word are compared as they are.
+        monkeypatch.setattr(realtime, "MIXERS", np.zeros(32, np.uint64))
+    names = [name * times for times in (1, 3, 9, 60) for name in ("a", "b", "a.b", "b.a")]
+    expected: list[str] = []
+    for group in range(3):
+        batches = [
+            encode_one(
+                BatchKind.DISPATCH,
+                PART._replace(batch_id=100 * group + number),
+                (START_MS + number, 1_000 * group + number),
+                name.encode(),
+                b"body" * number,
+                4 * number,
+            )
+            for number, name in enumerate(names)
+        ]
+        append(books, batches)
+        expected += names
+    index = scan(books).index()
+    assert [index.subjects[number] for number in index.batches["subject"]] == expected
+    rows = read_target_rows(RealDisk(), index, index.batches)
+    assert rows.sequence.tolist() == [1_000 * group + number for group in range(3) for number in range(len(names))]
+    assert (rows.deliver_at_ms % 1_000).tolist() == 3 * list(range(len(names)))
+    part = read_target_rows(RealDisk(), index, index.batches, range(1_002, 1_005))
+    assert part.sequence.tolist() == [1_002, 1_003, 1_004]
+    assert [index.subjects[index.batches["subject"][batch]] for batch in part.batch_of] == names[2:5]
+
+
+@pytest.mark.parametrize("lie", ["no sequences", "two subjects", "no subject"])
+def test_a_batch_that_no_delay_server_hands_over_is_damage(books: Books, lie: str) -> None:
+    names = {"two subjects": [b"a", b"b"], "no subject": []}.get(lie, [b"a"])
+    due, sequence = np.array([START_MS], np.int64), np.array([1], np.uint64)
+    table = encode_subject_table(names)
+    columns = [(ColumnId.DELIVER_AT_MS, due), (ColumnId.SEQUENCE, sequence)]
+    columns = columns[:1] if lie == "no sequences" else columns
+    ends = [(ColumnId.BODY_END, np.array([len(table)], np.uint32))]
+    append(books, [encode(BatchKind.DISPATCH, PART, 1, [*columns, *ends], [table], len(names))])
+    with pytest.raises(DamagedData, match="no batch as a delay server hands it over"):
+        scan(books)
