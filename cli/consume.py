@@ -77,7 +77,7 @@ def consume(
     """
     write = WRITERS[form]
     taken = 0
-    # What is pulled ahead and not shown would be given back, and count as an attempt. And without prefetch a pull ends
+    # A call for some messages has no use for others ahead, which somebody may want. And without prefetch a pull ends
     # by an answer or an error, so that "nothing came" is never said of a server that was not reached.
     prefetch = follow and most is None and not no_ack
     reach_ms = REACH_MS_MAX if follow else min(max(wait / _MS, REACH_MS_MIN), REACH_MS_MAX)

@@ -137,7 +137,10 @@ class AsyncMessageBatch(MessageColumns):
         await _settle(self.consumer, self.pulled.handles, wait)
 
     async def nack(self, *, wait: bool = True) -> None:
-        """Give all of them back: they are offered again, attempt + 1. Raises what `ack` raises."""
+        """Give all of them back: they are offered again, attempt + 1. Raises what `ack` raises.
+
+        After a first attempt they come again at once, later after a pause that grows from 100 ms to 10 s.
+        """
         await _settle(self.consumer, self.pulled.handles, wait, back=True)
 
 

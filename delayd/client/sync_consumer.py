@@ -57,7 +57,7 @@ class Consumer:
         self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
         self._closed = False
         self._engine: _Engine | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # The handler of a signal may close the client that it interrupted.
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +174,10 @@ class MessageBatch(MessageColumns):
         self.consumer.settle(self.pulled.handles, wait)
 
     def nack(self, *, wait: bool = True) -> None:
-        """Give all of them back: they are offered again, attempt + 1. Raises what `ack` raises."""
+        """Give all of them back: they are offered again, attempt + 1. Raises what `ack` raises.
+
+        After a first attempt they come again at once, later after a pause that grows from 100 ms to 10 s.
+        """
         self.consumer.settle(self.pulled.handles, wait, back=True)
 
 

@@ -52,7 +52,7 @@ class Producer:
         self._arguments = Arguments(horizon)
         self._closed = False
         self._engine: _Engine | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # The handler of a signal may close the client that it interrupted.
 
     def __enter__(self) -> Self:
         return self

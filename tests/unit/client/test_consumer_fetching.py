@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -326,6 +327,28 @@ def test_a_ctrl_c_while_a_pull_waits_loses_nothing_for_a_lease() -> None:
             batch = consumer.pull(wait=timedelta(seconds=5))
             assert (batch.bodies, batch.attempts.tolist()) == ([b"%d" % row], [1])
             batch.ack()
+        assert world.realtime.counted == []
+
+
+def test_a_signal_handler_may_close_the_consumer_that_it_interrupts() -> None:
+    with world_aside() as (world, do):
+        before = signal.getsignal(signal.SIGUSR1)
+        try:
+            for row in range(8):
+                do(partial(add_messages, world, 200 if row % 2 else 1))
+                consumer = Consumer(world.address, "a", "g")
+                signal.signal(signal.SIGUSR1, lambda number, frame: consumer.close())  # noqa: B023
+                late = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+                late.start()
+                for message in consumer:
+                    # An acknowledgement after the close is refused by name.
+                    with suppress(AlreadyClosed):
+                        message.ack(wait=False)
+                    do(partial(add_messages, world, row % 2))
+                late.join()
+                do(world.realtime.restart)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
         assert world.realtime.counted == []
 
 
