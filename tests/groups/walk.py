@@ -256,7 +256,8 @@ class Walk:
         kept = self.world.recovered.message_log.start
         whole = [each for each in self.batches if kept <= each.offset < below and each.batch_id not in self.rotten]
         if whole:
-            batch = self.random.choice(whole)
+            # One that is still to be pulled says more than one that is held.
+            batch = self.random.choice([each for each in whole if self._is_new(each)] or whole)
             self._flip(batch)
             self.rotten.add(batch.batch_id)
             self.unreadable.add(batch.batch_id)
@@ -269,6 +270,8 @@ class Walk:
             self._flip(self.batches[batch_id - 1])
             self.rotten.remove(batch_id)
             self._tell(f"batch {batch_id} is restored")
+            if self.random.random() < 0.5:
+                self._release()
 
     def _release(self) -> None:
         """An operator has what was quarantined tried again."""
@@ -372,6 +375,12 @@ class Walk:
                 file.pwritev([bytes([before ^ 1])], at - 1)
                 file.sync()
             file.close()
+
+    def _is_new(self, batch: Sent) -> bool:
+        """Whether a group was never given its first message."""
+        of_subject = [group for (subject, _), group in self.groups.items() if subject == batch.subject]
+        found = [group.messages.get(batch.first) for group in of_subject]
+        return any(message is not None and message.attempt == 1 for message in found)
 
     def _gave(self, peer: SimPeer, handles: list[Handle]) -> bool:
         incarnation = self.world.core._pulls.incarnation_of(peer)

@@ -8,7 +8,7 @@ import pytest
 from delayd.log.log import Log
 from delayd.testing.disk import MemoryDisk
 from delayd.wire.requests import RequestType, need_int, need_maps
-from realtime.quarantine import BATCHES_A_PULL
+from realtime.quarantine import BATCHES_A_PULL, RETRY_MS
 
 from .batches import bodies_of, dispatch_batch
 from .world import GROUP, SUBJECT, SimPeer, World, pull_head
@@ -203,3 +203,21 @@ def test_a_file_that_was_restored_before_its_rows_were_passed_over_is_read_again
     assert world.pull(peer).bodies == [b"good"]
     flip(world.disk, BAD)
     assert world.pull(peer).bodies == [BAD, bytes(20_000)]
+
+
+def test_rule_Q5_what_was_given_back_and_what_was_passed_over_come_once_though_they_are_one_pull() -> None:
+    # That a life passed over messages is not in the pull log. A replay begins below them, and then meets one entry with
+    # messages that it has offered again and with others that are new to it.
+    world, peer = served([b"good"], [BAD])
+    first = world.pull(peer, most=1)
+    flip(world.disk, BAD)
+    assert world.pull(peer).bodies == []
+    world.give_back(peer, first.handles)
+    flip(world.disk, BAD)
+    world.pass_time(RETRY_MS)
+    again = world.pull(peer)
+    assert (again.bodies, again.attempts) == ([b"good", BAD], [1, 1])
+    assert len(world.core._pulls.groups[SUBJECT, GROUP].held) == 1
+    assert world.ack(peer, again.handles) == []
+    later = World(world.disk.after_kill(), world.state.after_crash(), world.clock.restarted())
+    assert pull_all(later) == []
