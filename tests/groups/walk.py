@@ -279,6 +279,7 @@ class Walk:
             self.world.send(self.peers[0], RequestType.QUARANTINE_RELEASE, {"id": id_})
             self.unreadable = set(self.rotten)
         self.world.core.wake()
+        self._collect()
 
     def _drop(self) -> None:
         """An operator gives up what is quarantined, in each group that has met it."""
