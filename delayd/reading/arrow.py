@@ -1,11 +1,36 @@
-"""Columns of a table as arrays of Arrow, without a Python object a row. Importing it needs pyarrow."""
+"""Columns of a table as arrays of Arrow, without a Python object a row, and an audit's report as tables.
+
+Importing it needs pyarrow.
+"""
 
 import numpy as np
 import pyarrow as pa
 
+from delayd.hours import HOUR_MS, hour_name
+from delayd.reading.books import AuditReport
+from delayd.reading.histogram import QUANTILES
+from delayd.reading.summary import COUNTS
 from delayd.reading.tables import Cells
 
 TYPES = {"string": pa.string(), "long": pa.int64(), "boolean": pa.bool_()}
+INSTANT = pa.timestamp("ms", "UTC")
+QUANTILE_NAMES = ("late_p50_ms", "late_p99_ms", "late_p999_ms")
+FINDINGS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("log_id", "hour", "kind", "subject")),
+        ("sequence", pa.uint64()),
+        ("deliver_at", INSTANT),
+        ("detail", pa.string()),
+    ]
+)
+HOURS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("log_id", "hour")),
+        ("begins_at", INSTANT),
+        *((name, pa.int64()) for name in (*COUNTS, *QUANTILE_NAMES)),
+        ("balanced", pa.bool_()),
+    ]
+)
 
 
 def to_arrow(cells: Cells) -> pa.Array:
@@ -14,3 +39,36 @@ def to_arrow(cells: Cells) -> pa.Array:
     if cells.names is None:
         return pa.array(cells.values, mask=mask)
     return pa.array(cells.names, pa.string()).take(pa.array(cells.values.astype(np.int64), mask=mask))
+
+
+def hours_table(report: AuditReport) -> pa.Table:
+    """The figures of an audit, one row an hour; `to_pandas` makes a frame of it."""
+    rows = [
+        {
+            "log_id": f"{hour.log_id:016x}",
+            "hour": hour_name(hour.hour),
+            "begins_at": hour.hour * HOUR_MS,
+            **{name: getattr(hour, name) for name in COUNTS},
+            **{name: hour.late_ms(quantile) for name, quantile in zip(QUANTILE_NAMES, QUANTILES, strict=True)},
+            "balanced": hour.balanced,
+        }
+        for hour in report.hours
+    ]
+    return pa.Table.from_pylist(rows, HOURS)
+
+
+def findings_table(report: AuditReport) -> pa.Table:
+    """The findings that a report has as rows, and its faults; what a fault concerns is a server, and no message."""
+    rows = [
+        {
+            "log_id": f"{finding.log_id:016x}",
+            "hour": hour_name(finding.hour) if finding.hour else None,
+            "kind": finding.kind.name,
+            "subject": finding.subject or None,
+            "sequence": finding.sequence or None,
+            "deliver_at": finding.deliver_at_ms if finding.sequence else None,
+            "detail": finding.detail,
+        }
+        for finding in (*report.findings, *report.faults)
+    ]
+    return pa.Table.from_pylist(rows, FINDINGS)
