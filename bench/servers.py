@@ -1,6 +1,7 @@
 """Real servers in a directory of their own, for one benchmark; they end with it."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ class Servers:
     data: Path
     stack: contextlib.ExitStack
     options: dict[str, list[str]]
+    environment: dict[str, str]
     meta: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     children: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
@@ -37,7 +39,11 @@ class Servers:
             words += ["--meta", self.meta]
         with (self.data / f"{role}.err").open("a") as errors:
             child = subprocess.Popen(
-                [sys.executable, "-m", "delayd", *words], stdout=subprocess.PIPE, stderr=errors, text=True
+                [sys.executable, "-m", "delayd", *words],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=self.environment,
             )
         self.stack.callback(_stop, child)
         assert child.stdout is not None
@@ -76,10 +82,19 @@ class Servers:
 def servers(*roles: str, delay: tuple[str, ...] = ()) -> Iterator[Servers]:
     """Start meta and the given roles as processes, each on a free port; ``delay`` are options of the delay server."""
     with tempfile.TemporaryDirectory(prefix="delayd-bench-") as folder, contextlib.ExitStack() as stack:
-        running = Servers(Path(folder), stack, {"delay": list(delay)})
+        running = Servers(Path(folder), stack, {"delay": list(delay)}, _with_bytecode())
         for role in ("meta", *roles):
             running.start(role)
         yield running
+
+
+def _with_bytecode() -> dict[str, str]:
+    """The environment, but modules stay compiled for the next start, as those of an installed delayd are.
+
+    Where the environment forbids that, a server that starts again would compile a hundred modules before it reads its
+    log, and a restart would measure the compiler.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _stop(child: "subprocess.Popen[str]") -> None:
