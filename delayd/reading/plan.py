@@ -186,7 +186,7 @@ def plan_audit(
     ]
     holds_up: list[str] = []
     for directory, dispatched, snapshot in zip(delays, sizes, snapshots, strict=True):
-        tail = read_tail(disk, snapshot, torn)
+        tail = read_tail(disk, snapshot, torn, hours)
         own = index.batches[index.batches["origin_log_id"] == directory.log_id]
         life = read_life(disk, directory, max(tail.last_appended_at_ms, _last_claimed_ms(directory, index)), now_ms)
         lives.append(life)
@@ -218,7 +218,7 @@ def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None 
         own = np.flatnonzero(batches["origin_log_id"] == origin.snapshot.directory.log_id)
         own = own[np.argsort(batches["hour"][own], kind="stable")]
         filed = batches["hour"][own]
-        tail = _Tail(disk, origin.snapshot, tails[number] if tails else None)
+        tail = _Tail(disk, origin, tails[number] if tails else None)
         for hour in origin.hours:
             first, until = np.searchsorted(filed, [hour, hour + 1])
             yield HourBooks(disk, origin, hour, tail, plan.index, batches[own[first:until]])
@@ -237,14 +237,15 @@ def until_still(data: str, read: Callable[[], Result]) -> Result:
 class _Tail:
     """The message log from the replay offset on; read at most once."""
 
-    def __init__(self, disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail | None) -> None:
+    def __init__(self, disk: Disk, origin: Origin, tail: MessageTail | None) -> None:
         self._disk = disk
-        self._snapshot = snapshot
+        self._hours = origin.hours
+        self._snapshot = origin.snapshot
         self._tail = tail
 
     def get(self) -> MessageTail:
         if self._tail is None:
-            self._tail = read_tail(self._disk, self._snapshot)
+            self._tail = read_tail(self._disk, self._snapshot, hours=self._hours)
         return self._tail
 
 

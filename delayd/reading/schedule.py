@@ -5,16 +5,17 @@ batch gathered below the replay offset P, or from the message log from P on.
 """
 
 import sys
+from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from delayd.batch import BatchKind, ColumnId, Int64s, parse
+from delayd.batch import Batch, BatchKind, ColumnId, Int64s, parse
 from delayd.disk import Disk
 from delayd.errors import DamagedData
-from delayd.hours import hour_name, hour_start_ms
+from delayd.hours import hour_name, hour_of_ms, hour_start_ms, hours_of
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
 from delayd.log.group import Group, GroupKind
@@ -136,8 +137,19 @@ def was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
     return filed is not None and filed.removed and not disk.exists(schedule_path(snapshot.directory.path, hour))
 
 
-def read_tail(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail] | None = None) -> MessageTail:
+def read_tail(
+    disk: Disk,
+    snapshot: ScheduleSnapshot,
+    torn: list[TornTail] | None = None,
+    hours: Container[int] | None = None,
+) -> MessageTail:
     """Read the message log, columns only: what is not filed, and what is, as far as the log is kept.
+
+    Args:
+        disk: where the log is.
+        snapshot: what bounds it.
+        torn: receives what lies behind the last group that checks.
+        hours: which hours' filed rows are wanted, None for all; batches without one of them are passed over.
 
     Raises:
         LogMoved: its segments are gone: take a new snapshot.
@@ -150,10 +162,12 @@ def read_tail(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail] | Non
         header = group.header
         sequence = header.base_sequence
         if header.kind == GroupKind.DATA:
-            collector = tail if header.offset >= snapshot.replay_offset else accepted
+            filed = header.offset < snapshot.replay_offset
+            collector = accepted if filed else tail
             for offset, batch in group.batches():
                 if batch.kind == BatchKind.PRODUCER:
-                    collector.add_message_batch(batch, offset, sequence, header.appended_at_ms)
+                    if not filed or hours is None or _is_of(batch, header.appended_at_ms, hours):
+                        collector.add_message_batch(batch, offset, sequence, header.appended_at_ms)
                     sequence += batch.count
         check.take(group, sequence)
     check.end()
@@ -161,6 +175,14 @@ def read_tail(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail] | Non
     return MessageTail(
         rows, hours, check.last_appended_at_ms, _by_hour(accepted.rows()), check.first, tuple(check.faults)
     )
+
+
+def _is_of(batch: Batch, appended_at_ms: int, hours: Container[int]) -> bool:
+    """Whether a row of a PRODUCER batch is filed in one of some hours."""
+    due_from_ms = np.maximum(batch.int64s(ColumnId.DELIVER_AT_MS), appended_at_ms)
+    if batch.count == 1:
+        return hour_of_ms(int(due_from_ms[0])) in hours
+    return any(hour in hours for hour in np.unique(hours_of(due_from_ms)).tolist())
 
 
 def _by_hour(rows: ScheduleRows) -> HourRows:
