@@ -123,9 +123,6 @@ PLANTED: Bugs = {
         Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", "")),
         Patch(Group, "_pulled", _all_old_or_all_new),
     ],
-    "Q5: a replay that begins lower takes an entry for old messages alone": [
-        Patch(Group, "_pulled", _all_old_or_all_new),
-    ],
     "Q1: an acknowledgement of what another one holds counts": [Patch(Pulls, "acknowledge", _acknowledge_for_anybody)],
     "Q1: an acknowledgement is answered before its fsync": [Patch(Pulls, "acknowledge", _acknowledge_before_the_sync)],
     "Q4: a checkpoint forgets attempts": [Patch(Group, "copy", _first_attempts)],

@@ -11,7 +11,6 @@ WALKS = 300
 FOUND_WITHIN = 150
 # What takes hundreds of walks: `python -m tests.groups --planted` waits for them.
 RARE = (
-    "Q5: a replay that begins lower takes an entry for old messages alone",
     "Q3: a checkpoint forgets what pauses",
     "Q3: retention looks at new messages only",
     "L5: a checkpoint forgets what is quarantined",
