@@ -123,6 +123,7 @@ class ConsumerCore(Generic[Batch]):
         lease_s = settings.lease / _SECOND
         self._stock: Stock[Batch] = Stock(make)
         self._pace = Pace(lease_s)
+        self._iterates = False
         self._enough = -1  # With so many left iteration looks whether more is to be fetched.
         self._looks = False
         self._watch: asyncio.TimerHandle | None = None  # Set while anything is in stock.
@@ -186,9 +187,10 @@ class ConsumerCore(Generic[Batch]):
         if not self._stock.take(most, now, given):
             return False
         self._pace.handed_out(now, given[0].message_count)
-        target, size = self._ahead_of(most)
-        if not self._pulls.under_way and self._stock.count <= target - size:
-            self._post(partial(self._fetch_ahead, most))
+        if not self._pulls.under_way:
+            target, size = self._ahead_of(most)
+            if target >= size:
+                self._post(partial(self._fetch_ahead, target, size))
         return True
 
     def put_back(self, given: list[Pulled]) -> None:
@@ -224,6 +226,7 @@ class ConsumerCore(Generic[Batch]):
 
     async def more_to_iterate(self) -> bool:
         """Wait until something is in stock, however long servers are away; False after the close."""
+        self._iterates = True
         while not self.closed:
             try:
                 while not self._stock.count and not self.closed:
@@ -320,14 +323,14 @@ class ConsumerCore(Generic[Batch]):
 
     def _look(self) -> None:
         self._looks = False
-        self._fetch_ahead(1)
-
-    def _fetch_ahead(self, most: int) -> None:
-        """Ask for more while a caller works, if little is left of what may be held ahead of it."""
-        target, size = self._ahead_of(most)
+        target, size = self._ahead_of(1)
         self._enough = target - size
+        self._fetch_ahead(target, size)
+
+    def _fetch_ahead(self, target: int, size: int) -> None:
+        """Ask for more while a caller works, if little is left of what may be held ahead of it."""
         count = self._stock.count
-        if count <= self._enough and not self._pulls.under_way and not self.closed:
+        if count <= target - size and not self._pulls.under_way and not self.closed:
             # A busy caller comes behind those who wait, also when it has nothing left.
             self._pulls.start(size, AHEAD_POLL_MS, max(count, 1))
 
@@ -352,8 +355,9 @@ class ConsumerCore(Generic[Batch]):
         else:
             self._pace.fetched()
             self._stock.put(pulled, monotonic_s())
-            target, size = self._ahead_of(1)
-            self._enough = target - size
+            if self._iterates:
+                target, size = self._ahead_of(1)
+                self._enough = target - size
             if self._watch is None:
                 self._watch = self._loop.call_later(self._pace.hold_s, self._look_after)
         self._heard(answer.head)

@@ -78,13 +78,12 @@ class Stock(Generic[Batch]):
         """Add up to ``most`` messages of one answer to ``given``, as `next` does; False when nothing is here."""
         with self._lock:
             while (shelf := self._first(now)) is not None:
-                first, rest = shelf.rest.cut(most)
-                left = _Shelf[Batch](rest, shelf.put_at)
-                given.append(first)
+                end = min(shelf.row + most, shelf.count)
+                given.append(shelf.pulled if end - shelf.row == shelf.count else shelf.rest.cut(most)[0])
                 if self._closed:
                     given.clear()
                     break
-                self._shelves[0] = left
+                shelf.row = end
                 return True
             return False
 
