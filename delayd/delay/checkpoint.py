@@ -4,8 +4,10 @@ One replay offset for all hours, fixed before the first row is gathered. What it
 transaction, and the transaction before the checkpoint file.
 """
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -57,16 +59,53 @@ class Books(NamedTuple):
     links: list[Value]  # For each target its log_id, and the same two for what waits for it.
 
 
+class Told:
+    """What a checkpoint puts into the state and removes from it besides its hours; merged beside the loop."""
+
+    def __init__(
+        self,
+        owed: Told | None,
+        producers: dict[bytes, bytes],
+        gone: set[bytes],
+        notes: dict[bytes, int],
+        moved: dict[int, OutcomeEnd],
+        forgotten: Iterable[bytes],
+    ) -> None:
+        self.producers = producers
+        self.gone = gone  # Keys of producers.
+        self._owed = owed  # What the one before has not told, for its disk was full.
+        self._notes = notes
+        self._moved = moved
+        self._forgotten = forgotten
+        self._merged: tuple[dict[bytes, bytes], set[bytes]] | None = None
+
+    def merged(self) -> tuple[dict[bytes, bytes], set[bytes]]:
+        """Puts and removes by key, the newer of each: what is owed does not grow with every try that fails."""
+        if self._merged is None:
+            owed_puts, owed_removes = self._owed.merged() if self._owed is not None else ({}, set())
+            puts = {**owed_puts, **self.producers}
+            puts.update((TARGET_PREFIX + subject, msgpack.packb(target)) for subject, target in self._notes.items())
+            puts.update(outcome_put(hour, end) for hour, end in self._moved.items())
+            removes = {*self.gone, *(TARGET_PREFIX + subject for subject in self._forgotten)}
+            for key in removes:
+                puts.pop(key, None)
+            self._merged, self._owed = (puts, (owed_removes | removes) - puts.keys()), None
+        return self._merged
+
+
+NOTHING_TOLD = Told(None, {}, set(), {}, {}, ())
+COLLECTED = object()
+
+
 class Facts(NamedTuple):
     """What a checkpoint says besides its hours; taken on the loop before the worker begins."""
 
     stop: Mark
     next_sequence: int
     appended_at_ms: int
-    puts: list[tuple[bytes, bytes]]
-    removes: list[bytes]
+    told: Told
     ends: dict[int, OutcomeEnd]
-    books: "Books"
+    books: Books
 
 
 class Abandoned(Exception):
@@ -129,7 +168,9 @@ class Checkpointer:
         self._file = CheckpointFile(disk, config.folder, identity.log_id)
         self._published = -1  # Replay offset that the checkpoint file says, as far as this life knows.
         self._waiters: list[tuple[int, Callable[[], None]]] = []
-        self._owed: tuple[list[tuple[bytes, bytes]], list[bytes]] = ([], [])
+        self._owed = NOTHING_TOLD
+        self._collecting: Iterator[None] | None = None
+        self._collected: Callable[[], None] = lambda: None  # What follows it.
         self._running = False
         self._abandon_at_ms: int | None = None
         self._told = ""  # Why the last one was put off, as it was told.
@@ -146,6 +187,8 @@ class Checkpointer:
 
     def next_wake_ms(self) -> int | None:
         """When the next one is due, in monotonic ms."""
+        if self._collecting is not None:
+            return self._clock.monotonic_ms()
         return None if self._running else self._due_ms
 
     def is_due(self, durable: int) -> bool:
@@ -171,7 +214,7 @@ class Checkpointer:
         stop: Mark,
         next_sequence: int,
         appended_at_ms: int,
-        notes: list[tuple[bytes, int]],
+        notes: dict[bytes, int],
         ends: dict[int, OutcomeEnd],
         moved: Iterable[int],
         handed_over: list[NDArray[np.uint64]],
@@ -189,27 +232,31 @@ class Checkpointer:
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
         # A producer that is forgotten too early has its retried batches accepted twice (rule T1).
         seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
-        puts, removes = self._producers.changes(seen_before_ms)
-        puts.extend((TARGET_PREFIX + subject, msgpack.packb(target)) for subject, target in notes)
-        puts.extend(outcome_put(hour, ends[hour]) for hour in moved)
-        removes.extend(TARGET_PREFIX + subject for subject in forgotten)
-        owed_puts, owed_removes = self._owed
-        self._owed = ([], [])
-        # By key, and the newer value of each: what is owed does not grow with every try that a full disk ends.
-        told = dict(owed_puts) | dict(puts)
-        for key in removes:
-            told.pop(key, None)
-        gone = sorted({*owed_removes, *removes} - told.keys())
-        facts = Facts(stop, next_sequence, appended_at_ms, list(told.items()), gone, ends, books)
-        taken = self._pending.take()
-        self._executor.submit(
-            partial(
-                self._write,
-                *(facts, taken.rows, handed_over, self._clock.now_ms(), self._evidence()),
-                frozenset(self._damaged()),
-            ),
-            partial(self._written, facts, taken, ended),
-        )
+        owed, self._owed = self._owed, NOTHING_TOLD
+        told = Told(owed, {}, set(), notes, {hour: ends[hour] for hour in moved}, forgotten)
+        facts = Facts(stop, next_sequence, appended_at_ms, told, ends, books)
+        # What a producer's batches are, the loop alone may read; all else is packed beside the loop.
+        self._collecting = self._producers.collect(seen_before_ms, told.producers, told.gone)
+        self._collected = partial(self._submit, facts, self._pending.take(), handed_over, ended)
+        self.step()
+
+    @property
+    def collecting(self) -> bool:
+        """Whether `step` has more to do."""
+        return self._collecting is not None
+
+    def step(self) -> None:
+        """Go on with one that is begun in pieces, as much as one turn of the loop may (rule B2)."""
+        if self._collecting is not None and next(self._collecting, COLLECTED) is COLLECTED:
+            self._collecting = None
+            self._collected()
+
+    def _submit(
+        self, facts: Facts, taken: Taken, handed_over: list[NDArray[np.uint64]], ended: Callable[[bool], None]
+    ) -> None:
+        now_ms, evidence = self._clock.now_ms(), self._evidence()
+        work = partial(self._write, facts, taken.rows, handed_over, now_ms, evidence, frozenset(self._damaged()))
+        self._executor.submit(work, partial(self._written, facts, taken, ended))
 
     def _bytes_due(self) -> int:
         """At how many bytes of the message log one begins before its time."""
@@ -222,6 +269,8 @@ class Checkpointer:
 
     def hurry(self, limit_ms: int) -> None:
         """Give up what is not done within ``limit_ms``: the server stops, and the next start replays the log."""
+        while self.collecting:
+            self.step()
         self._abandon_at_ms = self._clock.monotonic_ms() + limit_ms
 
     def close(self) -> None:
@@ -238,6 +287,8 @@ class Checkpointer:
         damaged: frozenset[int],
     ) -> Filed:
         """File, count, publish: on the worker thread. Reads the hour table, which changes on the loop only after."""
+        # First, for whatever fails from here on is owed by the next one.
+        puts, removes = facts.told.merged()
         writer = ScheduleWriter(
             *(self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms),
             *(self._pause, self._executor.give_way, self._beside, damaged),
@@ -260,7 +311,7 @@ class Checkpointer:
         written, beside = writer.written.rows, writer.written_beside.rows
         counted = (b"checkpoint", msgpack.packb(checkpoint))
         rows_of_hours = chain(hour_puts(written), hour_puts(beside, BESIDE_PREFIX))
-        self._state.commit(chain(rows_of_hours, facts.puts, [counted]), facts.removes)
+        self._state.commit(chain(rows_of_hours, sorted(puts.items()), [counted]), sorted(removes))
         unpublished: DataError | OSError | None = None
         try:
             tables = merge_hours(self._hours.rows, written), merge_hours(self._beside.rows, beside)
@@ -308,7 +359,7 @@ class Checkpointer:
             filed = done.result()
         except (DiskFull, DamagedData, Shortage, Abandoned) as error:
             # Nothing counts what was written. What only this one would have said, the next one says.
-            self._owed = (facts.puts, facts.removes)
+            self._owed = facts.told
             self._put_off(error, ended)
             return
         self._hours.update(filed.hours)

@@ -405,6 +405,7 @@ class DelayCore:
         self.dispatcher.step()
         self.targets.wake()
         self._outcomes.wake()
+        self._checkpointer.step()
         self._begin_checkpoint()
 
     def next_due_ms(self) -> int | None:
@@ -420,7 +421,8 @@ class DelayCore:
         if outcomes_ms is not None and outcomes_ms < wake_ms:
             wake_ms = outcomes_ms
         # While an hour is loaded no checkpoint begins, though it may be due.
-        if not self._loading.running and self._mending.running is None:
+        held_up = self._loading.running or self._mending.running is not None
+        if not held_up or self._checkpointer.collecting:
             checkpoint_ms = self._checkpointer.next_wake_ms()
             if checkpoint_ms is not None and checkpoint_ms < wake_ms:
                 wake_ms = checkpoint_ms
@@ -629,8 +631,7 @@ class DelayCore:
         mending = self._mending.running is not None
         if self._loading.running or mending or not self._checkpointer.is_due(self.intake.durable.offset):
             return
-        changed, self.dispatcher.changed = self.dispatcher.changed, set()
-        notes = [(subject, self.dispatcher.targets[subject]) for subject in sorted(changed)]
+        notes, self.dispatcher.changed = self.dispatcher.changed, {}
         forgotten, self.dispatcher.forgotten = self.dispatcher.forgotten, set()
         intake, outcomes = self.intake, self._outcomes
         ends, moved = {**self._quarantined_ends, **outcomes.ends}, sorted(outcomes.moved & outcomes.ends.keys())
@@ -641,7 +642,7 @@ class DelayCore:
             outcomes.take_handed_over(),
             partial(self._checkpointed, intake.durable_sequence, books.keep_from),
             books,
-            sorted(forgotten),
+            forgotten,
         )
 
     def _books(self) -> Books:

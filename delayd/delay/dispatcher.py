@@ -52,7 +52,7 @@ class Dispatcher:
     ) -> None:
         self.links: dict[int, Link] = {}
         self.targets = dict(noted)  # Subject to log_id, durable in the message log (rule H5).
-        self.changed = changed  # Subjects whose note no checkpoint holds yet.
+        self.changed = {subject: noted[subject] for subject in changed}  # Notes that no checkpoint holds yet.
         self.forgotten: set[bytes] = set()  # Subjects whose note the next checkpoint takes out of the state.
         self.withheld: set[bytes] = set()  # Subjects whose target was lost: their rows wait for an operator.
         self._wheel = wheel
@@ -126,7 +126,7 @@ class Dispatcher:
         rows = self.links[target].sender.take_rest()
         for subject in [subject for subject, log_id in self.targets.items() if log_id == target]:
             del self.targets[subject]
-            self.changed.discard(subject)
+            self.changed.pop(subject, None)
             self.forgotten.add(subject)
             self._moving.pop(subject, None)
             if not self._subjects.has(subject):
@@ -190,8 +190,7 @@ class Dispatcher:
     def _note(self, subject: bytes, target: int) -> None:
         self._asked.discard(subject)
         self._moving.pop(subject, None)
-        self.targets[subject] = target
-        self.changed.add(subject)
+        self.targets[subject] = self.changed[subject] = target
         self.forgotten.discard(subject)
         number = self._subjects.number(subject)
         self._route_new_subjects()
@@ -232,7 +231,7 @@ class Dispatcher:
             settled = link.phase is Phase.READY and link.sender.window.earlier_settled
             if settled and not self._subjects.has(subject):
                 del self.targets[subject]
-                self.changed.discard(subject)
+                self.changed.pop(subject, None)
                 self.forgotten.add(subject)
 
     def _move_on(self) -> None:

@@ -6,8 +6,9 @@ forgotten, if none of their retries can be under way any more; else batches of n
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count as count_from
 from typing import NamedTuple, cast
 
 import msgpack
@@ -15,6 +16,7 @@ import msgpack
 from delayd.batch import Batch
 from delayd.errors import BatchNumberReused, DelaydError, ProducerLost, SlowDown
 
+PIECE_PRODUCERS = 1_000  # Of one turn of the loop, some microseconds each.
 PREFIX = b"producer/"
 BYTES_MAX = 128 << 20  # All producers together: 160,000 of them with one number each, or 560,000 numbers.
 PRODUCER_BYTES = 640  # One producer in memory, without its numbers.
@@ -211,18 +213,37 @@ class Producers:
 
     def changes(self, seen_before_ms: int) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Take what a checkpoint has to write: puts, and keys of producers not seen since ``seen_before_ms``."""
-        while self._producers:
-            producer_id, producer = next(iter(self._producers.items()))
-            if producer.seen_at_ms >= seen_before_ms:
+        puts: dict[bytes, bytes] = {}
+        removes: set[bytes] = set()
+        for _ in self.collect(seen_before_ms, puts, removes):
+            pass
+        return sorted(puts.items()), sorted(removes)
+
+    def collect(self, seen_before_ms: int, puts: dict[bytes, bytes], removes: set[bytes]) -> Iterator[None]:
+        """Take what a checkpoint has to write, as `changes` does, a bounded piece at a time (rule B2).
+
+        What changes between two pieces may be in or not: it is above the replay offset, and the next one has it.
+        """
+        for count in count_from(1):
+            producer_id, producer = next(iter(self._producers.items()), (0, None))
+            if producer is None or producer.seen_at_ms >= seen_before_ms:
                 break
             self._forget(producer_id)
-        removes = [_key(producer_id) for producer_id in sorted(self._forgotten)]
-        # What is known of a lost producer is a part only, and must not pass for all of it.
-        changed = sorted(self._changed - self.lost)
-        puts = [(_key(producer_id), _encode(self._producers[producer_id])) for producer_id in changed]
-        self._forgotten.clear()
-        self._changed.clear()
-        return puts, removes
+            if count % PIECE_PRODUCERS == 0:
+                yield
+        changed, self._changed = self._changed, set()
+        forgotten, self._forgotten = self._forgotten, set()
+        for count, producer_id in enumerate(forgotten, 1):
+            removes.add(_key(producer_id))
+            if count % PIECE_PRODUCERS == 0:
+                yield
+        for count, producer_id in enumerate(changed, 1):
+            found = self._producers.get(producer_id)
+            # What is known of a lost producer is a part only, and must not pass for all of it.
+            if found is not None and producer_id not in self.lost:
+                puts[_key(producer_id)] = _encode(found)
+            if count % PIECE_PRODUCERS == 0:
+                yield
 
     def find_again(self, producer_id: int) -> None:
         """Take a lost producer's batches again, by an operator's word; the next checkpoint writes what is known."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from delayd.batch import ProducerPart, parse
-from delayd.delay import dispatcher, earlier, intake
+from delayd.delay import dispatcher, earlier, intake, producers
+from delayd.delay.checkpoint import Told
 from delayd.delay.dispatcher import _split
 from delayd.delay.earlier import EarlierOutcomes, Sequences
 from delayd.delay.hour_table import HourTable
@@ -99,3 +100,34 @@ def test_rule_B2_what_an_answer_decides_is_dropped_a_frame_at_a_time() -> None:
         decided = np.arange(1_000, dtype=np.uint64)
         counts.append(calls(partial(world.core.dispatcher.settle, decided)))
     assert counts[0] == counts[1]
+
+
+def test_rule_B2_a_checkpoint_of_many_producers_begins_in_several_turns_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producers, "PIECE_PRODUCERS", 2)
+    world = World()
+    for producer_id in range(1, 8):
+        batch = parse(encode_wanted(wanted(1, 50_000, f"m{producer_id}"), ProducerPart(producer_id, 1, 1)))
+        world.core.send(batch, lambda accepted, duplicate: None)
+        world.settle()
+    done: list[int] = []
+    world.core.checkpoint(done.append)
+    turns = 0
+    while world.core._checkpointer.collecting:
+        assert world.core.next_wake_ms() <= world.clock.monotonic_ms(), "the next turn comes at once"
+        world.core.wake()
+        turns += 1
+    world.settle()
+    assert turns == 3 and len(done) == 1
+    again = world.after_crash(None)
+    assert all(again.core.outcome(producer_id, 1) is not None for producer_id in range(1, 8))
+
+
+def test_rule_B2_what_a_full_disk_keeps_from_checkpoints_is_merged_once_a_try() -> None:
+    told = Told(None, {b"a": b"1", b"b": b"1"}, {b"x"}, {}, {}, ())
+    for number in range(2, 2_000):
+        # The one before has failed: it was merged when it began.
+        told.merged()
+        told = Told(told, {b"a": b"%d" % number}, {b"b"} if number == 5 else set(), {}, {}, ())
+    assert told.merged() == ({b"a": b"1999"}, {b"x", b"b"})

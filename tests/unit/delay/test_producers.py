@@ -13,6 +13,7 @@ from delayd.delay.producers import (
     NEW_AT_ONCE,
     NEW_EVERY_MS,
     NUMBER_BYTES,
+    PIECE_PRODUCERS,
     PRODUCER_BYTES,
     Accepted,
     Allowance,
@@ -222,3 +223,23 @@ def test_a_checkpoint_removes_the_forgotten_and_keeps_those_that_came_back() -> 
 
 def removes_of(*ids: int) -> list[bytes]:
     return [module.PREFIX + id_.to_bytes(8) for id_ in ids]
+
+
+def test_rule_B2_a_checkpoint_collects_producers_in_bounded_pieces() -> None:
+    producers = Producers()
+    count = 3 * PIECE_PRODUCERS + 1
+    for producer_id in range(1, count + 1):
+        send(producers, producer_id, 1)
+    puts: dict[bytes, bytes] = {}
+    removes: set[bytes] = set()
+    pieces, before = 0, 0
+    for _ in producers.collect(0, puts, removes):
+        assert 0 < len(puts) - before <= PIECE_PRODUCERS
+        pieces, before = pieces + 1, len(puts)
+        # A producer that goes on meanwhile is in the next one too, and a new one is not lost.
+        send(producers, count + pieces, 1)
+    assert pieces == 3 and len(puts) == count and not removes
+    assert len(producers.changes(0)[0]) == 3
+    removed: set[bytes] = set()
+    assert sum(1 for _ in producers.collect(1 << 60, {}, removed)) == 6
+    assert len(removed) == count + 3 and not len(producers)
