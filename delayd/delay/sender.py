@@ -147,7 +147,9 @@ class Sender:
 
     def lowest_message_log_offset(self) -> int | None:
         """Lowest message log offset that one of the rows refers to (rule P6)."""
-        return lowest_offset(self.parts())
+        others = lowest_offset([*self.window.rows(), *(refused.rows for refused in self._refused)])
+        waiting = self.waiting.lowest_message_log_offset()
+        return others if waiting is None else waiting if others is None else min(others, waiting)
 
     def parts(self) -> list[Rows]:
         """View all rows that are here, in several arrays."""

@@ -13,6 +13,7 @@ from delayd.delay.earlier import EarlierOutcomes, Sequences
 from delayd.delay.hour_table import HourTable
 from delayd.delay.pending import PendingRows
 from delayd.delay.rows import new_rows
+from delayd.delay.waiting import WaitingRows
 from delayd.testing.clock import START_MS
 from tests.counts import calls
 from tests.delay_harness import World, encode_wanted, wanted
@@ -131,3 +132,20 @@ def test_rule_B2_what_a_full_disk_keeps_from_checkpoints_is_merged_once_a_try() 
         told.merged()
         told = Told(told, {b"a": b"%d" % number}, {b"b"} if number == 5 else set(), {}, {}, ())
     assert told.merged() == ({b"a": b"1999"}, {b"x", b"b"})
+
+
+def test_rule_B2_rows_that_wait_are_few_arrays_and_looked_at_once_for_the_lowest_offset() -> None:
+    waiting = WaitingRows()
+    for number in range(20_000):
+        row = new_rows(1)
+        row["sequence"], row["length"], row["location"] = number, 10, (20_000 - number) << 8
+        waiting.add(row)
+    assert len(waiting.parts()) < 20
+    assert [int(row) for part in waiting.parts() for row in part["sequence"]] == list(range(20_000))
+    first = calls(waiting.lowest_message_log_offset)
+    waiting.add(new_rows(1))
+    again = calls(waiting.lowest_message_log_offset)
+    assert again < first, "only what is new is looked at"
+    taken = [int(number) for _ in range(4) for number in waiting.take(6_000, 1 << 30)["sequence"][:6_000]]
+    assert taken[:20_000] == list(range(20_000)) and not len(waiting)
+    assert waiting.lowest_message_log_offset() is None
