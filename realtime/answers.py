@@ -17,6 +17,7 @@ from .stored import StoredBatches
 
 WINDOW_BODY_BYTES = 8 << 20  # Of one frame of a window's answer; a batch of 65,536 rows has 1 MiB.
 WINDOW_BATCHES = 4_096  # Seven numbers each: a third of what a head may have.
+SUBJECTS_MAX = 100  # Rows of one listing of subjects: each may cost some reads of its consume log.
 LIST_MAX = 1_000  # Rows of one listing, some milliseconds of work; the next listing goes on behind its last name.
 
 
@@ -97,7 +98,7 @@ def subjects_head(
             "oldest_ms_ago": None if oldest_ms is None else max(0, now_ms - oldest_ms),
         }
 
-    rows, more = take_rows(map(row, index.listed(prefix, after)), min(limit, LIST_MAX))
+    rows, more = take_rows(map(row, index.listed(prefix, after)), min(limit, SUBJECTS_MAX))
     return {"subjects": rows, "more": more}
 
 

@@ -56,6 +56,7 @@ from .reserve import Reserve
 from .retention import keep_from, remove_old
 from .unseen import Unseen
 
+GROUPS_A_TURN = 100  # Whose oldest message is looked for, with a read of a consume log each.
 COPIES_A_TURN = 1_000  # Groups and subjects: some 2 us each, and a group with many pulls 0.1 ms.
 
 log = logging.getLogger(__name__)
@@ -502,21 +503,36 @@ class Core:
         snapshot.parts += [consume_part(self._index, subject, stop) for subject in part]
         if self._subjects_left:
             return False
+        if snapshot.retains and not self._keep_for(snapshot):
+            return False
         snapshot.groups = changes.copies
         unnamed = [copied.group for copied in changes.copies if copied.group not in self._named]
         snapshot.pairs += map(encode_name, unnamed)
         self._named.update(unnamed)
-        if snapshot.retains:
-            self._retain_wanted = False
-            oldest_ms = self._clock.now_ms() - self._config.retention_ms
-            groups: list[Group | GroupCopy] = [*changes.copies, *changes.created]
-            snapshot.keep_from = keep_from(self._state.message_log, oldest_ms, snapshot.marks, groups, self._index)
-            if self._pulls.lost_groups:
-                # Nobody knows which messages they have not acknowledged (rule Q3).
-                snapshot.keep_from = self._state.message_log.start
-            self._index.leaving_below = snapshot.keep_from
-            snapshot.marks = replace(snapshot.marks, kept_from=max(snapshot.marks.kept_from, snapshot.keep_from))
         snapshot.begins = max(self._state.message_log.start, self._index.leaving_below)
+        return True
+
+    def _keep_for(self, snapshot: Snapshot) -> bool:
+        """Find out what retention must keep, for as many groups as one turn of the loop may; whether that was all."""
+        changes, message_log = self._pulls.changes, self._state.message_log
+        if snapshot.groups_left is None:
+            snapshot.groups_left = list(changes.copies)
+            snapshot.oldest_ms = self._clock.now_ms() - self._config.retention_ms
+        part: list[Group | GroupCopy] = [*snapshot.groups_left[-GROUPS_A_TURN:]]
+        del snapshot.groups_left[-GROUPS_A_TURN:]
+        if not snapshot.groups_left:
+            # Those made since this began, too: whatever is made from now on begins at what is kept.
+            part += changes.created
+        kept = keep_from(message_log, snapshot.oldest_ms, snapshot.marks, part, self._index)
+        snapshot.keep_from = kept if snapshot.keep_from is None else min(kept, snapshot.keep_from)
+        if snapshot.groups_left:
+            return False
+        self._retain_wanted = False
+        if self._pulls.lost_groups:
+            # Nobody knows which messages they have not acknowledged (rule Q3).
+            snapshot.keep_from = message_log.start
+        self._index.leaving_below = snapshot.keep_from
+        snapshot.marks = replace(snapshot.marks, kept_from=max(snapshot.marks.kept_from, snapshot.keep_from))
         return True
 
     def _forget_some(self) -> None:

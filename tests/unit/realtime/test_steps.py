@@ -135,6 +135,36 @@ def test_rule_B2_a_checkpoint_copies_in_turns_and_stays_what_it_was_at_its_begin
             assert later.pull(SimPeer(), "new", subject=subject).bodies == [b"a", b"b", b"c"][: 2 + (subject in acked)]
 
 
+def test_rule_B2_retention_asks_a_few_groups_a_turn_and_passes_none_that_is_made_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_module, "GROUPS_A_TURN", 2)
+    settings = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 60_000}
+    world, peer = World(settings=settings), SimPeer()
+    world.hello(peer, 1)
+    bodies = []
+    for number in range(1, 31):
+        bodies.append(f"{number}".encode().ljust(600, b"."))
+        world.dispatch(peer, 1, dispatch_batch(number, [bodies[-1]], w=(1, number - 1)))
+    world.hello(SimPeer(), 2, w=(1, 30))
+    # The group that is asked last has acknowledged the least.
+    for group in range(7):
+        pulled = world.pull(SimPeer(), f"g{group}", most=20 if group else 10)
+        assert world.ack(SimPeer(), pulled.handles, f"g{group}") == []
+    world.core.checkpoint()
+    world.pass_time(120_000)
+    world.core.retain()
+    turns = 0
+    while world.core._copying is not None:
+        if turns == 0:
+            assert world.pull(SimPeer(), "new", most=1).bodies == bodies[:1]
+        world.core.wake()
+        turns += 1
+    assert turns == 3
+    assert world.recovered.message_log.start == 0, "the group that was made meanwhile has acknowledged nothing"
+    assert world.pull(SimPeer(), "later", most=40).bodies == bodies
+
+
 def after_stop(world: World, work: StepExecutor) -> World:
     stopped: list[bool] = []
     world.core.stop(lambda: stopped.append(True))

@@ -34,7 +34,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
             "| runs of pulled messages that nobody has acknowledged; of one group |",
             [pulls.HELD_MAX, pulls.HELD_OF_GROUP_MAX],
         ),
-        ("GROUPS and SUBJECTS answer at most", [answers.LIST_MAX]),
+        ("GROUPS answers at most", [answers.LIST_MAX, answers.SUBJECTS_MAX]),
         ("| 2 STATUS |", [waits.WAITS_MAX]),
     ],
 )
