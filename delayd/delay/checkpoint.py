@@ -169,7 +169,7 @@ class Checkpointer:
         self._published = -1  # Replay offset that the checkpoint file says, as far as this life knows.
         self._waiters: list[tuple[int, Callable[[], None]]] = []
         self._owed = NOTHING_TOLD
-        self._collecting: Iterator[None] | None = None
+        self.collecting: Iterator[None] | None = None  # While it stands, `step` has more to do.
         self._collected: Callable[[], None] = lambda: None  # What follows it.
         self._running = False
         self._abandon_at_ms: int | None = None
@@ -187,7 +187,7 @@ class Checkpointer:
 
     def next_wake_ms(self) -> int | None:
         """When the next one is due, in monotonic ms."""
-        if self._collecting is not None:
+        if self.collecting is not None:
             return self._clock.monotonic_ms()
         return None if self._running else self._due_ms
 
@@ -236,19 +236,14 @@ class Checkpointer:
         told = Told(owed, {}, set(), notes, {hour: ends[hour] for hour in moved}, forgotten)
         facts = Facts(stop, next_sequence, appended_at_ms, told, ends, books)
         # What a producer's batches are, the loop alone may read; all else is packed beside the loop.
-        self._collecting = self._producers.collect(seen_before_ms, told.producers, told.gone)
+        self.collecting = self._producers.collect(seen_before_ms, told.producers, told.gone)
         self._collected = partial(self._submit, facts, self._pending.take(), handed_over, ended)
         self.step()
 
-    @property
-    def collecting(self) -> bool:
-        """Whether `step` has more to do."""
-        return self._collecting is not None
-
     def step(self) -> None:
         """Go on with one that is begun in pieces, as much as one turn of the loop may (rule B2)."""
-        if self._collecting is not None and next(self._collecting, COLLECTED) is COLLECTED:
-            self._collecting = None
+        if self.collecting is not None and next(self.collecting, COLLECTED) is COLLECTED:
+            self.collecting = None
             self._collected()
 
     def _submit(
@@ -269,7 +264,7 @@ class Checkpointer:
 
     def hurry(self, limit_ms: int) -> None:
         """Give up what is not done within ``limit_ms``: the server stops, and the next start replays the log."""
-        while self.collecting:
+        while self.collecting is not None:
             self.step()
         self._abandon_at_ms = self._clock.monotonic_ms() + limit_ms
 

@@ -405,7 +405,8 @@ class DelayCore:
         self.dispatcher.step()
         self.targets.wake()
         self._outcomes.wake()
-        self._checkpointer.step()
+        if self._checkpointer.collecting is not None:
+            self._checkpointer.step()
         self._begin_checkpoint()
 
     def next_due_ms(self) -> int | None:
@@ -422,7 +423,7 @@ class DelayCore:
             wake_ms = outcomes_ms
         # While an hour is loaded no checkpoint begins, though it may be due.
         held_up = self._loading.running or self._mending.running is not None
-        if not held_up or self._checkpointer.collecting:
+        if not held_up or self._checkpointer.collecting is not None:
             checkpoint_ms = self._checkpointer.next_wake_ms()
             if checkpoint_ms is not None and checkpoint_ms < wake_ms:
                 wake_ms = checkpoint_ms

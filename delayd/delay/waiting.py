@@ -31,7 +31,8 @@ class WaitingRows:
             self._parts.append(rows)
             self._lowest.append(None)
             self._count += len(rows)
-            self._join_last()
+            if len(self._parts) > 1:
+                self._join_last()
             self.size_bytes += size_of(rows)
 
     def give_back(self, rows: Rows) -> None:
