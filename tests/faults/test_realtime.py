@@ -14,6 +14,7 @@ import pytest
 
 from delayd.errors import DelaydError
 from delayd.log.segment import FileHeader
+from delayd.log.watch import LOOK_MS
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.state import MemoryState
 from delayd.wire.requests import RequestType
@@ -228,6 +229,39 @@ def test_rule_L5_a_start_serves_or_names_the_file_that_is_not_what_it_was(kind: 
         else:
             take(world, "orders", "late", set())
             assert not world.failures
+
+
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("kind", ["message", "pull"])
+def test_rule_L10_a_log_file_that_changes_below_a_live_server_is_named_and_the_rest_is_served(
+    kind: str, thing: str
+) -> None:
+    tried = 0
+    for path in files(kind):
+        disk, state = copy()
+        world = World(disk, state, settings=SETTINGS)
+        before = contents(disk, path)
+        THINGS[thing](disk, path)
+        if contents(disk, path) == before:
+            continue  # It has no neighbour to be swapped with.
+        tried += 1
+        world.pass_time(LOOK_MS + 1)
+        named = [wait.what for wait in world.core.waits()]
+        # A header that was written over in place is read by nobody before the next start.
+        rolled = kind == "pull"  # A checkpoint has passed it by then, and it is gone.
+        assert rolled or thing == "of another log" or any(path[-24:-4] in what for what in named), (path, named)
+        for subject in SUBJECTS:
+            take(world, subject, "late", set())
+        world.hello(SimPeer(), 90)
+        assert not world.failures
+    assert tried or thing == "swapped with its neighbour"
+
+
+def contents(disk: MemoryDisk, path: str) -> bytes | None:
+    if not MemoryDisk.exists(disk, path):
+        return None
+    file = MemoryDisk.open(disk, path)
+    return file.pread(file.size(), 0)
 
 
 def test_each_value_of_the_state_with_a_flipped_bit_is_named_or_restored(caplog: pytest.LogCaptureFixture) -> None:
