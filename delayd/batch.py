@@ -68,6 +68,7 @@ class ColumnId(IntEnum):
     ENTRY = 16
     SEAL = 17
     BODY_LEFT_OUT = 18
+    CONTENT_HASH = 19
 
 
 DTYPES: dict[int, np.dtype[np.generic]] = {
@@ -87,8 +88,9 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
     ColumnId.ORDERING_KEY_HASH: np.dtype("<u8"),
     ColumnId.EXPIRES_AT_MS: np.dtype("<i8"),
     ColumnId.ENTRY: np.dtype("V48"),
-    ColumnId.SEAL: np.dtype("V184"),
+    ColumnId.SEAL: np.dtype("V200"),
     ColumnId.BODY_LEFT_OUT: np.dtype("<u4"),
+    ColumnId.CONTENT_HASH: np.dtype("<u8"),
 }
 REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)  # In the heap's order.
 
@@ -279,6 +281,12 @@ class Batch:
         if ColumnId.BODY_LEFT_OUT in self.offsets:
             ends += self.uint32s(ColumnId.BODY_LEFT_OUT)
         return ends
+
+    def content_hashes(self) -> NDArray[np.uint64]:
+        """The content hash of each row, uint64[count]; zeros where the batch states none."""
+        if ColumnId.CONTENT_HASH in self.offsets:
+            return self.uint64s(ColumnId.CONTENT_HASH)
+        return np.zeros(self.count, np.uint64)
 
     def region_start(self, column: int) -> int:
         """Where the first item of the region begins: behind the last item of the region before it."""

@@ -30,10 +30,10 @@ from delayd.batch import (
 )
 from delayd.errors import BatchMalformed
 
-RowValues = tuple[int] | tuple[int, int]  # The row's deliver_at_ms, and its sequence where it has one.
+RowValues = tuple[int] | tuple[int, int, int]  # The row's deliver_at_ms, and where it has them sequence and hash.
 
 _ONE_DUE = struct.Struct("<HHIHHI qI4x")  # Directory and columns of one row.
-_ONE_DUE_SEQUENCE = struct.Struct("<HHIHHIHHI qQI4x")
+_ONE_STORED = struct.Struct("<HHIHHIHHIHHI qQI4xQ")
 
 PADS = tuple(bytes(count) for count in range(8))
 DIRECTORY_FORMATS = tuple("<" + count * "HHI" for count in range(COLUMNS_MAX + 1))
@@ -99,8 +99,12 @@ def encode_one(
         places = (ColumnId.DELIVER_AT_MS, 8, begin + 16, ColumnId.BODY_END, 4, begin + 24)
         columns = _ONE_DUE.pack(*places, *values, len(table) + length)
     else:
-        places = (ColumnId.DELIVER_AT_MS, 8, begin + 24, ColumnId.SEQUENCE, 8, begin + 32)
-        columns = _ONE_DUE_SEQUENCE.pack(*places, ColumnId.BODY_END, 4, begin + 40, *values, len(table) + length)
+        due, sequence, content_hash = values
+        columns = _ONE_STORED.pack(
+            *(ColumnId.DELIVER_AT_MS, 8, begin + 32, ColumnId.SEQUENCE, 8, begin + 40),
+            *(ColumnId.BODY_END, 4, begin + 48, ColumnId.CONTENT_HASH, 8, begin + 56),
+            *(due, sequence, len(table) + length, content_hash),
+        )
     heap = b"".join((table, body, PADS[-len(body) & 7]))
     return b"".join((_front(kind, kind_part, 1, len(values) + 1, columns, heap, 1), heap))
 

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS, Batch, BatchKind, Buffer, ColumnId, Columns, Int64s, KindPart
+from delayd.content import NOT_STATED, Region, hash_bare, hash_items, subject_state, subject_states
 from delayd.encode import encode, encode_subject_table
 
 DUE = struct.Struct("<q")
+U64 = struct.Struct("<Q")
 ONE_END = struct.Struct("<I")
 TWO_ENDS = struct.Struct("<II")
 PIECE_ROWS = 8_000  # The index of a piece stays in the cache.
@@ -29,13 +31,17 @@ class Pick(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Rows copied out: due instants, exact lengths and bytes of headers and bodies; headers None without any."""
+    """Rows copied out: due instants, exact lengths and bytes of headers and bodies; headers None without any.
+
+    ``hashes`` are the content hashes that the sources state, 0 where they state none; None when none of them does.
+    """
 
     deliver_at_ms: Int64s
     headers_lengths: Int64s | None
     headers: list[Buffer]
     body_lengths: Int64s
     bodies: list[Buffer]
+    hashes: NDArray[np.uint64] | None = None
 
 
 def gather(picks: Sequence[Pick]) -> Gathered:
@@ -45,6 +51,8 @@ def gather(picks: Sequence[Pick]) -> Gathered:
         BatchMalformed: a source's checksum differs.
     """
     due: list[Int64s] = []
+    hashes: list[NDArray[np.uint64]] = []
+    states_hashes = any(ColumnId.CONTENT_HASH in pick.batch for pick in picks)
     regions: dict[ColumnId, tuple[list[Int64s], list[Buffer]]] = {ColumnId.BODY_END: ([], [])}
     if any(ColumnId.HEADERS_END in pick.batch for pick in picks):
         regions[ColumnId.HEADERS_END] = ([], [])
@@ -54,6 +62,9 @@ def gather(picks: Sequence[Pick]) -> Gathered:
             due.append(batch.int64s(ColumnId.DELIVER_AT_MS)[rows.start : rows.stop])
         else:
             due.append(batch.int64s(ColumnId.DELIVER_AT_MS).take(rows))
+        if states_hashes:
+            stated = batch.content_hashes()
+            hashes.append(stated[rows.start : rows.stop] if isinstance(rows, range) else stated.take(rows))
         for column, (lengths, pieces) in regions.items():
             if column not in batch:
                 lengths.append(np.zeros(len(rows), np.int64))
@@ -69,6 +80,7 @@ def gather(picks: Sequence[Pick]) -> Gathered:
         headers,
         body_lengths[0] if len(body_lengths) == 1 else np.concatenate(body_lengths),
         bodies,
+        np.concatenate(hashes) if states_hashes else None,
     )
 
 
@@ -79,6 +91,7 @@ def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
         BatchMalformed: a source's checksum differs.
     """
     due, headers_lengths, headers, body_lengths, bodies = [], [], list[Buffer](), [], list[Buffer]()
+    hashes: list[int] = []
     for batch, row in zip(batches, rows, strict=True):
         if not batch.verified:
             batch.verify()
@@ -92,13 +105,41 @@ def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
         length, piece = _item(batch, ColumnId.BODY_END, row)
         body_lengths.append(length)
         bodies.append(piece)
+        offset = batch.offsets.get(ColumnId.CONTENT_HASH)
+        hashes.append(0 if offset is None else U64.unpack_from(batch.buffer, offset + 8 * row)[0])
     return Gathered(
         np.array(due, np.int64),
         np.array(headers_lengths, np.int64) if headers else None,
         headers,
         np.array(body_lengths, np.int64),
         bodies,
+        np.array(hashes, np.uint64) if any(hashes) else None,
     )
+
+
+def hashes_of(gathered: Gathered, subject: bytes) -> NDArray[np.uint64]:
+    """The content hashes of gathered rows of one subject: those that their sources state.
+
+    Where a source states none, they are made from the bytes.
+    """
+    stated = gathered.hashes
+    if stated is not None and bool((stated != NOT_STATED).all()):
+        return stated
+    if len(gathered.body_lengths) == 1 and gathered.headers_lengths is None:
+        return np.array([hash_bare(subject, gathered.bodies[0], int(gathered.body_lengths[0]))], np.uint64)
+    made = hash_items(subject_state(subject), *_regions(gathered))
+    return made if stated is None else np.where(stated == NOT_STATED, made, stated)
+
+
+def _regions(gathered: Gathered) -> tuple[Region | None, Region]:
+    bodies = Region(_words(gathered.bodies), gathered.body_lengths)
+    if gathered.headers_lengths is None:
+        return None, bodies
+    return Region(_words(gathered.headers), gathered.headers_lengths), bodies
+
+
+def _words(pieces: list[Buffer]) -> NDArray[np.uint64]:
+    return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint64)
 
 
 def compose(
@@ -110,11 +151,16 @@ def compose(
     subject_of: NDArray[np.uint32] = SUBJECT_NONE,
     accepted_at_ms: Int64s | None = None,
     left_out: NDArray[np.uint32] | None = None,
+    hashes: NDArray[np.uint64] | None = None,
 ) -> bytes:
     """Make a batch of gathered rows; ``subject_of`` is empty when all rows have the one subject.
 
-    ``left_out`` has the lengths of bodies that are not among the gathered ones, where there are such.
+    ``left_out`` has the lengths of bodies that are not among the gathered ones, where there are such. ``hashes`` are
+    the content hashes of the rows; without them they are made here, from the bytes.
     """
+    if hashes is None:
+        states = subject_states(subjects)
+        hashes = hash_items(states.take(subject_of) if len(subject_of) else int(states[0]), *_regions(gathered))
     table = encode_subject_table(subjects)
     heap: list[Buffer] = [table]
     columns: list[tuple[ColumnId, Columns]] = [
@@ -135,6 +181,7 @@ def compose(
         columns.append((ColumnId.ACCEPTED_AT_MS, accepted_at_ms))
     if left_out is not None:
         columns.append((ColumnId.BODY_LEFT_OUT, left_out))
+    columns.append((ColumnId.CONTENT_HASH, hashes))
     return encode(kind, part, len(sequences), columns, heap, len(subjects))
 
 
@@ -150,6 +197,7 @@ def reorder(gathered: Gathered, order: Int64s) -> Gathered:
         headers,
         gathered.body_lengths.take(order),
         _reordered(gathered.bodies, gathered.body_lengths, order),
+        None if gathered.hashes is None else gathered.hashes.take(order),
     )
 
 
@@ -176,7 +224,7 @@ def row_bytes(batch: Batch) -> Int64s:
     return size
 
 
-ROW_COLUMNS_BYTES = 32  # deliver_at_ms, sequence, subject, headers_end, body_end, rounded up.
+ROW_COLUMNS_BYTES = 32  # deliver_at_ms, sequence, headers_end, body_end, content_hash of a DISPATCH batch.
 
 
 def _ends(lengths: Int64s, begin: int) -> tuple[Columns, int]:

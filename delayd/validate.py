@@ -28,18 +28,17 @@ _REMEMBERED_BYTES_MAX = 4_096  # Longer tables are checked each time, so that wh
 
 _MESSAGE = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.BODY_END})
 _STORED = _MESSAGE | {ColumnId.SEQUENCE}
+_FILED = _STORED | {ColumnId.CONTENT_HASH}
+_OUTCOME = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.CONTENT_HASH})
 _COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
     # Required and allowed ones. A producer names no sequence and no instant of acceptance: the server gives both.
     BatchKind.PRODUCER: (_MESSAGE, _MESSAGE | {ColumnId.SUBJECT, ColumnId.HEADERS_END}),
     BatchKind.SCHEDULE: (
-        _STORED,
-        _STORED | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.BODY_LEFT_OUT},
+        _FILED,
+        _FILED | {ColumnId.SUBJECT, ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS, ColumnId.BODY_LEFT_OUT},
     ),
-    BatchKind.DISPATCH: (_STORED, _STORED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS}),
-    BatchKind.OUTCOME: (
-        frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE}),
-        frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE}),
-    ),
+    BatchKind.DISPATCH: (_STORED, _FILED | {ColumnId.HEADERS_END, ColumnId.ACCEPTED_AT_MS}),
+    BatchKind.OUTCOME: (_OUTCOME, _OUTCOME),
     BatchKind.CONTROL: (frozenset({ColumnId.BODY_END}), frozenset({ColumnId.BODY_END})),
     BatchKind.PULL: (frozenset({ColumnId.ENTRY}), frozenset({ColumnId.ENTRY})),
     BatchKind.SEAL: (frozenset({ColumnId.SEAL}), frozenset({ColumnId.SEAL})),

@@ -44,6 +44,7 @@ select
     arg_min(coalesce(epoch, 0), place) as epoch,
     arg_min(coalesce(batch_id, 0), place) as batch_id,
     arg_min(attempt, place) as attempt,
+    arg_min(coalesce(content_hash, 0), place) as content_hash,
     min(claimed_at_ms) filter (where outcome = 'DISPATCHED') as first_claim_ms
 from dispatch
 group by all;
@@ -62,6 +63,7 @@ select
     arg_min(subject, place) as subject,
     arg_min(epoch, place) as epoch,
     arg_min(batch_id, place) as batch_id,
+    arg_min(coalesce(content_hash, 0), place) as content_hash,
     min(claimed_at_ms) as first_claim_ms
 from message
 group by all;
@@ -80,6 +82,7 @@ with joined as (
         m.target, m.target_offset, m.claimed_at_ms, m.appended_at_ms as stored_ms, m.deliver_at_ms as stored_due_ms,
         m.decided, m.subject as stored_subject, m.epoch as stored_epoch, m.batch_id as stored_batch,
         t.epoch as said_epoch, t.batch_id as said_batch, t.attempt as said_attempt,
+        t.content_hash as said_content, m.content_hash as stored_content,
         least(t.first_claim_ms, m.first_claim_ms) as first_claim_ms,
         -- A target whose log is not here proves nothing, nor does one whose retention has removed the place.
         place.log_id is null or t.target_offset < place.start_offset as unprovable
@@ -134,8 +137,8 @@ select *, not never and first_sequence > 0 and sequence >= first_sequence as els
 create view filed_as as
 select
     s.log_id, s.hour, s.sequence,
-    s.deliver_at_ms as s_due_ms, s.subject as s_subject, s.body_bytes as s_body_bytes,
-    a.deliver_at_ms as a_due_ms, a.subject as a_subject, a.body_bytes as a_body_bytes
+    s.deliver_at_ms as s_due_ms, s.subject as s_subject, s.body_bytes as s_body_bytes, coalesce(s.content_hash, 0) as s_content,
+    a.deliver_at_ms as a_due_ms, a.subject as a_subject, a.body_bytes as a_body_bytes, coalesce(a.content_hash, 0) as a_content
 from schedule s
 join accepted a using (log_id, hour, sequence)
 where s.filed;
@@ -191,6 +194,13 @@ select log_id, hour, sequence, 'MISMATCH', 'nobody decides' from judged where ou
 union all
 select log_id, hour, sequence, 'MISMATCH', 'subject' from judged where places > 0 and stored_subject <> subject
 union all
+-- Content hashes; an outcome of what was not handed over need not state one.
+select log_id, hour, sequence, 'MISMATCH', 'content, by the dispatch log' from judged
+where outcomes > 0 and said_content <> coalesce(content_hash, 0) and (said_dispatched or said_content <> 0)
+union all
+select log_id, hour, sequence, 'MISMATCH', 'content, by the target' from judged
+where places > 0 and stored_content <> coalesce(content_hash, 0)
+union all
 select log_id, hour, sequence, 'LATE', 'late' from judged, terms where late_ms > terms.late_ms_limit
 union all
 select log_id, hour, 0, 'CONSERVATION', detail from fault
@@ -213,7 +223,9 @@ select log_id, hour, sequence, 'MISMATCH', 'due, as accepted' from filed_as wher
 union all
 select log_id, hour, sequence, 'MISMATCH', 'subject, as accepted' from filed_as where s_subject <> a_subject
 union all
-select log_id, hour, sequence, 'MISMATCH', 'body, as accepted' from filed_as where s_body_bytes <> a_body_bytes;
+select log_id, hour, sequence, 'MISMATCH', 'body, as accepted' from filed_as where s_body_bytes <> a_body_bytes
+union all
+select log_id, hour, sequence, 'MISMATCH', 'content, as accepted' from filed_as where s_content <> a_content;
 
 create temp table hours as
 with figures as (

@@ -23,12 +23,12 @@ HOLDS = {MESSAGE: PRODUCER, SCHEDULE_LOG: SCHEDULE, DISPATCH_LOG: OUTCOME, REALT
 DATA_GROUP, CONTROL_GROUP = 1, 2
 DUE, SEQUENCE, SUBJECT, HEADERS_END, BODY_END = 1, 2, 5, 8, 9
 ACCEPTED, ENTRY, SEAL_ROW, LEFT_OUT, HASH = 10, 16, 17, 18, 19
-CODES = {1: "q", 2: "Q", 5: "I", 8: "I", 9: "I", 10: "q", 16: "48s", 17: "184s", 18: "I", 19: "Q"}
+CODES = {1: "q", 2: "Q", 5: "I", 8: "I", 9: "I", 10: "q", 16: "48s", 17: "200s", 18: "I", 19: "Q"}
 KINDS = {  # Bytes of the kind part, columns that a kind has, and those that it may have.
     PRODUCER: (24, {DUE, BODY_END}, {SUBJECT, HEADERS_END}),
-    SCHEDULE: (24, {DUE, SEQUENCE, BODY_END}, {SUBJECT, HEADERS_END, ACCEPTED, LEFT_OUT, HASH}),
+    SCHEDULE: (24, {DUE, SEQUENCE, BODY_END, HASH}, {SUBJECT, HEADERS_END, ACCEPTED, LEFT_OUT}),
     DISPATCH: (56, {DUE, SEQUENCE, BODY_END}, {HEADERS_END, HASH}),
-    OUTCOME: (8, {DUE, SEQUENCE}, {HASH}),
+    OUTCOME: (8, {DUE, SEQUENCE, HASH}, set()),
     CONTROL: (0, {BODY_END}, set()),
     PULL: (0, {ENTRY}, set()),
     SEAL: (0, {SEAL_ROW}, set()),
@@ -355,9 +355,9 @@ class DelayServer(Server):
         for group in self.log("seal", SEAL_LOG, 0):
             for row in group.batches[0][1].column(SEAL_ROW):
                 log_id, hour, number = struct.unpack_from("<QII", row)
-                follows = (log_id, number, row[152:]) == (self.log_id, len(sealed), before) and hour not in sealed
+                follows = (log_id, number, row[168:]) == (self.log_id, len(sealed), before) and hour not in sealed
                 self.check(follows, f"BROKEN {self.path}: seal {number} does not follow the one before it")
-                same = hour not in self.kept or not self.hours[hour][3] & SEALED or self.seal_of(hour) == row[16:152]
+                same = hour not in self.kept or not self.hours[hour][3] & SEALED or self.seal_of(hour) == row[16:168]
                 self.check(same, f"BROKEN {self.path}: the seal of {hour_path(Path(), hour).stem} is of other rows")
                 before = hashlib.sha256(row).digest()
                 sealed.add(hour)
@@ -366,22 +366,22 @@ class DelayServer(Server):
         return sealed
 
     def seal_of(self, hour: int) -> bytes:
-        rows = sorted((key[1], each[0]) for key, each in self.scheduled.items() if key[0] == hour)
-        told = sorted((key[1], each[0]) for key, each in self.told.items() if key[0] == hour)
+        rows, told = (sorted((k[1], v[0]) for k, v in x.items() if k[0] == hour) for x in (self.scheduled, self.told))
         schedule, outcomes, numbers = hashlib.sha256(), hashlib.sha256(), dict[bytes, int]()
         for sequence, row in rows:
             number = numbers.setdefault(row.subject, len(numbers))
-            schedule.update(struct.pack("<QqII", sequence, row.due_ms, number, row.body_bytes))
-        for name in numbers:
-            schedule.update(struct.pack("<I", len(name)) + name)
+            schedule.update(struct.pack("<QqIIQ", sequence, row.due_ms, number, row.body_bytes, row.hash))
+        schedule.update(b"".join(struct.pack("<I", len(name)) + name for name in numbers))
         for sequence, row in told:
             target, epoch, batch, claimed, *place = row.handoff
-            figures = (row.due_ms, claimed, target, epoch, batch, *place, row.outcome, 0, row.attempt, 0)
-            outcomes.update(struct.pack("<QqqQQQqQBBHI", sequence, *figures))
-        kinds = Counter(row.outcome for _, row in told)
+            figures = (row.due_ms, claimed, target, epoch, batch, *place, row.outcome, 0, row.attempt, 0, row.hash)
+            outcomes.update(struct.pack("<QqqQQQqQBBHIQ", sequence, *figures))
+        given = [(sequence, row.due_ms, row.hash) for sequence, row in told if row.outcome == DISPATCHED]
+        sums = [sum(mix(mix(mix(mix(n) + a & BITS) + b & BITS) + c & BITS) for a, b, c in given) & BITS for n in (1, 2)]
         due = [row.due_ms for _, row in rows] or [0]
+        kinds = Counter(row.outcome for _, row in told)
         counts = (len(rows), sum(row.body_bytes for _, row in rows), *(kinds[kind] for kind in OUTCOMES))
-        return struct.pack("<QQQQQQQqq", *counts, min(due), max(due)) + schedule.digest() + outcomes.digest()
+        return struct.pack("<QQQQQQQqqQQ", *counts, min(due), max(due), *sums) + schedule.digest() + outcomes.digest()
 
 
 class RealtimeServer(Server):

@@ -7,6 +7,7 @@ from delayd.batch import Buffer
 from delayd.errors import DamagedData, RetryLater, Shortage
 from delayd.identity import Identity
 from delayd.wire.frame import Head, HeadValue
+from delayd.wire.requests import WINDOW_ROW_BYTES
 from delayd.wire.room import take_rows
 
 from .groups import Group
@@ -15,7 +16,7 @@ from .index import Index, Subject
 from .pulls import Pulls
 from .stored import StoredBatches
 
-WINDOW_BODY_BYTES = 8 << 20  # Of one frame of a window's answer; a batch of 65,536 rows has 1 MiB.
+WINDOW_BODY_BYTES = 8 << 20  # Of one frame of a window's answer; a batch of 65,536 rows has 1.5 MiB.
 WINDOW_BATCHES = 4_096  # Seven numbers each: a third of what a head may have.
 SUBJECTS_MAX = 100  # Rows of one listing of subjects: each may cost some reads of its consume log.
 LIST_MAX = 1_000  # Rows of one listing, some milliseconds of work; the next listing goes on behind its last name.
@@ -35,8 +36,8 @@ def window_frames(
             rows.append(
                 [one.epoch, one.batch_id, one.hour, one.offset, one.appended_at_ms, one.claimed_at_ms, one.rows]
             )
-            body.extend((one.sequences, one.deliver_at_ms))
-            size += 16 * one.rows
+            body.extend((one.sequences, one.deliver_at_ms, one.hashes))
+            size += WINDOW_ROW_BYTES * one.rows
             at += 1
         more = at < len(held)
         head: Head = {"log_id": log_id, "end_offset": end, "highest_sequence": highest_sequence, "batches": [*rows]}

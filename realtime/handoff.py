@@ -45,6 +45,7 @@ class InDoubt(NamedTuple):
     rows: int
     sequences: bytes
     deliver_at_ms: bytes
+    hashes: bytes
     group_offset: int
 
 
@@ -122,6 +123,7 @@ class Origin:
             batch.count,
             batch.column_bytes(ColumnId.SEQUENCE),
             batch.column_bytes(ColumnId.DELIVER_AT_MS),
+            batch.content_hashes().tobytes(),
             group_offset,
         )
         if self.keys and key < self.keys[-1]:

@@ -107,4 +107,7 @@ def _cut_out(batch: Batch, row: int, rows: int, subject: str) -> bytes:
         accepted = batch.int64s(ColumnId.ACCEPTED_AT_MS)[row : row + rows]
     sequences = batch.uint64s(ColumnId.SEQUENCE)[row : row + rows]
     part = batch.dispatch
-    return compose(BatchKind.DISPATCH, part, gathered, sequences, [subject.encode()], accepted_at_ms=accepted)
+    hashes = batch.content_hashes()[row : row + rows]
+    return compose(
+        *(BatchKind.DISPATCH, part, gathered, sequences, [subject.encode()]), accepted_at_ms=accepted, hashes=hashes
+    )

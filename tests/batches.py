@@ -18,6 +18,7 @@ from delayd.batch import (
     ProducerPart,
     parse,
 )
+from delayd.content import content_hash
 from delayd.encode import encode, encode_subject_table, lay_out
 
 SUBJECT = b"orders.eu"
@@ -51,6 +52,11 @@ def messages(
             columns.append((column, ends))
             heap.append(data)
             begin += len(data)
+    if kind is BatchKind.SCHEDULE:
+        rows = range(len(bodies))
+        names = [subjects[0 if subject_of is None else subject_of[row]] for row in rows]
+        hashes = [content_hash(names[row], b"" if headers is None else headers[row], bodies[row]) for row in rows]
+        columns.append((ColumnId.CONTENT_HASH, np.array(hashes, np.uint64)))
     return encode(kind, part, len(bodies), columns, heap, len(subjects))
 
 

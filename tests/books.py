@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, ProducerPart, SchedulePart, parse
+from delayd.content import content_hash
 from delayd.delay.recovery import read_outcomes
 from delayd.delay.sealing import compare
 from delayd.disk import Disk, RealDisk
@@ -45,6 +46,14 @@ class Row:
     @property
     def hour(self) -> int:
         return hour_of_ms(max(self.deliver_at_ms, self.appended_at_ms))
+
+    @property
+    def body(self) -> bytes:
+        return b"body %d" % self.sequence
+
+    @property
+    def content_hash(self) -> int:
+        return content_hash(self.subject.encode(), b"", self.body)
 
 
 @dataclass
@@ -82,7 +91,8 @@ class Books:
         at_ms = max(at_ms, self.appended_at_ms)  # It never falls (rule P5).
         base = len(self.rows) + 1
         count = len(due_ms)
-        bodies = [b"body %d" % (base + row) for row in range(count)]
+        rows = [Row(base + row, due_ms[row], at_ms, subjects[row % len(subjects)]) for row in range(count)]
+        bodies = [row.body for row in rows]
         table = encode_subject_table([name.encode() for name in subjects])
         ends, heap = lay_out(bodies, len(table))
         names = np.arange(count, dtype=np.uint32) % len(subjects)
@@ -94,9 +104,9 @@ class Books:
         part = ProducerPart(1, base, 0)
         batch = encode(BatchKind.PRODUCER, part, count, columns, [table, heap, bytes(-len(heap) & 7)], len(subjects))
         self._append(self.messages, GroupKind.DATA, [batch], at_ms, base, count)
-        for row in range(count):
-            self.rows[base + row] = Row(base + row, due_ms[row], at_ms, subjects[row % len(subjects)])
-            self.bodies[base + row] = bodies[row]
+        for row in rows:
+            self.rows[row.sequence] = row
+            self.bodies[row.sequence] = row.body
         return list(range(base, base + count))
 
     def tick(self, at_ms: int) -> None:
@@ -244,11 +254,14 @@ class Books:
         sequences = np.array([row.sequence for row in rows], np.uint64)
         due = np.array([row.deliver_at_ms if due_ms is None else due_ms for row in rows], np.int64)
         table = encode_subject_table([subject.encode()])
-        ends, heap = lay_out([self.bodies.get(row.sequence, b"?") for row in rows], len(table))
+        bodies = [self.bodies.get(row.sequence, b"?") for row in rows]
+        ends, heap = lay_out(bodies, len(table))
+        hashes = np.array([content_hash(subject.encode(), b"", body) for body in bodies], np.uint64)
         columns: list[tuple[ColumnId, Columns]] = [
             (ColumnId.DELIVER_AT_MS, due),
             (ColumnId.SEQUENCE, sequences),
             (ColumnId.BODY_END, ends.astype(np.uint32)),
+            (ColumnId.CONTENT_HASH, hashes),
         ]
         heap += bytes(-len(heap) & 7)
         part = DispatchPart(DELAY_ID, 1, self.batch_id, 1 if covered else 0, covered, claimed_ms, hour)
@@ -258,6 +271,7 @@ class Books:
         offset = self._append(self.target, GroupKind.DATA, [batch], appended_ms, base, len(rows)) + GROUP_HEADER_BYTES
         new = NewPart(
             *(sequences, due, Outcome.DISPATCHED, claimed_ms, REALTIME_ID, 1, self.batch_id, appended_ms, offset),
+            hashes=hashes,
         )
         return hour, new
 
@@ -273,7 +287,9 @@ class Books:
         """A word of the dispatch log that rows were handed over, whether it is true or not."""
         rows = [self.rows[sequence] for sequence in sequences]
         columns = np.array(sequences, np.uint64), np.array([row.deliver_at_ms for row in rows], np.int64)
-        return NewPart(*columns, Outcome.DISPATCHED, claimed_at_ms, REALTIME_ID, target_offset=target_offset)
+        hashes = np.array([row.content_hash for row in rows], np.uint64)
+        part = NewPart(*columns, Outcome.DISPATCHED, claimed_at_ms, REALTIME_ID, target_offset=target_offset)
+        return part._replace(hashes=hashes)
 
     def decide(self, sequences: Sequence[int], outcome: Outcome) -> None:
         """Record rows that were not handed over."""

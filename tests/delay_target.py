@@ -44,6 +44,7 @@ class Kept:
     sequences: tuple[int, ...]
     deliver_at_ms: tuple[int, ...]
     bodies: tuple[bytes, ...]
+    hashes: tuple[int, ...]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -248,7 +249,9 @@ class FakeTarget:
             for kept in window
         ]
         body = b"".join(
-            np.array(kept.sequences, np.uint64).tobytes() + np.array(kept.deliver_at_ms, np.int64).tobytes()
+            np.array(kept.sequences, np.uint64).tobytes()
+            + np.array(kept.deliver_at_ms, np.int64).tobytes()
+            + np.array(kept.hashes, np.uint64).tobytes()
             for kept in window
         )
         head: dict[str, HeadValue] = {
@@ -310,4 +313,5 @@ def _kept(batch: Batch, offset: int, now_ms: int) -> Kept:
         tuple(batch.uint64s(ColumnId.SEQUENCE).tolist()),
         tuple(batch.int64s(ColumnId.DELIVER_AT_MS).tolist()),
         tuple(bodies_of(batch)),
+        tuple(batch.content_hashes().tolist()),
     )

@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from delayd.clock import Clock, ClockEvidence
 from delayd.config import DelayConfig
 from delayd.delay.hour_table import BESIDE_PREFIX, HourTable, OutcomeEnd, hour_puts, merge_hours, outcome_put
 from delayd.delay.intake import Mark
 from delayd.delay.kept import TARGET_PREFIX
-from delayd.delay.loader import NO_SEQUENCES
+from delayd.delay.outcomes import HandedOver, sort_handed_over
 from delayd.delay.pending import PendingRows, Taken
 from delayd.delay.producers import Producers
 from delayd.delay.schedule_writer import FILES_A_SYNC, ScheduleWriter
@@ -217,7 +216,7 @@ class Checkpointer:
         notes: dict[bytes, int],
         ends: dict[int, OutcomeEnd],
         moved: Iterable[int],
-        handed_over: list[NDArray[np.uint64]],
+        handed_over: list[HandedOver],
         ended: Callable[[bool], None],
         books: Books,
         forgotten: Iterable[bytes] = (),
@@ -225,7 +224,7 @@ class Checkpointer:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
 
         ``notes`` are targets of subjects, ``ends`` those of all dispatch logs by hour, ``moved`` the hours whose end is
-        not in the state yet, ``handed_over`` the sequences whose bodies need not be filed, ``forgotten`` the
+        not in the state yet, ``handed_over`` the rows whose bodies need not be filed, ``forgotten`` the
         subjects whose target is not needed any more.
         """
         self._running = True
@@ -276,7 +275,7 @@ class Checkpointer:
         self,
         facts: Facts,
         rows: int,
-        handed_over: list[NDArray[np.uint64]],
+        handed_over: list[HandedOver],
         now_ms: int,
         evidence: ClockEvidence,
         damaged: frozenset[int],
@@ -293,7 +292,7 @@ class Checkpointer:
             facts.stop.offset,
             self.replay.crc32c,
             rows,
-            np.sort(np.concatenate([NO_SEQUENCES, *handed_over])),
+            sort_handed_over(handed_over),
         )
         checkpoint = {
             "replay_offset": facts.stop.offset,

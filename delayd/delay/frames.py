@@ -116,10 +116,12 @@ def _rows(numbers: Int64s) -> range | Int64s:
     return range(first, last + 1) if last - first == len(numbers) - 1 else numbers
 
 
-def encode_dispatch(part: DispatchPart, rows: Rows, gathered: Gathered, subject: bytes) -> bytes:
+def encode_dispatch(
+    part: DispatchPart, rows: Rows, gathered: Gathered, subject: bytes, hashes: NDArray[np.uint64]
+) -> bytes:
     """Make the batch that is handed over."""
     if len(rows) == 1 and gathered.headers_lengths is None:
         # Of many subjects most batches of a frame are one row.
-        values = int(gathered.deliver_at_ms[0]), int(rows["sequence"][0])
+        values = int(gathered.deliver_at_ms[0]), int(rows["sequence"][0]), int(hashes[0])
         return encode_one(BatchKind.DISPATCH, part, values, subject, gathered.bodies[0], int(gathered.body_lengths[0]))
-    return compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject])
+    return compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject], hashes=hashes)

@@ -35,7 +35,7 @@ from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import MORE, Frame, HeadValue
-from delayd.wire.requests import WINDOW_MOST, RequestType, need_int, need_rows, need_u64
+from delayd.wire.requests import WINDOW_MOST, WINDOW_ROW_BYTES, RequestType, need_int, need_rows, need_u64
 from delayd.wire.waits import Wait
 
 log = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ limited = LogLimit(log)
 RETRY_MS = 50  # First wait before a target that was away is tried again; it doubles.
 RETRY_MS_MAX = 2_000
 WINDOW_FRAMES_MAX = 4_096  # The answer to a hello has at most this many frames, of 4,096 batches each.
-WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 16 bytes each; rule H2 bounds what is undecided to far less.
+WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 24 bytes each; rule H2 bounds what is undecided to far less.
 ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back.
 
 Sequences = NDArray[np.uint64]
-InDoubt = tuple[list[int], Sequences, NDArray[np.int64]]
+InDoubt = tuple[list[int], Sequences, NDArray[np.int64], NDArray[np.uint64]]
 """A batch of a window's answer: the facts of its row in the head, its sequences and its instants."""
 
 
@@ -344,15 +344,17 @@ class Link:
     def _settle(self, session: int, window: list[InDoubt]) -> None:
         """Record what the answer names; what was sent and is not named has not arrived, and never will."""
         self.phase = Phase.RECORDING
-        for facts, sequences, deliver_at_ms in window:
-            self._arrived(facts, sequences, deliver_at_ms)
+        for held in window:
+            self._arrived(*held)
         self._earlier.settle()
         self._answer = []
         self.sender.take_back()
         self._outcomes.when_durable(partial(self._ready, session))
         self._outcomes.flush()
 
-    def _arrived(self, facts: list[int], sequences: Sequences, deliver_at_ms: NDArray[np.int64]) -> None:
+    def _arrived(
+        self, facts: list[int], sequences: Sequences, deliver_at_ms: NDArray[np.int64], hashes: NDArray[np.uint64]
+    ) -> None:
         epoch, batch_id, hour, offset, appended_at_ms, claimed_at_ms = facts
         if epoch == self._origin.epoch:
             sent = self.sender.window.get(batch_id)
@@ -377,6 +379,7 @@ class Link:
                 batch_id,
                 appended_at_ms,
                 offset,
+                hashes=hashes.compress(new),
             )
             self._outcomes.record(hour, part, _nothing)
 
@@ -396,7 +399,7 @@ def _read_window(frame: Frame) -> list[InDoubt]:
     found: list[InDoubt] = []
     position = 0
     for *facts, count in need_rows(frame.head, "batches", 7, WINDOW_MOST):
-        if position + 16 * count > len(frame.body):
+        if position + WINDOW_ROW_BYTES * count > len(frame.body):
             raise BadRequest(
                 f"a window of {len(frame.body)} bytes ends within a batch of {count} rows", field="batches"
             )
@@ -404,8 +407,9 @@ def _read_window(frame: Frame) -> list[InDoubt]:
         deliver_at_ms = np.frombuffer(frame.body, np.int64, count, position + 8 * count)
         if count and not 0 <= int(deliver_at_ms.min()) <= int(deliver_at_ms.max()) <= INSTANT_MS_MAX:
             raise BadRequest("a window names a row that is due at no instant", field="batches")
-        found.append((facts, sequences, deliver_at_ms))
-        position += 16 * count
+        hashes = np.frombuffer(frame.body, np.uint64, count, position + 16 * count)
+        found.append((facts, sequences, deliver_at_ms, hashes))
+        position += WINDOW_ROW_BYTES * count
     return found
 
 

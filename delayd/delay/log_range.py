@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
+from delayd.content import NOT_STATED, Region
 from delayd.delay.loader import among
 from delayd.delay.rows import filing_hours
 from delayd.delay.subjects import Subjects
@@ -41,7 +42,14 @@ class Items(NamedTuple):
 
     def slice(self, low: int, high: int) -> memoryview:
         """Bytes of the items from ``low`` up to ``high``."""
-        return self.words[(self.ends[low - 1] if low else 0) : self.ends[high - 1]].data.cast("B")
+        return self._words(low, high).data.cast("B")
+
+    def region(self, low: int, high: int) -> Region:
+        """The same items, to be hashed."""
+        return Region(self._words(low, high), self.lengths[low:high])
+
+    def _words(self, low: int, high: int) -> NDArray[np.uint64]:
+        return self.words[(self.ends[low - 1] if low else 0) : self.ends[high - 1]]
 
 
 class _Places(NamedTuple):
@@ -85,6 +93,7 @@ class LogRange:
         self.hours = np.empty(count, np.uint32)
         self.subject_of = np.empty(count, np.uint32)
         self.left_out: NDArray[np.uint32] | None = None  # Lengths of bodies that are not copied.
+        self.hashes: NDArray[np.uint64] | None = None  # Content hashes of the rows whose bodies are not copied.
         at = 0
         for window in _windows(log.scan(start, stop, previous_crc32c)):
             checksum = 0
@@ -121,11 +130,19 @@ class LogRange:
         low, high = due_ms.astype(np.uint16), (due_ms >> 16).astype(np.uint16)
         return np.lexsort((low, high, (hours - hours.min()).astype(np.uint16)))
 
-    def leave_out(self, handed_over: NDArray[np.uint64]) -> None:
-        """Copy no bodies and headers of rows whose sequence is among ``handed_over``, which is sorted."""
-        gone = np.flatnonzero(among(self.sequences, handed_over) & (self._bodies.length > 0))
+    def leave_out(self, sequences: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
+        """Copy no bodies and headers of rows whose sequence is among ``sequences``, which is sorted.
+
+        ``hashes`` are their content hashes; what has none keeps its body, for a hash can be made of it then.
+        """
+        stated = np.flatnonzero(hashes != NOT_STATED)
+        if len(stated) < len(hashes):
+            sequences, hashes = sequences.take(stated), hashes.take(stated)
+        gone = np.flatnonzero(among(self.sequences, sequences) & (self._bodies.length > 0))
         if not len(gone):
             return
+        self.hashes = np.zeros(len(self.sequences), np.uint64)
+        self.hashes[gone] = hashes.take(np.searchsorted(sequences, self.sequences.take(gone)))
         self.left_out = np.zeros(len(self.sequences), np.uint32)
         self.left_out[gone] = self._bodies.length[gone]
         self._bodies.length[gone] = 0

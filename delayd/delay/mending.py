@@ -39,7 +39,7 @@ from delayd.delay.loader import LoadedHour, among, load_hour, scan_groups, witho
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import PendingRows
 from delayd.delay.quarantine import Kind, Quarantine, quarantine_path, schedule_beside_path
-from delayd.delay.recovery import NO_OUTCOMES, open_dispatch_log, read_outcomes
+from delayd.delay.recovery import open_dispatch_log, read_outcomes
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.sources import Sources
 from delayd.delay.subjects import Subjects
@@ -48,7 +48,7 @@ from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError
 from delayd.executor import Done, Executor
 from delayd.hours import hour_name
-from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
+from delayd.log.dispatch import NO_OUTCOMES, NewPart, Outcome, OutcomeRows
 from delayd.log.group import Group, GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment

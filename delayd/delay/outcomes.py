@@ -6,7 +6,7 @@ An outcome counts only when it is durable: W passes a batch (rule H1) and a sess
 import errno
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -41,6 +41,23 @@ class Recorded(NamedTuple):
     hour: int
     part: NewPart
     on_durable: Callable[[], object]
+
+
+class HandedOver(NamedTuple):
+    """Rows whose outcome DISPATCHED is durable: their sequences, and the content hashes under which they left."""
+
+    sequences: NDArray[np.uint64]
+    hashes: NDArray[np.uint64]
+
+
+NOTHING_HANDED_OVER = HandedOver(np.empty(0, np.uint64), np.empty(0, np.uint64))
+
+
+def sort_handed_over(pieces: Sequence[HandedOver]) -> HandedOver:
+    """Join several, by rising sequence."""
+    sequences, hashes = map(np.concatenate, zip(NOTHING_HANDED_OVER, *pieces, strict=True))
+    order = np.argsort(sequences, kind="stable")
+    return HandedOver(sequences.take(order), hashes.take(order))
 
 
 class Flushed(NamedTuple):
@@ -89,7 +106,7 @@ class OutcomeLog:
         self._flushing: list[Recorded] = []
         self._after_waiting: list[Callable[[], None]] = []
         self._after_flushing: list[Callable[[], None]] = []
-        self._handed_over: list[NDArray[np.uint64]] = []
+        self._handed_over: list[HandedOver] = []
         self._due_ms: int | None = None
 
     @property
@@ -132,8 +149,8 @@ class OutcomeLog:
             by_hour[recorded.hour].append(recorded.part)
         self._executor.submit(partial(self._write, dict(by_hour), self._clock.now_ms()), self._flushed)
 
-    def take_handed_over(self) -> list[NDArray[np.uint64]]:
-        """Take the sequences, in several arrays, whose outcome DISPATCHED became durable since they were last taken."""
+    def take_handed_over(self) -> list[HandedOver]:
+        """Take the rows, in several pieces, whose outcome DISPATCHED became durable since they were last taken."""
         taken, self._handed_over = self._handed_over, []
         return taken
 
@@ -255,15 +272,17 @@ class OutcomeLog:
                 self.moved.add(hour)
 
     def _note_handed_over(self, flushed: list[Recorded]) -> None:
-        sequences = [
-            recorded.part.sequences
+        parts = [
+            recorded.part
             for recorded in flushed
             # What stands beside a damaged file counts only when that was restored.
             if recorded.part.outcome is Outcome.DISPATCHED and recorded.hour not in self._quarantined
         ]
-        if sequences:
-            joined = np.concatenate(sequences)
-            self._handed_over.append(joined[joined >= np.uint64(self.filed_below)])
+        if parts:
+            sequences = np.concatenate([part.sequences for part in parts])
+            hashes = np.concatenate([part.stated_hashes() for part in parts])
+            wanted = sequences >= np.uint64(self.filed_below)
+            self._handed_over.append(HandedOver(sequences[wanted], hashes[wanted]))
 
     def _open(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
         """The file of an hour; the one beside it when its own is damaged, which ``damaged`` tells when it is new."""

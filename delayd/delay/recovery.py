@@ -33,7 +33,7 @@ from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_from_name, hour_of_ms
 from delayd.identity import Identity
 from delayd.log.control import decode_records
-from delayd.log.dispatch import PART, OutcomeRows, decode_outcomes
+from delayd.log.dispatch import OutcomeRows, decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.schedule import Skipped, dispatch_path
@@ -41,8 +41,6 @@ from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.state import State
 
 log = logging.getLogger(__name__)
-
-NO_OUTCOMES = OutcomeRows(NO_SEQUENCES, np.empty(0, np.int64), np.empty(0, PART), np.empty(0, np.int64))
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd, hour_key, h
 from delayd.delay.loader import scan_schedule_log
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.quarantine import Quarantine
-from delayd.delay.recovery import NO_OUTCOMES, read_outcomes
+from delayd.delay.recovery import read_outcomes
 from delayd.delay.seal_log import SealDiffers, SealLog, SealMark
-from delayd.delay.sealing import compare
+from delayd.delay.sealing import ContentDiffers, compare
 from delayd.delay.sources import Sources
 from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
@@ -25,7 +25,7 @@ from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_name
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.dispatch import OutcomeRows
+from delayd.log.dispatch import NO_OUTCOMES, OutcomeRows
 from delayd.log.log import Log
 from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours, dispatch_path, schedule_path
 from delayd.log.seal import SealFacts
@@ -226,6 +226,8 @@ class Retention:
             return Verdict(None, damage=error)
         except SealDiffers as error:
             return Verdict(None, "seal_differs", str(error))
+        except ContentDiffers as error:
+            return Verdict(None, "content_differs", str(error))
         except (DiskFull, Shortage) as error:
             return Verdict(None, NOT_SEALED, str(error))
         seals.counted(hour)

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, Int64s, SchedulePart
+from delayd.content import NOT_STATED, hash_items, subject_states
 from delayd.delay.hour_table import HourFile, HourTable
 from delayd.delay.loader import open_schedule_log
 from delayd.delay.log_range import LogRange, Rising
+from delayd.delay.outcomes import HandedOver
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
@@ -65,10 +67,10 @@ class ScheduleWriter:
         self.written = HourTable()
         self.written_beside = HourTable()
 
-    def write(self, start: int, stop: int, previous_crc32c: int, rows: int, handed_over: NDArray[np.uint64]) -> None:
+    def write(self, start: int, stop: int, previous_crc32c: int, rows: int, handed_over: HandedOver) -> None:
         """File the message log's range ``start`` to ``stop``, which has so many rows; durable on return.
 
-        Of rows whose sequence is among ``handed_over``, sorted, body and headers are left out.
+        Of rows that are among the ``handed_over`` ones, by rising sequence, body and headers are left out.
 
         Raises:
             DiskFull, Shortage: some hours were written; nothing counts them.
@@ -78,7 +80,7 @@ class ScheduleWriter:
             return
         try:
             source = LogRange(self._log, start, stop, previous_crc32c, rows, self._give_way)
-            source.leave_out(handed_over)
+            source.leave_out(*handed_over)
             for part in _parts(source):
                 self._write_part(source, part, (start, stop))
         except (DiskFull, DamagedData, Shortage):
@@ -95,6 +97,8 @@ class ScheduleWriter:
         deliver_at_ms, sequences = source.deliver_at_ms.take(chosen), source.sequences.take(chosen)
         numbers, accepted_at_ms = source.subject_of.take(chosen), source.accepted_at_ms.take(chosen)
         left_out = None if source.left_out is None else source.left_out.take(chosen)
+        known = None if source.hashes is None else source.hashes.take(chosen)
+        states = subject_states(source.names)
         cuts = _cuts(hours, bodies.ends if headers is None else bodies.ends + headers.ends)
         pieces = ((int(hours[low]), low, high) for low, high in pairwise(cuts))
         for hour, bounds in groupby(pieces, key=lambda piece: piece[0]):
@@ -110,6 +114,13 @@ class ScheduleWriter:
                     bodies.lengths[of],
                     [bodies.slice(low, high)],
                 )
+                hashes = hash_items(
+                    int(states[used[0]]) if len(used) == 1 else states.take(numbers[of]),
+                    None if headers is None else headers.region(low, high),
+                    bodies.region(low, high),
+                )
+                if known is not None:
+                    hashes = np.where(known[of] == NOT_STATED, hashes, known[of])
                 was_due = bool((gathered.deliver_at_ms < accepted_at_ms[of]).any())
                 batches.append(
                     compose(
@@ -121,6 +132,7 @@ class ScheduleWriter:
                         subject_of,
                         accepted_at_ms[of] if was_due else None,
                         left_out[of] if left_out is not None and left_out[of].any() else None,
+                        hashes,
                     )
                 )
                 count += high - low

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId
+from delayd.content import NOT_STATED, tally
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.log.seal import OUTCOME_ROW, SCHEDULE_ROW, SealFacts
 
-PIECE_ROWS = 8_192  # 576 KiB of outcome rows: one piece takes some 2 ms.
+PIECE_ROWS = 8_192  # 640 KiB of outcome rows: one piece takes some 2 ms.
 PIECE_BYTES = 4 << 20  # This much of the schedule side's columns is hashed at a time: some 3 ms.
+SEQUENCES_NAMED = 10
 U32 = struct.Struct("<I")
 OPAQUE_ROW = np.dtype((np.void, SCHEDULE_ROW.itemsize))  # Copied whole, not column by column.
 Packed = NDArray[np.void]  # Of dtype SCHEDULE_ROW.
@@ -24,6 +26,10 @@ COPIED = (  # What a row's part says of it.
     *("claimed_at_ms", "target_log_id", "epoch", "batch_id"),
     *("target_appended_at_ms", "target_offset", "outcome", "attempt"),
 )
+
+
+class ContentDiffers(Exception):
+    """The hashes in the schedule log and in the dispatch log of an hour are not the same."""
 
 
 def compare(
@@ -39,6 +45,9 @@ def compare(
 
     Returns:
         What a seal says, or None when not each scheduled sequence has exactly one outcome.
+
+    Raises:
+        ContentDiffers: a row was handed over with other content than it was filed with (rule S6).
     """
     side = _ScheduleSide()
     for batch in batches:
@@ -50,6 +59,19 @@ def compare(
     repeats = bool((scheduled[1:] == scheduled[:-1]).any())
     if not len(rows) or repeats or not np.array_equal(scheduled, outcomes.sequences.take(order)):
         return None
+    stated = outcomes.content_hash.take(order)
+    differs = np.flatnonzero((stated != rows["content_hash"]) & (stated != NOT_STATED))
+    if len(differs):
+        named = scheduled.take(differs[:SEQUENCES_NAMED]).tolist()
+        raise ContentDiffers(
+            f"{len(differs)} rows were handed over with other content than they were filed with, among them {named}"
+        )
+    dispatched = np.flatnonzero(outcomes.parts["outcome"].take(outcomes.part_of) == Outcome.DISPATCHED)
+    handed_over = tally(
+        outcomes.sequences.take(dispatched),
+        outcomes.deliver_at_ms.take(dispatched),
+        outcomes.content_hash.take(dispatched),
+    )
     kinds = np.bincount(outcomes.parts["outcome"], outcomes.parts["count"], max(Outcome) + 1)
     return SealFacts(
         hour=hour,
@@ -62,13 +84,15 @@ def compare(
         in_doubt=int(kinds[Outcome.IN_DOUBT]),
         due_min_ms=int(rows["deliver_at_ms"].min()),
         due_max_ms=int(rows["deliver_at_ms"].max()),
+        tally_first=handed_over.first,
+        tally_second=handed_over.second,
         schedule_sha256=side.sha256(rows, give_way),
         outcomes_sha256=_outcomes_sha256(outcomes, order, give_way),
     )
 
 
 class _ScheduleSide:
-    """What the digest of the schedule side covers, 24 bytes a row, from batches as they come."""
+    """What the digest of the schedule side covers, 32 bytes a row, from batches as they come."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}  # Subjects in the order in which batches name them.
@@ -78,6 +102,7 @@ class _ScheduleSide:
         rows = np.empty(batch.count, SCHEDULE_ROW)
         rows["sequence"], rows["deliver_at_ms"] = batch.uint64s(ColumnId.SEQUENCE), batch.int64s(ColumnId.DELIVER_AT_MS)
         rows["subject"], rows["body_bytes"] = self._subjects(batch), batch.body_bytes()
+        rows["content_hash"] = batch.content_hashes()
         self._parts.append(rows)
 
     def rows(self) -> Packed:
@@ -120,6 +145,7 @@ def _outcomes_sha256(outcomes: OutcomeRows, order: NDArray[np.intp], give_way: C
         rows["sequence"], rows["deliver_at_ms"] = outcomes.sequences.take(piece), outcomes.deliver_at_ms.take(piece)
         for name in COPIED:
             rows[name] = parts[name]
+        rows["content_hash"] = outcomes.content_hash.take(piece)
         digest.update(rows.view(np.uint8).data)
         give_way()
     return digest.digest()

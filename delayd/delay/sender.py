@@ -25,6 +25,7 @@ from delayd.delay.waiting import WaitingRows, lowest_offset
 from delayd.delay.window import SentBatch, Window
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.fence import Fence
+from delayd.gather import hashes_of
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Frame, HeadValue
@@ -169,6 +170,7 @@ class Sender:
             sent.batch_id,
             appended_at_ms,
             offset,
+            hashes=sent.hashes,
         )
         self._outcomes.record(sent.hour, part, partial(self.window.decide, sent.batch_id))
 
@@ -287,8 +289,9 @@ class Sender:
         w_epoch, w_id = self.window.w
         batch_id = self.window.next_id()
         part = DispatchPart(self._origin.log_id, self._origin.epoch, batch_id, w_epoch, w_id, claimed_at_ms, hour)
-        batches.append(encode_dispatch(part, rows, gathered, subject))
-        sent = SentBatch(batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, len(batches[-1]))
+        hashes = hashes_of(gathered, subject)
+        batches.append(encode_dispatch(part, rows, gathered, subject, hashes))
+        sent = SentBatch(batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, len(batches[-1]), hashes)
         self.window.add(sent)
         return [sent]
 
@@ -350,7 +353,10 @@ class Sender:
             return
         self.dead_rows += len(sent.rows)
         log.error("rows_dead target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))
-        part = NewPart(sent.rows["sequence"], sent.deliver_at_ms, Outcome.DEAD, sent.claimed_at_ms, self._target)
+        part = NewPart(
+            *(sent.rows["sequence"], sent.deliver_at_ms, Outcome.DEAD, sent.claimed_at_ms, self._target),
+            hashes=sent.hashes,
+        )
         self._outcomes.record(sent.hour, part, _nothing)
 
 

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from delayd.batch import BYTES_MAX, HEADER, Batch, parse
+from delayd.content import differing_row
 from delayd.delay.loader import open_schedule_log
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.rows import BATCH_OFFSET_MAX, BATCH_ROW_BITS, BESIDE, SCHEDULE_BIT
@@ -105,11 +106,18 @@ class Sources:
             return read_batch(self._log.file_position, self._log.read_some, offset)
         beside = offset >= BESIDE
         segment = self._segment(hour, beside)
-        return read_batch(
+        offset -= BESIDE if beside else 0
+        batch = read_batch(
             lambda at: (segment.path, segment.position(at)),
             lambda at, size: segment.file.pread(size, segment.position(at)),
-            offset - BESIDE if beside else offset,
+            offset,
         )
+        # The hashes were made when the rows were filed, and go with them from here on (rule S6).
+        row = differing_row(batch)
+        if row is not None:
+            what = f"the batch at offset {offset}: row {row} has other content than the hash says that was filed"
+            raise DamagedData(segment.path, segment.position(offset), what)
+        return batch
 
     def _segment(self, hour: int, beside: bool) -> Segment:
         segment = self._files.get((hour, beside))

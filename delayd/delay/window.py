@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delayd.batch import Int64s
 from delayd.delay.rows import Rows
 
@@ -16,6 +19,7 @@ class SentBatch:
     deliver_at_ms: Int64s
     claimed_at_ms: int
     size_bytes: int
+    hashes: NDArray[np.uint64]  # Of the rows' content.
     acknowledged: bool = False
 
 

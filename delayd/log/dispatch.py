@@ -57,6 +57,11 @@ class NewPart(NamedTuple):
     target_appended_at_ms: int = 0
     target_offset: int = 0
     attempt: int = 1
+    hashes: NDArray[np.uint64] | None = None  # Of the rows' content; None where nobody has read it.
+
+    def stated_hashes(self) -> NDArray[np.uint64]:
+        """The content hash of each row, 0 where it is not known."""
+        return np.zeros(len(self.sequences), np.uint64) if self.hashes is None else self.hashes
 
 
 class OutcomeRows(NamedTuple):
@@ -66,6 +71,16 @@ class OutcomeRows(NamedTuple):
     deliver_at_ms: NDArray[np.int64]
     parts: NDArray[np.void]
     part_of: NDArray[np.int64]
+    content_hash: NDArray[np.uint64]  # 0: not stated.
+
+
+NO_OUTCOMES = OutcomeRows(
+    sequences=np.empty(0, np.uint64),
+    deliver_at_ms=np.empty(0, np.int64),
+    parts=np.empty(0, PART),
+    part_of=np.empty(0, np.int64),
+    content_hash=np.empty(0, np.uint64),
+)
 
 
 def encode_outcomes(hour: int, new: Sequence[NewPart]) -> bytes:
@@ -78,7 +93,12 @@ def encode_outcomes(hour: int, new: Sequence[NewPart]) -> bytes:
         )
     sequences = np.concatenate([part.sequences for part in new])
     deliver_at_ms = np.concatenate([part.deliver_at_ms for part in new])
-    columns = [(ColumnId.DELIVER_AT_MS, deliver_at_ms), (ColumnId.SEQUENCE, sequences)]
+    hashes = np.concatenate([part.stated_hashes() for part in new])
+    columns = [
+        (ColumnId.DELIVER_AT_MS, deliver_at_ms),
+        (ColumnId.SEQUENCE, sequences),
+        (ColumnId.CONTENT_HASH, hashes),
+    ]
     return encode(BatchKind.OUTCOME, OutcomePart(hour), len(sequences), columns, [parts.tobytes()])
 
 
@@ -89,7 +109,7 @@ def decode_outcomes(batches: Sequence[Batch]) -> OutcomeRows:
         BatchMalformed: the parts of a batch do not add up to its rows.
     """
     if not batches:
-        return OutcomeRows(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, PART), np.empty(0, np.int64))
+        return NO_OUTCOMES
     tables = [np.frombuffer(batch.heap, PART) for batch in batches]
     for batch, table in zip(batches, tables, strict=True):
         if int(table["count"].sum()) != batch.count:
@@ -100,4 +120,5 @@ def decode_outcomes(batches: Sequence[Batch]) -> OutcomeRows:
         np.concatenate([batch.int64s(ColumnId.DELIVER_AT_MS) for batch in batches]),
         parts,
         np.repeat(np.arange(len(parts)), parts["count"]),
+        np.concatenate([batch.content_hashes() for batch in batches]),
     )

@@ -14,10 +14,18 @@ from delayd.encode import encode
 from delayd.log.log import LogPlace
 from delayd.log.segment import FileKind
 
-SEAL = struct.Struct("<QIIQQQQQQQqq32s32s32s")
+SEAL = struct.Struct("<QIIQQQQQQQqqQQ32s32s32s")
 SHA256_BYTES = 32
 NO_SEAL = bytes(SHA256_BYTES)  # What stands in place of the digest of a seal before the first one.
-SCHEDULE_ROW = np.dtype([("sequence", "<u8"), ("deliver_at_ms", "<i8"), ("subject", "<u4"), ("body_bytes", "<u4")])
+SCHEDULE_ROW = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("deliver_at_ms", "<i8"),
+        ("subject", "<u4"),
+        ("body_bytes", "<u4"),
+        ("content_hash", "<u8"),
+    ]
+)
 OUTCOME_ROW = np.dtype(
     [
         ("sequence", "<u8"),
@@ -32,6 +40,7 @@ OUTCOME_ROW = np.dtype(
         ("zero", "u1"),
         ("attempt", "<u2"),
         ("reserved", "<u4"),
+        ("content_hash", "<u8"),
     ]
 )
 
@@ -49,6 +58,8 @@ class SealFacts(NamedTuple):
     in_doubt: int
     due_min_ms: int
     due_max_ms: int
+    tally_first: int  # Of the rows that were handed over (docs/formats/content.md).
+    tally_second: int
     schedule_sha256: bytes
     outcomes_sha256: bytes
 
@@ -62,7 +73,7 @@ class Seal(NamedTuple):
     previous_sha256: bytes
 
     def encode(self) -> bytes:
-        """Make the 184 bytes."""
+        """Make the 200 bytes."""
         hour, *facts = self.facts
         return SEAL.pack(self.log_id, hour, self.number, *facts, self.previous_sha256)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
+from delayd.content import NOT_STATED
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.filed import Accepted, differences, not_filed, same_subjects
@@ -271,6 +272,20 @@ class _Books:
             if len(said):
                 said = said[np.maximum(join.first, 0)]
                 self._note(kind, Reason.OTHER_DUE, (join.times > 0) & (said != due), due, said)
+        self._find_other_content()
+
+    def _find_other_content(self) -> None:
+        """Subject, headers and body, by the hashes that three logs state (rule S6)."""
+        filed = self._schedule.hashes()
+        for join, hashes, must_state in (
+            (self._outcomes, self._dispatch.content_hash, self._dispatched),
+            (self._stored, self._realtime.hashes(), self._at_target),
+        ):
+            if len(hashes):
+                said = hashes[np.maximum(join.first, 0)]
+                # What was not handed over may have been decided without a look at its content.
+                judged = (join.times > 0) & (must_state | (said != NOT_STATED))
+                self._note(FindingKind.MISMATCH, Reason.OTHER_CONTENT, judged & (said != filed), filed, said)
 
     def _appended_ms(self) -> Int64s:
         """When each row came to its target, by the target's own log where it still has it."""

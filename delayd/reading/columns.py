@@ -1,6 +1,6 @@
 """Columns: rows of many batches as flat arrays, bodies left where they are.
 
-Invariant: a row is 44 bytes of arrays and never a Python object; its location says where its body is.
+Invariant: a row is 52 bytes of arrays and never a Python object; its location says where its body is.
 """
 
 import struct
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, ColumnId, Int64s
+from delayd.batch import Batch, ColumnId, Int64s, padded
+from delayd.content import Region, hash_items, hash_rows, subject_states
+from delayd.encode import PADS
 from delayd.hours import hours_of
 
 UInt64s = NDArray[np.uint64]
@@ -18,6 +20,7 @@ UInt32s = NDArray[np.uint32]
 
 IN_MESSAGE_LOG = 1 << 63  # Location: this bit, 47 bits of batch offset, 16 bits of row.
 ROW_BITS = 16
+SINGLES_MAX = 8_192  # Bodies that are kept until they are hashed together.
 OFFSET_MASK = (1 << 47) - 1
 U32 = struct.Struct("<I")
 I64 = struct.Struct("<q")
@@ -25,7 +28,7 @@ NO_UINT64S = np.empty(0, np.uint64)  # What an array of no rows begins with.
 NO_INT64S = np.empty(0, np.int64)
 NO_UINT32S = np.empty(0, np.uint32)
 # In the order of the columns of `ScheduleRows`.
-NO_ROWS: tuple[NDArray[Any], ...] = (NO_UINT64S, NO_INT64S, NO_INT64S, NO_UINT32S, NO_UINT32S, NO_UINT64S)
+NO_ROWS: tuple[NDArray[Any], ...] = (NO_UINT64S, NO_INT64S, NO_INT64S, NO_UINT32S, NO_UINT32S, NO_UINT64S, NO_UINT64S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class ScheduleRows:
     """Rows that wait or waited to be dispatched; all arrays are of one length.
 
     ``appended_at_ms`` is when the delay server took the message, 0 where a schedule log does not say it: such a row
-    was not yet due then. ``subject`` is an index into ``subjects``; ``location`` is read by `locate`.
+    was not yet due then. ``subject`` is an index into ``subjects``; ``location`` is read by `locate`;
+    ``content_hash`` is 0 where nothing states it, and None where it is of no row.
     """
 
     sequence: UInt64s
@@ -43,6 +47,7 @@ class ScheduleRows:
     body_bytes: UInt32s
     location: UInt64s
     subjects: list[str]
+    content_hash: UInt64s | None = None
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -57,11 +62,16 @@ class ScheduleRows:
             self.body_bytes[rows],
             self.location[rows],
             self.subjects,
+            self.hashes()[rows],
         )
 
     def filed_count(self) -> int:
         """How many of them are in a schedule log, and not only in the message log."""
         return int((self.location < np.uint64(IN_MESSAGE_LOG)).sum())
+
+    def hashes(self) -> UInt64s:
+        """The content hash of each row, 0 where it is not stated."""
+        return np.zeros(len(self.sequence), np.uint64) if self.content_hash is None else self.content_hash
 
     def due_from_ms(self) -> Int64s:
         """When each row was to be handed over: when due, or when appended if that was later (rule P5)."""
@@ -104,6 +114,7 @@ class RowCollector:
         self._part = part
         self._pieces: list[tuple[NDArray[Any], ...]] = [NO_ROWS]
         self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
+        self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
 
     def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
         """Add a PRODUCER batch of a verified group; its rows count up from ``first_sequence``."""
@@ -120,9 +131,12 @@ class RowCollector:
             self._singles.append(
                 (first_sequence, due, appended_at_ms, ids.item(subject), body_end - body_begin, location)
             )
+            self._items.append((_headers_of_one(batch), bytes(batch.heap[body_begin : padded(body_end)])))
+            if len(self._singles) == SINGLES_MAX:
+                self._close_singles()
             return
         sequence = np.arange(first_sequence, first_sequence + count, dtype=np.uint64)
-        self._add(batch, sequence, np.full(count, appended_at_ms, np.int64), ids, location)
+        self._add(batch, sequence, np.full(count, appended_at_ms, np.int64), ids, location, hash_rows(batch))
 
     def add_schedule_batch(self, batch: Batch, offset: int) -> None:
         """Add a SCHEDULE batch of a verified group."""
@@ -132,7 +146,8 @@ class RowCollector:
             appended_at_ms = batch.int64s(ColumnId.ACCEPTED_AT_MS).copy()
         else:
             appended_at_ms = np.zeros(batch.count, np.int64)
-        self._add(batch, sequence, appended_at_ms, self.subjects.ids(batch), offset << ROW_BITS)
+        hashes = batch.content_hashes().copy()
+        self._add(batch, sequence, appended_at_ms, self.subjects.ids(batch), offset << ROW_BITS, hashes)
 
     def rows(self) -> ScheduleRows:
         """All rows so far."""
@@ -144,10 +159,18 @@ class RowCollector:
             # The pieces of a column are gone before the next one is put together.
             joined.append(np.concatenate(columns.pop(0)))
         self._pieces = [tuple(joined)]
-        sequence, due, appended, subject, body_bytes, location = joined
-        return ScheduleRows(sequence, due, appended, subject, body_bytes, location, self.subjects.names)
+        sequence, due, appended, subject, body_bytes, location, hashes = joined
+        return ScheduleRows(sequence, due, appended, subject, body_bytes, location, self.subjects.names, hashes)
 
-    def _add(self, batch: Batch, sequence: UInt64s, appended_at_ms: Int64s, ids: UInt32s, location: int) -> None:
+    def _add(
+        self,
+        batch: Batch,
+        sequence: UInt64s,
+        appended_at_ms: Int64s,
+        ids: UInt32s,
+        location: int,
+        hashes: UInt64s,
+    ) -> None:
         self._close_singles()
         body_bytes = batch.body_bytes().astype(np.uint32)
         subject = np.full(batch.count, ids[0])
@@ -155,18 +178,39 @@ class RowCollector:
             subject = ids[batch.uint32s(ColumnId.SUBJECT)]
         due = batch.int64s(ColumnId.DELIVER_AT_MS).copy()
         locations = np.arange(location, location + batch.count, dtype=np.uint64)
-        columns: tuple[NDArray[Any], ...] = (sequence, due, appended_at_ms, subject, body_bytes, locations)
+        columns: tuple[NDArray[Any], ...] = (sequence, due, appended_at_ms, subject, body_bytes, locations, hashes)
         if self._part is not None:
             rows = rows_of_part(sequence, self._part)
             columns = tuple(column[rows] for column in columns)
         self._pieces.append(columns)
 
     def _close_singles(self) -> None:
-        if self._singles:
-            columns = zip(*self._singles, strict=True)
-            dtypes = (none.dtype for none in NO_ROWS)
-            self._pieces.append(tuple(map(np.array, columns, dtypes)))
-            self._singles = []
+        if not self._singles:
+            return
+        columns = zip(*self._singles, strict=True)
+        dtypes = (none.dtype for none in NO_ROWS)
+        made = tuple(map(np.array, columns, dtypes))
+        subjects, bodies = made[3], made[4].astype(np.int64)
+        used, subject_of = np.unique(subjects, return_inverse=True)
+        names = [self.subjects.names[number].encode("ascii") for number in used.tolist()]
+        headers = None
+        if any(item for item, _ in self._items):
+            lengths = np.fromiter((len(item) for item, _ in self._items), np.int64, len(self._items))
+            padded_items = b"".join([item + PADS[-len(item) & 7] for item, _ in self._items])
+            headers = Region(np.frombuffer(padded_items, np.uint64), lengths)
+        words = np.frombuffer(b"".join([body for _, body in self._items]), np.uint64)
+        hashes = hash_items(subject_states(names).take(subject_of), headers, Region(words, bodies))
+        self._pieces.append((*made, hashes))
+        self._singles, self._items = [], []
+
+
+def _headers_of_one(batch: Batch) -> bytes:
+    """The headers of the one row of a batch."""
+    if ColumnId.HEADERS_END not in batch:
+        return b""
+    begin = batch.region_start(ColumnId.HEADERS_END)
+    (end,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.HEADERS_END])
+    return bytes(batch.heap[begin:end])
 
 
 class SequenceSampler:

@@ -91,6 +91,7 @@ def _decode(segment: Segment, hour: int, batches: list[Batch], part: range | Non
         deliver_at_ms=found.deliver_at_ms[rows],
         parts=found.parts[used],
         part_of=part_of,
+        content_hash=found.content_hash[rows],
     )
 
 
@@ -103,6 +104,7 @@ def _joined(pieces: list[OutcomeRows]) -> OutcomeRows:
         deliver_at_ms=np.concatenate([piece.deliver_at_ms for piece in pieces]),
         parts=np.concatenate([piece.parts for piece in pieces]),
         part_of=np.concatenate([piece.part_of + before for piece, before in zip(pieces, parts_before, strict=True)]),
+        content_hash=np.concatenate([piece.content_hash for piece in pieces]),
     )
 
 

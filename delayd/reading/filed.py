@@ -80,6 +80,10 @@ def differences(hour: int, schedule: ScheduleRows, accepted: Accepted) -> Iterat
     differs = np.flatnonzero(schedule.body_bytes[both] != rows.body_bytes[own])
     said = _spread(len(schedule), both[differs], rows.body_bytes[own[differs]])
     yield Noted(kind, Reason.ACCEPTED_BODY, both[differs], said, schedule.body_bytes)
+    hashes = schedule.hashes()
+    differs = hashes[both] != rows.hashes()[own]
+    said = _spread(len(schedule), both, rows.hashes()[own])
+    yield Noted(kind, Reason.ACCEPTED_CONTENT, both[differs], said, hashes)
 
 
 def same_subjects(first: Sequence[str], second: Sequence[str]) -> tuple[Int64s, Int64s]:

@@ -45,10 +45,12 @@ class Reason(IntEnum):
     OTHER_APPEND = 43
     OTHER_DUE = 44
     NOT_DISPATCHED = 45
+    OTHER_CONTENT = 46
     LATE = 50
     ACCEPTED_DUE = 51
     ACCEPTED_SUBJECT = 52
     ACCEPTED_BODY = 53
+    ACCEPTED_CONTENT = 54
     OTHER_HOUR = 55
     FILED_ELSEWHERE = 56
     OTHER_SUBJECT = 57
@@ -75,12 +77,14 @@ SENTENCES = {
     Reason.OTHER_APPEND: "the dispatch log says appended at {value}, the target's log {other}",
     Reason.OTHER_DUE: "scheduled for {value}, another log says {other}",
     Reason.NOT_DISPATCHED: "the dispatch log has outcome {value}, the target's log holds it at offset {other}",
+    Reason.OTHER_CONTENT: "filed with the content hash {value:016x}, another log says {other:016x}",
     Reason.LATE: "{value} ms late",
     Reason.NOT_FILED: "the message log holds it, and the schedule log of its hour does not",
     Reason.NEVER_GIVEN: "the schedule log holds it, and no message was given this sequence",
     Reason.ACCEPTED_DUE: "accepted for {value}, filed for {other}",
     Reason.ACCEPTED_SUBJECT: "accepted for another subject than it is filed for",
     Reason.ACCEPTED_BODY: "accepted with a body of {value} bytes, filed with one of {other}",
+    Reason.ACCEPTED_CONTENT: "accepted with the content hash {value:016x}, filed with {other:016x}",
     Reason.OTHER_HOUR: "it is due in another hour than the one whose schedule log holds it",
     Reason.FILED_ELSEWHERE: "the schedule log holds it, and the message log has it in another hour",
     Reason.OTHER_SUBJECT: "the target's log holds it under another subject",

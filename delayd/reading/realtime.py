@@ -18,6 +18,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delayd.batch import HEADER_BYTES, MAGIC, VERSION, BatchKind, ColumnId, Int64s
+from delayd.content import NOT_STATED
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData
 from delayd.log.control import decode_records
@@ -121,6 +122,11 @@ class TargetRows:
     batches: Batches
     targets: tuple[Target, ...]
     subjects: tuple[str, ...]
+    content_hash: UInt64s | None = None  # 0 where it is not stated, and None where it is of no row.
+
+    def hashes(self) -> UInt64s:
+        """The content hash of each row, 0 where it is not stated."""
+        return np.zeros(len(self.sequence), np.uint64) if self.content_hash is None else self.content_hash
 
 
 class TargetIndexer:
@@ -313,24 +319,25 @@ def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: ran
         LogMoved: a segment went away meanwhile.
         DamagedData: a batch's columns do not check.
     """
-    sequences, dues, places = [NO_UINT64S], [NO_INT64S], [NO_INT64S]
+    sequences, dues, hashes, places = [NO_UINT64S], [NO_INT64S], [NO_UINT64S], [NO_INT64S]
     for path, first, until in _by_segment(index, batches):
         file = _open(disk, path)
         try:
             for start, stop in _runs(batches[first:until]):
                 start, stop = first + start, first + stop
-                sequence, due = _read_run(path, file, batches[start:stop])
+                sequence, due, stated = _read_run(path, file, batches[start:stop])
                 batch_of = np.repeat(np.arange(start, stop), batches["count"][start:stop])
                 if part is not None:
                     rows = rows_of_part(sequence, part)
-                    sequence, due, batch_of = sequence[rows], due[rows], batch_of[rows]
+                    sequence, due, batch_of, stated = sequence[rows], due[rows], batch_of[rows], stated[rows]
                 sequences.append(sequence)
                 dues.append(due)
                 places.append(batch_of)
+                hashes.append(stated)
         finally:
             file.close()
     columns = np.concatenate(sequences), np.concatenate(dues), np.concatenate(places)
-    return TargetRows(*columns, batches, index.targets, index.subjects)
+    return TargetRows(*columns, batches, index.targets, index.subjects, np.concatenate(hashes))
 
 
 def _by_segment(index: TargetIndex, batches: Batches) -> Iterator[tuple[str, int, int]]:
@@ -359,8 +366,8 @@ def _runs(batches: Batches) -> Iterator[tuple[int, int]]:
             first = stop
 
 
-def _read_run(path: str, file: File, batches: Batches) -> tuple[UInt64s, Int64s]:
-    """The sequences and due instants of batches that lie near each other."""
+def _read_run(path: str, file: File, batches: Batches) -> tuple[UInt64s, Int64s, UInt64s]:
+    """The sequences, due instants and content hashes of batches that lie near each other."""
     begin = int(batches["offset"][0]) + COLUMNS_AT
     position = begin - int(batches["segment_base"][0]) + FILE_HEADER_BYTES
     starts = batches["offset"].astype(np.int64) - begin
@@ -379,7 +386,24 @@ def _read_run(path: str, file: File, batches: Batches) -> tuple[UInt64s, Int64s]
     places += np.arange(len(places))
     due = words.take(places).view(np.int64)
     places += np.repeat(counts, counts)
-    return words.take(places), due
+    return words.take(places), due, _hashes_of_run(words, starts >> 3, batches, counts)
+
+
+def _hashes_of_run(words: UInt64s, starts: Int64s, batches: Batches, counts: Int64s) -> UInt64s:
+    """The content hashes of batches that begin at the words ``starts``; zeros of one that states none.
+
+    No column has a higher number, so it is the last one, and ends where the columns end.
+    """
+    last_entries = words.take(starts + (batches["deliver_at"].astype(np.int64) >> 3) - 1)
+    begins = (batches["columns_end"].astype(np.int64) >> 3) - counts
+    expected = (begins.astype(np.uint64) << np.uint64(35)) | np.uint64(8 << 16 | ColumnId.CONTENT_HASH)
+    places = np.repeat(starts + begins - (np.cumsum(counts) - counts), counts)
+    places += np.arange(len(places))
+    hashes = words.take(places)
+    states_none = last_entries != expected
+    if states_none.any():
+        hashes[np.repeat(states_none, counts)] = NOT_STATED
+    return hashes
 
 
 def _open(disk: Disk, path: str) -> File:

@@ -219,6 +219,7 @@ def read_hour(
         np.concatenate((early.body_bytes, late.body_bytes)),
         np.concatenate((early.location, late.location)),
         subjects,
+        np.concatenate((early.hashes(), late.hashes())),
     )
     return _rising(rows)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import BatchKind
+from delayd.content import Tally, tally
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.dispatch import Outcome, OutcomeRows
@@ -234,6 +235,7 @@ class SealCheck:
         self._rows = self._body_bytes = 0
         self._kinds = np.zeros(max(Outcome) + 1, np.int64)
         self._due: list[int] = []
+        self._tally = Tally()
         self._paired = True  # Whether each row has exactly one outcome.
 
     def add(self, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
@@ -247,6 +249,7 @@ class SealCheck:
             self._due += [int(schedule.deliver_at_ms.min()), int(schedule.deliver_at_ms.max())]
         self._add_schedule(schedule)
         self._add_outcomes(outcomes, order)
+        self._tally += tally_of(outcomes)
 
     def differences(self, torn: Sequence[TornTail] = ()) -> list[str]:
         """What they say otherwise than the seal, for people; the figures first, for they say how."""
@@ -266,6 +269,8 @@ class SealCheck:
             differs.append("the schedule side has other rows")
         if self._outcomes.digest() != sealed.outcomes_sha256:
             differs.append("the outcome side has other rows")
+        elif self._tally[1:] != (sealed.tally_first, sealed.tally_second):
+            differs.append("its tally is not that of its rows")
         return [*differs, *tails]
 
     def _schedule_sha256(self) -> bytes:
@@ -291,6 +296,7 @@ class SealCheck:
             packed["deliver_at_ms"] = schedule.deliver_at_ms[piece]
             packed["subject"] = number_of[schedule.subject[piece]]
             packed["body_bytes"] = schedule.body_bytes[piece]
+            packed["content_hash"] = schedule.hashes()[piece]
             self._schedule.update(packed.tobytes())
 
     def _add_outcomes(self, outcomes: OutcomeRows, order: NDArray[np.intp]) -> None:
@@ -308,4 +314,14 @@ class SealCheck:
             packed["target_offset"] = outcomes.parts["target_offset"][part_of]
             packed["outcome"] = outcomes.parts["outcome"][part_of]
             packed["attempt"] = outcomes.parts["attempt"][part_of]
+            packed["content_hash"] = outcomes.content_hash[rows]
             self._outcomes.update(packed.tobytes())
+
+
+def tally_of(outcomes: OutcomeRows, target_log_id: int | None = None) -> Tally:
+    """The tally of what an hour's outcomes call DISPATCHED, to one realtime server or to all of them."""
+    handed_over = outcomes.parts["outcome"] == Outcome.DISPATCHED
+    if target_log_id is not None:
+        handed_over &= outcomes.parts["target_log_id"] == np.uint64(target_log_id)
+    rows = np.flatnonzero(handed_over[outcomes.part_of])
+    return tally(outcomes.sequences[rows], outcomes.deliver_at_ms[rows], outcomes.content_hash[rows])

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.content import NOT_STATED
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.columns import IN_MESSAGE_LOG, ScheduleRows
@@ -135,6 +136,11 @@ def _longs(values: NDArray[np.generic], known: Mask | None = None) -> Cells:
     return Cells(values.astype(np.int64), known)
 
 
+def _hashes(values: NDArray[np.uint64]) -> Cells:
+    """Content hashes as signed numbers of 64 bits, for engines know no others; what is not stated is null."""
+    return Cells(values.view(np.int64), values != NOT_STATED)
+
+
 def _names(names: Sequence[str], index: NDArray[np.generic]) -> Cells:
     return Cells(index.astype(np.int64), None, [*names, ""])
 
@@ -199,6 +205,7 @@ SCHEDULE: dict[str, tuple[str, Column]] = {
         lambda tables: _longs(tables.schedule.appended_at_ms, tables.schedule.appended_at_ms > 0),
     ),
     "body_bytes": ("long", lambda tables: _longs(tables.schedule.body_bytes)),
+    "content_hash": ("long", lambda tables: _hashes(tables.schedule.hashes())),
     "filed": ("boolean", lambda tables: Cells(tables.schedule.location < np.uint64(IN_MESSAGE_LOG))),
 }
 ACCEPTED: dict[str, tuple[str, Column]] = {
@@ -208,6 +215,7 @@ ACCEPTED: dict[str, tuple[str, Column]] = {
     "deliver_at_ms": ("long", lambda tables: _longs(tables.accepted.rows.deliver_at_ms)),
     "appended_at_ms": ("long", lambda tables: _longs(tables.accepted.rows.appended_at_ms)),
     "body_bytes": ("long", lambda tables: _longs(tables.accepted.rows.body_bytes)),
+    "content_hash": ("long", lambda tables: _hashes(tables.accepted.rows.hashes())),
 }
 DISPATCH: dict[str, tuple[str, Column]] = {
     "log_id": ("string", lambda tables: _own_id(tables, len(tables.told))),
@@ -222,6 +230,7 @@ DISPATCH: dict[str, tuple[str, Column]] = {
     "epoch": ("long", _told("epoch")),
     "batch_id": ("long", _told("batch_id")),
     "attempt": ("long", lambda tables: _longs(tables.told["attempt"])),
+    "content_hash": ("long", lambda tables: _hashes(tables.outcomes.content_hash)),
 }
 MESSAGE: dict[str, tuple[str, Column]] = {
     "log_id": ("string", _target_ids),
@@ -237,6 +246,7 @@ MESSAGE: dict[str, tuple[str, Column]] = {
     "batch_id": ("long", _stored("batch_id")),
     "decided": ("boolean", _stored_flag("decided")),
     "newer": ("boolean", _stored_flag("newer")),
+    "content_hash": ("long", lambda tables: _hashes(tables.realtime.hashes())),
 }
 LIFECYCLE: dict[str, tuple[str, Column]] = {
     **SCHEDULE,

@@ -73,6 +73,7 @@ def outcome_batch() -> bytes:
             9,
         ),
         *(NOW_MS + 22, 4_096, 1),
+        hashes=parse(dispatch_batch()).content_hashes(),
     )
     dead = NewPart(np.array([101], np.uint64), np.array([NOW_MS + 1]), Outcome.DEAD, attempt=5)
     return encode_outcomes(HOUR, [sent, dead])
@@ -104,7 +105,9 @@ def pull_batch() -> bytes:
 
 def seal_batch() -> bytes:
     """The seal of an hour, the third of its log."""
-    facts = SealFacts(HOUR, 3, 19, 2, 0, 1, 0, 0, NOW_MS - 5, NOW_MS + 1, bytes(range(32)), bytes(range(32, 64)))
+    facts = SealFacts(
+        HOUR, 3, 19, 2, 0, 1, 0, 0, NOW_MS - 5, NOW_MS + 1, 11, 12, bytes(range(32)), bytes(range(32, 64))
+    )
     return encode_seal(Seal(LOG_ID, 2, facts, bytes(range(64, 96))))
 
 

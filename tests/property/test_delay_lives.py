@@ -80,10 +80,10 @@ def _forget_outcomes(
 
 
 def _ignore_this_epoch(
-    self: Link, facts: list[int], sequences: NDArray[np.uint64], deliver_at_ms: NDArray[np.int64]
+    self: Link, facts: list[int], *columns: *tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64]]
 ) -> None:
     if facts[0] != self._origin.epoch:
-        _arrived(self, facts, sequences, deliver_at_ms)
+        _arrived(self, facts, *columns)
 
 
 def _send_at_once(self: Link, session: int, wire: Wire) -> None:

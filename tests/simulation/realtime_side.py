@@ -228,6 +228,7 @@ def _decode(group: Group) -> list[Kept]:
             tuple(batch.uint64s(ColumnId.SEQUENCE).tolist()),
             tuple(batch.int64s(ColumnId.DELIVER_AT_MS).tolist()),
             tuple(bodies_of(batch)),
+            tuple(batch.content_hashes().tolist()),
         )
         for offset, batch in group.batches()
     ]

@@ -169,7 +169,7 @@ def test_a_batch_of_messages_has_subjects_and_a_dispatch_batch_has_one() -> None
 
 
 def test_outcome_parts_that_do_not_add_up_are_refused() -> None:
-    columns = [(ColumnId.DELIVER_AT_MS, np.arange(3)), (ColumnId.SEQUENCE, np.arange(3))]
+    columns = [(column, np.arange(3)) for column in (ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.CONTENT_HASH)]
     with pytest.raises(BatchMalformed, match="not made of"):
         check_batch(parse(encode(BatchKind.OUTCOME, OutcomePart(1), 3, columns, [bytes(72)])))
     with pytest.raises(BatchMalformed, match="0 rows for 3"):
@@ -186,7 +186,7 @@ def pads_of(batch: Batch) -> list[int]:
     """The position of each byte that stands between columns, names and items, by the format page alone."""
     heap, buffer, rows = batch.heap_offset, batch.buffer, batch.count
     pads: list[int] = []
-    widths = {ColumnId.DELIVER_AT_MS: 8, ColumnId.SEQUENCE: 8, ColumnId.ACCEPTED_AT_MS: 8}
+    widths = {ColumnId.DELIVER_AT_MS: 8, ColumnId.SEQUENCE: 8, ColumnId.ACCEPTED_AT_MS: 8, ColumnId.CONTENT_HASH: 8}
     for column, offset in batch.offsets.items():
         end = offset + widths.get(ColumnId(column), 4) * rows
         pads += range(end, padded(end))
@@ -280,7 +280,7 @@ def test_rule_E2_a_subject_that_no_row_has_or_that_stands_twice_is_refused() -> 
 def test_rule_E2_unknown_columns_that_must_be_understood_are_refused_and_others_skipped() -> None:
     data = bytearray(messages([b"x"] * 2))
     place = HEADER_BYTES + 24 + 8  # The second of its two columns.
-    for column, refused in ((19, True), (0x3FFF, True), (0x4000, False), (0xFFFF, False)):
+    for column, refused in ((20, True), (0x3FFF, True), (0x4000, False), (0xFFFF, False)):
         struct.pack_into("<H", data, place, column)
         with pytest.raises(BatchMalformed, match="must be understood" if refused else "needs the column body_end"):
             check_batch(parse(with_true_checksums(data)))

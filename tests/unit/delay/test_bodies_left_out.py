@@ -18,7 +18,7 @@ from tests.delay_harness import FOLDER, World, wanted
 HOUR_MS = 3_600_000
 HOUR = hour_of_ms(START_MS)
 LATER_MS = 1_800_000
-ROW_BYTES = 24  # Due, sequence, end of the body, its length.
+ROW_BYTES = 32  # Due, sequence, end of the body, its length, content hash.
 BATCH_BYTES = 400  # Headers of file, group and batch, directory, and subject table.
 
 
@@ -46,7 +46,7 @@ def test_a_body_that_was_handed_over_is_left_out_and_its_length_kept_and_one_tha
     world.check_books()
 
 
-def test_rows_of_a_minute_that_were_all_handed_over_cost_24_bytes_each_on_disk() -> None:
+def test_rows_of_a_minute_that_were_all_handed_over_cost_32_bytes_each_on_disk() -> None:
     world = World()
     rows = 2_000
     world.send(wanted(rows, 100, "m" * 200))

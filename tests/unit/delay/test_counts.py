@@ -13,10 +13,10 @@ from tests.unit.delay.handoff import cable_of, ready_world
 # Calls of Python functions, the disk in memory included, measured and rounded up by a tenth: a call costs a server
 # 0.3 to 1 us, and these run for each group, frame and answer.
 SEND_CALLS_MAX = {5: 177, 500: 226}  # By rows: few are indexed in plain integers, many as arrays.
-FRAME_CALLS_MAX = 122
+FRAME_CALLS_MAX = 147
 ANSWER_CALLS_MAX = 42
 IDLE_WAKE_CALLS_MAX = 32
-BATCH_CALLS_MAX = 23  # Of a subject that has one row in a frame, besides the frame.
+BATCH_CALLS_MAX = 31  # Of a subject that has one row in a frame, besides the frame.
 ROW_CALLS_MAX = 7  # Of a row that lies in another batch than its neighbours.
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, parse
+from delayd.content import content_hash
 from delayd.delay import frames
 from delayd.delay.frames import PICK_ROWS, collect, encode_dispatch, split_by_subject_and_hour
 from delayd.delay.rows import BATCH_ROW_BITS, Rows, new_rows
-from delayd.gather import Gathered, compose
+from delayd.gather import Gathered, compose, hashes_of
 from tests.batches import bodies_of, messages, parsed
 from tests.counts import lines
 
@@ -79,7 +80,9 @@ def test_rows_come_in_their_order_by_the_way_that_fits_them(
         noted(name)
     rows = rows_at(places)
     part = DispatchPart(1, 2, 3, 4, 5, 6, 1)
-    batch = parsed(encode_dispatch(part, rows, collect(rows, Heap()), b"s"))
+    gathered = collect(rows, Heap())
+    batch = parsed(encode_dispatch(part, rows, gathered, b"s", hashes_of(gathered, b"s")))
+    assert batch.content_hashes().tolist() == [content_hash(b"s", b"", body) for body in bodies_of(batch)]
     assert batch.kind is BatchKind.DISPATCH
     assert bodies_of(batch) == [b"%d/%d" % place for place in places]
     assert taken[0] == way
@@ -115,6 +118,9 @@ def test_a_batch_of_one_row_has_the_bytes_that_any_batch_would_have_and_takes_ha
     padded = memoryview(body + bytes(-size % 8))
     gathered = Gathered(np.array([1_795_190_400_123]), None, [], np.array([size]), [padded])
     made = compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"])
-    assert encode_dispatch(part, rows, gathered, b"orders.eu") == made
-    few = lines(lambda: encode_dispatch(part, rows, gathered, b"orders.eu"))
-    assert 2 * few <= lines(lambda: compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"]))
+    hashes = hashes_of(gathered, b"orders.eu")
+    assert encode_dispatch(part, rows, gathered, b"orders.eu", hashes) == made
+    few = lines(lambda: encode_dispatch(part, rows, gathered, b"orders.eu", hashes))
+    assert 2 * few <= lines(
+        lambda: compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"], hashes=hashes)
+    )

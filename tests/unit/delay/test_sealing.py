@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from delayd.batch import Batch, BatchKind, SchedulePart, parse
+from delayd.content import content_hash
 from delayd.delay import retention
 from delayd.delay.core import DelayCore
 from delayd.delay.hour_table import load_hours
 from delayd.delay.quarantine import missing_parts
-from delayd.delay.sealing import compare
+from delayd.delay.sealing import ContentDiffers, compare
 from delayd.errors import DispatchRefused
 from delayd.executor import Priority
 from delayd.gather import Pick, compose, gather
@@ -91,11 +92,21 @@ def schedule_batches(count: int, cuts: list[int]) -> Iterator[Batch]:
         )
 
 
+def hash_of(count: int, row: int) -> int:
+    """The content hash of a row."""
+    _, subjects, bodies = rows(count)
+    return content_hash(SUBJECTS[subjects[row]], b"", bodies[row])
+
+
 def outcomes_of(count: int, order: list[int], cut: int) -> OutcomeRows:
     """The outcomes of all rows, in an order, in two batches; the part of a row is the same in every order."""
     due, _, _ = rows(count)
     parts = [
-        NewPart(np.array([row + 1], np.uint64), np.array([due[row]]), Outcome(1 + row % 5), 1_000 + row, 7, 1, row)
+        NewPart(
+            *(np.array([row + 1], np.uint64), np.array([due[row]]), Outcome(1 + row % 5), 1_000 + row, 7, 1, row),
+            # What was handed over was read, and what was cancelled was not.
+            hashes=np.array([hash_of(count, row)], np.uint64) if row % 5 == 0 else None,
+        )
         for row in order
     ]
     return decode_outcomes([parse(encode_outcomes(HOUR, parts[:cut])), parse(encode_outcomes(HOUR, parts[cut:]))])
@@ -115,8 +126,11 @@ def test_rule_S4_a_seal_is_what_the_page_of_the_format_says() -> None:
     scheduled, decided = b"", b""
     for row in range(40):
         number = first_seen.index(subjects[row])
-        scheduled += struct.pack("<QqII", row + 1, due[row], number, len(bodies[row]))
-        decided += struct.pack("<QqqQQQqQBBHI", row + 1, due[row], 1_000 + row, 7, 1, row, 0, 0, 1 + row % 5, 0, 1, 0)
+        own = hash_of(40, row)
+        stated = own if row % 5 == 0 else 0
+        scheduled += struct.pack("<QqIIQ", row + 1, due[row], number, len(bodies[row]), own)
+        told = (1_000 + row, 7, 1, row, 0, 0, 1 + row % 5, 0, 1, 0, stated)
+        decided += struct.pack("<QqqQQQqQBBHIQ", row + 1, due[row], *told)
     for number in first_seen:
         scheduled += struct.pack("<I", len(SUBJECTS[number])) + SUBJECTS[number]
     assert facts.schedule_sha256 == hashlib.sha256(scheduled).digest()
@@ -124,6 +138,13 @@ def test_rule_S4_a_seal_is_what_the_page_of_the_format_says() -> None:
     assert (facts.rows, facts.body_bytes) == (40, sum(map(len, bodies)))
     assert (facts.dispatched, facts.cancelled, facts.dead, facts.expired, facts.in_doubt) == (8, 8, 8, 8, 8)
     assert (facts.due_min_ms, facts.due_max_ms) == (min(due), max(due))
+
+
+def test_rule_S6_an_hour_whose_content_was_changed_on_the_way_does_not_seal() -> None:
+    outcomes = outcomes_of(40, list(range(40)), 20)
+    outcomes.content_hash[[5, 10]] = outcomes.content_hash[[10, 5]]
+    with pytest.raises(ContentDiffers, match=r"2 rows .* \[6, 11\]"):
+        compare(HOUR, schedule_batches(40, []), outcomes)
 
 
 @pytest.mark.parametrize("order", [[*range(39)], [*range(40), 5], [*range(39), 5]])

@@ -57,7 +57,8 @@ def only(report: AuditReport) -> Finding:
 def part_of(rows: Sequence[Row], **facts: int) -> NewPart:
     sequences = np.array([row.sequence for row in rows], np.uint64)
     due = np.array([row.deliver_at_ms for row in rows], np.int64)
-    return NewPart(sequences, due, Outcome.DISPATCHED, **facts)
+    hashes = np.array([row.content_hash for row in rows], np.uint64)
+    return NewPart(sequences, due, Outcome.DISPATCHED, hashes=hashes, **facts)
 
 
 def due(count: int, step_ms: int = 10, start_ms: int = START_MS) -> list[int]:

@@ -132,7 +132,7 @@ PLANTED: dict[str, tuple[Callable[[Books], None], dict[str, int]]] = {
     "other batch": (told_otherwise(lambda part: part._replace(batch_id=7_777)), {"MISMATCH": 1}),
     "other epoch": (told_otherwise(lambda part: part._replace(epoch=2)), {"MISMATCH": 1}),
     "second attempt": (told_otherwise(lambda part: part._replace(attempt=2)), {"MISMATCH": 1}),
-    "other subject": (other_subject, {"MISMATCH": 1}),
+    "other subject": (other_subject, {"MISMATCH": 3}),  # The subject, and two content hashes.
     "twice told": (twice_told, {"DUPLICATE": 1}),
     "twice stored": (twice_stored, {"DUPLICATE": 1}),
     "early": (early, {"EARLY": 1}),

@@ -196,7 +196,7 @@ def test_a_large_window_is_answered_in_several_frames() -> None:
     assert [row[1] for row in world.hello(asker, 2)] == list(range(1, 11))
     frames = asker.answers[1]
     assert len(frames) > 1
-    assert sum(len(body) for _, body in frames) == 10 * 60_000 * 16
+    assert sum(len(body) for _, body in frames) == 10 * 60_000 * 24
 
 
 def named_hello(world: World, session: int, named_offset: int, origin: int = ORIGIN) -> DelaydError | None:
