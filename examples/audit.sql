@@ -201,6 +201,8 @@ union all
 select log_id, hour, sequence, 'MISMATCH', 'content, by the target' from judged
 where places > 0 and stored_content <> coalesce(content_hash, 0)
 union all
+select log_id, hour, sequence, 'MISMATCH', 'content left out' from judged where left_out and without_word
+union all
 select log_id, hour, sequence, 'LATE', 'late' from judged, terms where late_ms > terms.late_ms_limit
 union all
 select log_id, hour, 0, 'CONSERVATION', detail from fault

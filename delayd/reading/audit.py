@@ -273,6 +273,9 @@ class _Books:
                 said = said[np.maximum(join.first, 0)]
                 self._note(kind, Reason.OTHER_DUE, (join.times > 0) & (said != due), due, said)
         self._find_other_content()
+        left_out = np.zeros(len(due), np.bool_)
+        left_out[Join(self._schedule.sequence, self._schedule.left_out).scheduled] = True
+        self._note(kind, Reason.LEFT_OUT, left_out & self._without_word, 0)
 
     def _find_other_content(self) -> None:
         """Subject, headers and body, by the hashes that three logs state (rule S6)."""

@@ -154,6 +154,7 @@ def report_plan(
 def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> list[Finding]:
     """What the totals of each delay server of a plan contradict (rule S5)."""
     found = [server_faults(disk, one.snapshot, one.follows, books[one.log_id]) for one in plan.origins]
+    found.append([Finding(0, FindingKind.CONSERVATION, 0, 0, "", what, log_id) for log_id, what in plan.index.faults])
     return [fault for faults in found for fault in faults]
 
 

@@ -4,7 +4,7 @@ Invariant: a row is 52 bytes of arrays and never a Python object; its location s
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class ScheduleRows:
     location: UInt64s
     subjects: list[str]
     content_hash: UInt64s | None = None
+    left_out: UInt64s = field(default_factory=lambda: NO_UINT64S)  # Sequences whose bodies are not in the file.
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -63,6 +64,7 @@ class ScheduleRows:
             self.location[rows],
             self.subjects,
             self.hashes()[rows],
+            self.left_out,
         )
 
     def filed_count(self) -> int:
@@ -114,6 +116,7 @@ class RowCollector:
         self._part = part
         self._pieces: list[tuple[NDArray[Any], ...]] = [NO_ROWS]
         self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
+        self._left_out: list[UInt64s] = [NO_UINT64S]
         self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
 
     def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
@@ -147,6 +150,8 @@ class RowCollector:
         else:
             appended_at_ms = np.zeros(batch.count, np.int64)
         hashes = batch.content_hashes().copy()
+        if ColumnId.BODY_LEFT_OUT in batch:
+            self._left_out.append(sequence[batch.uint32s(ColumnId.BODY_LEFT_OUT) > 0])
         self._add(batch, sequence, appended_at_ms, self.subjects.ids(batch), offset << ROW_BITS, hashes)
 
     def rows(self) -> ScheduleRows:
@@ -160,7 +165,8 @@ class RowCollector:
             joined.append(np.concatenate(columns.pop(0)))
         self._pieces = [tuple(joined)]
         sequence, due, appended, subject, body_bytes, location, hashes = joined
-        return ScheduleRows(sequence, due, appended, subject, body_bytes, location, self.subjects.names, hashes)
+        names, left_out = self.subjects.names, np.concatenate(self._left_out)
+        return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out)
 
     def _add(
         self,

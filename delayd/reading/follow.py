@@ -24,13 +24,14 @@ class Follow:
         self._appended_at_ms = 0
         self._crc32c: int | None = None
         self._epoch = 0
+        self._end: int | None = None  # Where the group before ends.
         self._at_replay = False
 
     def take(self, group: Group, after: int) -> None:
         """Look at the next group; its rows end before the sequence ``after``."""
         header, at = group.header, f"the group at offset {group.header.offset}"
         if not self._at_replay and header.offset >= self._replay_offset:
-            self._replay(header.previous_crc32c)
+            self._replay(header.previous_crc32c, header.offset)
         set_back = False
         if header.kind == GroupKind.CONTROL:
             for record in (record for _, batch in group.batches() for record in decode_records(batch)):
@@ -49,13 +50,13 @@ class Follow:
             self.first = self.first or header.base_sequence
             self._next = after
         self._appended_at_ms, self._crc32c = header.appended_at_ms, header.header_crc32c
-        self._epoch = max(self._epoch, header.epoch)
+        self._epoch, self._end = max(self._epoch, header.epoch), group.end
         self.last_appended_at_ms = max(self.last_appended_at_ms, header.appended_at_ms)
 
     def end(self) -> None:
         """The log ends here."""
         if not self._at_replay:
-            self._replay(None)
+            self._replay(None, self._end)
 
     def _skip(self, at: str, count: object) -> None:
         if count != RESTORED_STEP:
@@ -63,10 +64,12 @@ class Follow:
         elif self._next is not None:
             self._next += RESTORED_STEP
 
-    def _replay(self, previous_crc32c: int | None) -> None:
+    def _replay(self, previous_crc32c: int | None, offset: int | None) -> None:
         """The log comes to the replay offset: there the checkpoint says what is before."""
         self._at_replay = True
         word = self._word
+        if offset is not None and self._replay_offset not in (offset, self._end):
+            self.faults.append(f"no group of the message log begins at the replay offset {self._replay_offset}")
         if self._next is not None and self._next != word.next_sequence:
             what = f"the message log goes on with sequence {self._next} at the replay offset {self._replay_offset}"
             self.faults.append(f"{what}, the checkpoint with {word.next_sequence}")

@@ -110,6 +110,7 @@ class TargetIndex:
     subjects: tuple[str, ...]
     last_appended_ms: tuple[int, ...]  # For each target, of its last group; 0 for an empty log.
     hellos: Mapping[tuple[int, int], int]  # When a target, by number, last heard a delay server's greeting.
+    faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: what of its log does not follow (rule S5).
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,9 @@ class TargetIndexer:
         self._watermarks: dict[tuple[int, int], tuple[int, int]] = {}
         self._last_appended_ms = [0] * len(self._places)
         self._hellos: dict[tuple[int, int], int] = {}
+        self._next: list[int | None] = [None] * len(self._places)  # Its own sequence of the next message.
+        self._last: dict[tuple[int, int], tuple[int, int]] = {}  # Epoch and number of an origin's last batch.
+        self._faults: list[tuple[int, str]] = []
 
     def scan(self, *, newer: bool) -> None:
         """Index what was appended since the last scan.
@@ -161,6 +165,7 @@ class TargetIndexer:
                 self._last_appended_ms[number] = max(self._last_appended_ms[number], group.header.appended_at_ms)
                 self._read[number] = group.end
                 if group.header.kind == GroupKind.DATA:
+                    self._follow(number, group)
                     fronts.add(group, bases[bisect.bisect_right(bases, group.header.offset) - 1])
                     if len(fronts) >= DECODE_BATCHES:
                         self._take(fronts, number, newer)
@@ -181,13 +186,42 @@ class TargetIndexer:
             covered &= (batches["target"] == number) & (batches["origin_log_id"] == origin) & (batches["newer"] == 0)
             batches["decided"][covered] = 1
         subjects = tuple(name.decode("ascii") for name in self._names)
-        return TargetIndex(tuple(targets), batches, subjects, tuple(self._last_appended_ms), dict(self._hellos))
+        return TargetIndex(
+            tuple(targets), batches, subjects, tuple(self._last_appended_ms), dict(self._hellos), tuple(self._faults)
+        )
+
+    def _follow(self, number: int, group: Group) -> None:
+        """Messages of a realtime server are numbered without a gap."""
+        header = group.header
+        expected, self._next[number] = self._next[number], header.base_sequence + header.row_count
+        if expected is not None and header.base_sequence != expected:
+            what = (
+                f"the group at offset {header.offset} begins at message {header.base_sequence}, {expected} is the next"
+            )
+            self._faults.append((self._places[number].log_id, what))
+
+    def _follow_batches(self, target: int, origin: int, own: NDArray[np.void]) -> None:
+        """Batches of a delay server are numbered in rising order, and none is called decided before it was stored."""
+        before = self._last.get((target, origin), (0, 0))
+        epochs = np.concatenate(([np.uint64(before[0])], own["epoch"]))
+        ids = np.concatenate(([np.uint64(before[1])], own["batch_id"]))
+        rises = (epochs[1:] > epochs[:-1]) | ((epochs[1:] == epochs[:-1]) & (ids[1:] > ids[:-1]))
+        ahead = (own["w_epoch"] > own["epoch"]) | ((own["w_epoch"] == own["epoch"]) & (own["w_id"] >= own["batch_id"]))
+        for fault, what in ((~rises, "does not follow the one before it"), (ahead, "is called decided by itself")):
+            if fault.any():
+                at = int(np.argmax(fault))
+                epoch, batch_id = int(own["epoch"][at]), int(own["batch_id"][at])
+                text = f"batch {batch_id} of epoch {epoch} of delay server {origin:016x} {what}"
+                self._faults.append((self._places[target].log_id, text))
+        self._last[target, origin] = int(epochs[-1]), int(ids[-1])
 
     def _take(self, fronts: "_Fronts", target: int, newer: bool) -> None:
         """Decode what was gathered."""
         found, rows = fronts.decode()
         rows["target"], rows["newer"] = target, newer
         self._pieces.append(rows)
+        for origin in np.unique(found["origin_log_id"]).tolist():
+            self._follow_batches(target, origin, found[found["origin_log_id"] == origin])
         # A later watermark may cover outcomes that were recorded after the dispatch logs' sizes were taken.
         for origin in [] if newer else np.unique(found["origin_log_id"]).tolist():
             own = found[found["origin_log_id"] == origin]

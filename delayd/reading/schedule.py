@@ -220,6 +220,7 @@ def read_hour(
         np.concatenate((early.location, late.location)),
         subjects,
         np.concatenate((early.hashes(), late.hashes())),
+        early.left_out,
     )
     return _rising(rows)
 
@@ -304,7 +305,7 @@ def _read_beside(disk: Disk, snapshot: ScheduleSnapshot, hour: int, beside: File
         for group in read_groups(segment, begin, sys.maxsize, []):
             if rows == beside.rows:
                 break
-            rows += _add_rows(snapshot, group, collector)
+            rows += _add_rows(snapshot, hour, path, group, collector)
     finally:
         segment.close()
 
@@ -325,7 +326,7 @@ def _read_part(
     try:
         for group in read_groups(segment, 0, length, [], previous_crc32c=0, durable=length):
             end, crc = group.end, group.header.header_crc32c
-            _add_rows(snapshot, group, collector)
+            _add_rows(snapshot, hour, path, group, collector)
         if end < length:
             position = segment.position(end)
             raise DamagedData(path, position, f"the checkpoint says that {length - end} more bytes are there")
@@ -335,10 +336,14 @@ def _read_part(
         segment.close()
 
 
-def _add_rows(snapshot: ScheduleSnapshot, group: Group, collector: Collector) -> int:
+def _add_rows(snapshot: ScheduleSnapshot, hour: int, path: str, group: Group, collector: Collector) -> int:
     rows = 0
     for offset, batch in group.batches():
-        if batch.kind == BatchKind.SCHEDULE and batch.schedule.source_end <= snapshot.replay_offset:
+        if batch.kind != BatchKind.SCHEDULE:
+            continue
+        if batch.schedule.hour != hour:
+            raise DamagedData(path, 0, "it holds messages of another hour")
+        if batch.schedule.source_end <= snapshot.replay_offset:
             collector.add_schedule_batch(batch, offset)
             rows += batch.count
     return rows

@@ -206,6 +206,7 @@ SCHEDULE: dict[str, tuple[str, Column]] = {
     ),
     "body_bytes": ("long", lambda tables: _longs(tables.schedule.body_bytes)),
     "content_hash": ("long", lambda tables: _hashes(tables.schedule.hashes())),
+    "left_out": ("boolean", lambda tables: Cells(np.isin(tables.schedule.sequence, tables.schedule.left_out))),
     "filed": ("boolean", lambda tables: Cells(tables.schedule.location < np.uint64(IN_MESSAGE_LOG))),
 }
 ACCEPTED: dict[str, tuple[str, Column]] = {

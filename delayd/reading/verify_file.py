@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import Batch, BatchKind, ColumnId
+from delayd.content import hash_rows
 from delayd.disk import Disk
 from delayd.errors import BatchMalformed, DamagedData, DataError
 from delayd.hours import hour_name, hour_start_ms
@@ -268,12 +269,29 @@ def _check_group(segment: Segment, group: Group, found: _Found) -> None:
                 raise BatchMalformed(f"a batch of kind {batch.kind.name} has no place there")
             if batch.kind == BatchKind.SCHEDULE:
                 found.filed.check_order(batch)
+            if batch.kind in (BatchKind.SCHEDULE, BatchKind.DISPATCH):
+                _check_content(batch)
             if batch.kind == BatchKind.OUTCOME:
                 decode_outcomes([batch])
             found.batches += 1
             found.rows += 0 if batch.kind == BatchKind.CONTROL else batch.count
     except BatchMalformed as error:
         raise DamagedData(segment.path, position, error.message) from error
+
+
+def _check_content(batch: Batch) -> None:
+    """What is there of headers and bodies has the hash that stands beside it (rule S6)."""
+    if ColumnId.CONTENT_HASH not in batch:
+        return
+    starts, ends = batch.region(ColumnId.BODY_END)
+    there = ends > starts
+    if ColumnId.HEADERS_END in batch:
+        starts, ends = batch.region(ColumnId.HEADERS_END)
+        there |= ends > starts
+    # Of what was handed over before it was filed neither is there; an empty body is no longer when it is left out.
+    differs = np.flatnonzero(there & (hash_rows(batch) != batch.content_hashes()))
+    if len(differs):
+        raise BatchMalformed(f"row {differs[0]} has another content hash than its content gives")
 
 
 def _read_entries(place: Place, segment: Segment, found: _Found) -> Link:

@@ -21,9 +21,10 @@ BOOKS = "/books"
 def audit_cluster(cluster: Cluster) -> AuditReport:
     """Audit the directories of all servers."""
     disk = MemoryDisk()
-    copy_tree(cluster.world.disk, FOLDER, disk, f"{BOOKS}/delay")
+    own = cluster.world.disk if cluster.delay_up else cluster.remains.disk
+    copy_tree(own.after_kill(), FOLDER, disk, f"{BOOKS}/delay")
     for number, side in enumerate(cluster.sides):
-        copy_tree(side.disk, side.config.folder, disk, f"{BOOKS}/realtime-{number}")
+        copy_tree(side.disk.after_kill(), side.config.folder, disk, f"{BOOKS}/realtime-{number}")
     return audit_directory(BOOKS, now_ms=cluster.machine.wall_ms, disk=disk)
 
 

@@ -1,0 +1,89 @@
+"""Rows of a batch, one by one, and batches of rows: what a liar changes.
+
+Invariant: a batch that is made anew of its own rows says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from delayd.batch import Batch, BatchKind, ColumnId, Columns, KindPart
+from delayd.content import content_hash
+from delayd.encode import encode, encode_subject_table, lay_out
+
+
+@dataclass(frozen=True)
+class Row:
+    """One message as a batch has it; ``left_out`` is the length of a body that is not there."""
+
+    due_ms: int
+    sequence: int
+    subject: bytes
+    headers: bytes
+    body: bytes
+    accepted_at_ms: int = 0
+    left_out: int = 0
+    content_hash: int = 0
+
+    def hashed(self) -> Row:
+        """The same with the hash that its content has."""
+        return Row(
+            *(self.due_ms, self.sequence, self.subject, self.headers, self.body, self.accepted_at_ms, self.left_out),
+            content_hash(self.subject, self.headers, self.body),
+        )
+
+
+def rows_of(batch: Batch) -> list[Row]:
+    """All rows of a batch."""
+    heap, count = bytes(batch.heap), batch.count
+    names = batch.subjects()
+    numbers = batch.uint32s(ColumnId.SUBJECT).tolist() if ColumnId.SUBJECT in batch else [0] * count
+    sequences = batch.uint64s(ColumnId.SEQUENCE).tolist() if ColumnId.SEQUENCE in batch else [0] * count
+    accepted = batch.int64s(ColumnId.ACCEPTED_AT_MS).tolist() if ColumnId.ACCEPTED_AT_MS in batch else [0] * count
+    left_out = batch.uint32s(ColumnId.BODY_LEFT_OUT).tolist() if ColumnId.BODY_LEFT_OUT in batch else [0] * count
+    headers = _items(batch, ColumnId.HEADERS_END, heap) if ColumnId.HEADERS_END in batch else [b""] * count
+    bodies = _items(batch, ColumnId.BODY_END, heap)
+    due, hashes = batch.int64s(ColumnId.DELIVER_AT_MS).tolist(), batch.content_hashes().tolist()
+    names_of = [names[number] for number in numbers]
+    columns = (due, sequences, names_of, headers, bodies, accepted, left_out, hashes)
+    return [Row(*fields) for fields in zip(*columns, strict=True)]
+
+
+def batch_of(like: Batch, rows: Sequence[Row], part: KindPart = None) -> bytes:
+    """A batch of the kind of another one, of these rows, with its kind part or another."""
+    names = list(dict.fromkeys(row.subject for row in rows))
+    table = encode_subject_table(names)
+    headers_end, headers = lay_out([row.headers for row in rows], len(table))
+    begin = len(table) + len(headers) + (-len(headers) & 7)
+    headers += bytes(-len(headers) & 7)
+    has_headers = any(row.headers for row in rows)
+    ends, bodies = lay_out([row.body for row in rows], begin if has_headers else len(table))
+    columns: list[tuple[ColumnId, Columns]] = [
+        (ColumnId.DELIVER_AT_MS, np.array([row.due_ms for row in rows], np.int64))
+    ]
+    if ColumnId.SEQUENCE in like:
+        columns.append((ColumnId.SEQUENCE, np.array([row.sequence for row in rows], np.uint64)))
+    if len(names) > 1:
+        columns.append((ColumnId.SUBJECT, np.array([names.index(row.subject) for row in rows], np.uint32)))
+    if has_headers:
+        columns.append((ColumnId.HEADERS_END, headers_end.astype(np.uint32)))
+    columns.append((ColumnId.BODY_END, ends.astype(np.uint32)))
+    if any(row.accepted_at_ms for row in rows):
+        columns.append((ColumnId.ACCEPTED_AT_MS, np.array([row.accepted_at_ms for row in rows], np.int64)))
+    if any(row.left_out for row in rows):
+        columns.append((ColumnId.BODY_LEFT_OUT, np.array([row.left_out for row in rows], np.uint32)))
+    if ColumnId.CONTENT_HASH in like:
+        columns.append((ColumnId.CONTENT_HASH, np.array([row.content_hash for row in rows], np.uint64)))
+    heap = [table, *([headers] if has_headers else []), bodies, bytes(-len(bodies) & 7)]
+    if part is None:
+        part = like.producer if like.kind is BatchKind.PRODUCER else None
+        part = like.schedule if like.kind is BatchKind.SCHEDULE else part or like.dispatch
+    return encode(like.kind, part, len(rows), columns, heap, len(names))
+
+
+def _items(batch: Batch, column: ColumnId, heap: bytes) -> list[bytes]:
+    starts, ends = batch.region(column)
+    return [heap[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]

@@ -1,0 +1,36 @@
+"""Each lie is found and rightly named, and an honest directory has no finding (rules S5, S6, S7)."""
+
+import pytest
+
+from tests.tamper.honest import honest
+from tests.tamper.liar import Liar
+from tests.tamper.lies import Lie, all_lies, undetectable
+from tests.tamper.verdict import verdict
+
+LIES = all_lies()
+
+
+def test_an_honest_directory_has_no_finding() -> None:
+    disk, now_ms = honest()
+    assert verdict(Liar(disk).disk, now_ms) == set()
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name.replace(" ", "_"))
+def test_rule_S5_a_lie_is_found_and_rightly_named(lie: Lie) -> None:
+    disk, now_ms = honest()
+    liar = Liar(disk)
+    lie.tell(liar)
+    found = verdict(liar.disk, now_ms)
+    assert found & lie.names, f"{sorted(found)} instead of one of {sorted(lie.names)}"
+
+
+def test_there_are_a_hundred_of_them() -> None:
+    assert len({lie.name for lie in LIES}) == len(LIES) >= 100
+
+
+def test_what_the_page_calls_undetectable_is_found_by_nobody() -> None:
+    for name, tell, _ in undetectable():
+        disk, now_ms = honest()
+        liar = Liar(disk)
+        tell(liar)
+        assert verdict(liar.disk, now_ms) == set(), name
