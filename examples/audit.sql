@@ -117,22 +117,22 @@ create view unfiled as
 select *, count(*) over (partition by log_id, hour) as missing from accepted a
 where not exists (from schedule s where (s.log_id, s.hour, s.sequence) = (a.log_id, a.hour, a.sequence));
 
--- Rows of schedule logs that the message log does not have there.
+-- Rows of schedule logs: whether their sequence was ever given, and whether the message log has them elsewhere.
 create view ungiven as
-with unknown as (
+with judged_rows as (
     select
         s.*, v.first_sequence,
         s.sequence >= v.next_sequence or exists (
             from skipped k
             where k.log_id = s.log_id and s.sequence >= k.first_sequence and s.sequence < k.first_sequence + k.count
-        ) as never
+        ) as never,
+        exists (from accepted a where (a.log_id, a.hour, a.sequence) = (s.log_id, s.hour, s.sequence)) as is_accepted
     from schedule s
     join server v using (log_id)
-    where s.filed and not exists (
-        from accepted a where (a.log_id, a.hour, a.sequence) = (s.log_id, s.hour, s.sequence)
-    )
+    where s.filed
 )
-select *, not never and first_sequence > 0 and sequence >= first_sequence as elsewhere from unknown;
+select *, not never and not is_accepted and first_sequence > 0 and sequence >= first_sequence as elsewhere
+from judged_rows;
 
 create view filed_as as
 select

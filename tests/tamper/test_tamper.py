@@ -1,10 +1,13 @@
 """Each lie is found and rightly named, and an honest directory has no finding (rules S5, S6, S7)."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.tamper.honest import honest
 from tests.tamper.liar import Liar
 from tests.tamper.lies import Lie, all_lies, undetectable
+from tests.tamper.three_ways import sql_differences
 from tests.tamper.verdict import verdict
 
 LIES = all_lies()
@@ -34,3 +37,11 @@ def test_what_the_page_calls_undetectable_is_found_by_nobody() -> None:
         liar = Liar(disk)
         tell(liar)
         assert verdict(liar.disk, now_ms) == set(), name
+
+
+@pytest.mark.parametrize("lie", LIES[::12], ids=lambda lie: lie.name.replace(" ", "_"))
+def test_sql_says_of_a_lie_what_numpy_says(lie: Lie, tmp_path: Path) -> None:
+    disk, now_ms = honest()
+    liar = Liar(disk)
+    lie.tell(liar)
+    assert sql_differences(liar.disk, now_ms, tmp_path / "export") == []

@@ -182,7 +182,7 @@ def test_batches_are_dumped_with_the_facts_of_their_kind(books: Books) -> None:
     (batch,) = _dump(books.path_of("schedule"), "batches")[:1]
     assert batch["kind"] == "schedule"
     assert "hour=2026112016" in str(batch["facts"])
-    assert batch["columns"] == "deliver_at_ms sequence subject body_end"
+    assert batch["columns"] == "deliver_at_ms sequence subject body_end content_hash"
 
 
 def test_messages_are_dumped_with_their_bodies(books: Books) -> None:

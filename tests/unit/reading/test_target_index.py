@@ -51,7 +51,7 @@ def test_batches_of_many_subjects_keep_their_names_and_rows(
             encode_one(
                 BatchKind.DISPATCH,
                 PART._replace(batch_id=100 * group + number),
-                (START_MS + number, 1_000 * group + number),
+                (START_MS + number, 1_000 * group + number, 1),
                 name.encode(),
                 b"body" * number,
                 4 * number,
