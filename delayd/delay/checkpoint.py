@@ -245,9 +245,7 @@ class Checkpointer:
             self.collecting = None
             self._collected()
 
-    def _submit(
-        self, facts: Facts, taken: Taken, handed_over: list[NDArray[np.uint64]], ended: Callable[[bool], None]
-    ) -> None:
+    def _submit(self, facts: Facts, taken: Taken, handed_over: list[HandedOver], ended: Callable[[bool], None]) -> None:
         now_ms, evidence = self._clock.now_ms(), self._evidence()
         work = partial(self._write, facts, taken.rows, handed_over, now_ms, evidence, frozenset(self._damaged()))
         self._executor.submit(work, partial(self._written, facts, taken, ended))
