@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, ColumnId, DispatchPart, ProducerPart, SchedulePart
+from delayd.content import Region, hash_items, subject_states
 from delayd.delay.recovery import read_outcomes
 from delayd.delay.sealing import compare
 from delayd.disk import Disk, RealDisk
@@ -61,6 +62,7 @@ class DirectoryWriter:
         self._seals = open_log(self._disk, seal_place(self._delay, DELAY_ID), SENT_MS) if shape.sealed else None
         self._previous = NO_SEAL
         self._names = [b"subject-%d" % number for number in range(shape.subjects)]
+        self._states = subject_states(self._names)
         self._tables = [encode_subject_table([name]) for name in self._names]
         self._hours: list[tuple[int, int, int, int, int]] = []
         self._ends: list[tuple[int, int, int]] = []
@@ -161,7 +163,8 @@ class DirectoryWriter:
         part = DispatchPart(DELAY_ID, 1, number, 1, number - 1, claimed, hour)
         subject = int(sequences[0]) % self._shape.subjects
         batch = self._batch(BatchKind.DISPATCH, part, sequences, due, subject=subject)
-        return batch, NewPart(sequences, due, Outcome.DISPATCHED, claimed, REALTIME_ID, 1, number)
+        new = NewPart(sequences, due, Outcome.DISPATCHED, claimed, REALTIME_ID, 1, number)
+        return batch, new._replace(hashes=self._hashes(sequences))
 
     def _commit(self, commit: list[tuple[bytes, NewPart]]) -> list[NewPart]:
         batches = [batch for batch, _ in commit]
@@ -199,8 +202,16 @@ class DirectoryWriter:
         if all_names and len(self._names) > 1:
             columns.append((ColumnId.SUBJECT, (sequences % np.uint64(len(self._names))).astype(np.uint32)))
         columns.append((ColumnId.BODY_END, ends.astype(np.uint32)))
+        if kind is not BatchKind.PRODUCER:
+            columns.append((ColumnId.CONTENT_HASH, self._hashes(sequences)))
         names = len(self._names) if all_names else 1
         return encode(kind, part, count, columns, [table, body], names)
+
+    def _hashes(self, sequences: Rows) -> Rows:
+        """The content hash of each row: its body repeats its sequence."""
+        states = self._states.take(sequences % np.uint64(len(self._names)))
+        bodies = Region(np.repeat(sequences, BODY_BYTES // 8), np.full(len(sequences), BODY_BYTES))
+        return hash_items(states, None, bodies)
 
     def _append(self, log: Log, groups: list[NewGroup]) -> None:
         for start in range(0, len(groups), 64):
