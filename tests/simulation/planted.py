@@ -27,7 +27,8 @@ FAVOURED: dict[str, tuple[str, ...]] = {
     "E2: one bad batch spoils all of a send": ("poisoned_send",),
     "B1: what a connection waits for stays when it has gone": ("hostile_requests_at_realtime",),
     "B1: sends are taken while more than may waits for the disk": ("queue_is_full",),
-    "I5: sequences go on where a restored server stopped": ("delay_is_restored",),
+    "I5: sequences go on where a restored server stopped": ("restored_server_is_accepted",),
+    "H5: what an earlier life may have sent to a lost target goes elsewhere": ("target_is_lost",),
     "L1: an error of the write back is not looked at": (
         "delay_sync_fails_then_power",
         "realtime_sync_fails_then_power",

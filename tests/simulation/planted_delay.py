@@ -223,6 +223,10 @@ def _take_nothing_back(self: Sender) -> None:
     self.frames_in_flight = 0
 
 
+def _doubt_this_life_alone(self: Sender, doubt_until_ms: int | None) -> int:
+    return _give_up(self, None)
+
+
 def _take_back_at_once(self: Link, retry_ms: int) -> None:
     _end_session(self, retry_ms)
     self.sender.take_back()
@@ -276,6 +280,7 @@ _commit = Intake._commit
 _release = SegmentRetention.release
 _read_window = delay_link._read_window
 _take = Requests._take
+_give_up = Sender.give_up
 _end_session = Link._end_session
 _routed = Dispatcher.routed
 _step = Dispatcher.step
@@ -322,10 +327,17 @@ IN_DELAY: Bugs = {
         Patch(Segment, "recover", changed(Segment.recover, *_SYNC_AND_NEVER_MIND)),
     ],
     "B2: a load that is due waits behind checkpoints": [Patch(StepExecutor, "give_way", _run_nothing_else)],
-    "B1: sends are taken while more than may waits for the disk": [Patch(Intake, "is_full", False)],
+    "B1: sends are taken while more than may waits for the disk": [
+        Patch(
+            Intake, "_check", changed(Intake._check, "self.queued_bytes > self._config.intake_queue_bytes_max", "False")
+        )
+    ],
     "E1: a target's answer is taken as it comes": [Patch(delay_link, "_read_window", _read_any_window)],
     "E2: headers that nobody can read are taken": [Patch(delay_intake, "check_headers", _check_no_headers)],
     "E2: one bad batch spoils all of a send": [Patch(Requests, "_take", _refuse_all_for_one)],
+    "H5: what an earlier life may have sent to a lost target goes elsewhere": [
+        Patch(Sender, "give_up", _doubt_this_life_alone)
+    ],
     "I5: sequences go on where a restored server stopped": [Patch(delay_targets, "RESTORED_STEP", 0)],
     "L9: damage of a schedule log is not named": [Patch(Mending, "schedule_damaged", _name_no_damage)],
     "L10: an hour that was set aside is never tried again": [Patch(mending, "RETRY_MS", NEVER_MS)],

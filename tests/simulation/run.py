@@ -16,6 +16,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.damage_scenarios import DamageScenarios
 from tests.simulation.disk_scenarios import DiskScenarios
+from tests.simulation.epilogues import Epilogues
 from tests.simulation.handoff_scenarios import HandoffScenarios
 from tests.simulation.hostile_scenarios import HostileScenarios
 from tests.simulation.load_scenarios import LoadScenarios
@@ -26,6 +27,7 @@ CHECK_EVERY = 16  # Steps between two readings of all files.
 MOVES_AMONG_STEPS = 0.75  # The rest are drawn by weight, scenarios among them.
 MIXED_STEPS = 0.3  # In the others threads go on while they can, and bytes are carried after that.
 FAVOURED, FAVOURED_TIMES = 3, 8  # Each run has some kinds of steps that happen more often: no two runs are alike.
+EPILOGUE_SHARE = 0.15  # Of the runs.
 TRACE_LINES = 400
 
 
@@ -42,6 +44,7 @@ class Run:
         self._begun_ms = self.cluster.machine.boottime_ms
         self._steps = Steps(self.cluster, self._random, self.tell)
         parts = (self.cluster, self._steps, self._random, self.tell)
+        self._epilogues = Epilogues(*parts)
         self._scenarios = (
             HandoffScenarios(*parts),
             DiskScenarios(*parts),
@@ -82,10 +85,19 @@ class Run:
             self.tell("no more faults")
             checks.drain()
             checks.at_the_end()
+            self._epilogue()
         except (Exception, Crash) as error:
             shown = "\n".join(self.trace[-TRACE_LINES:])
             raise AssertionError(f"seed {self.seed}: {type(error).__name__}: {error}\n{shown}") from error
         return self.counts
+
+    def _epilogue(self) -> None:
+        """Mostly nothing; where one was asked for, that one."""
+        epilogues = self._epilogues.all()
+        asked_for = [each for each in epilogues if each.__name__ in self._favoured]
+        if asked_for or self._random.random() < EPILOGUE_SHARE:
+            epilogue = self._random.choice(asked_for or epilogues)
+            self._do(epilogue.__name__, f"     {epilogue.__name__}", epilogue)
 
     def _all_kinds(self) -> Kinds:
         return self._steps.kinds() + [kind for each in self._scenarios for kind in each.kinds()]

@@ -1,0 +1,161 @@
+"""Epilogues: an operator's words that end something for good, when a run's books have been compared (rules H5, I5).
+
+Invariant: nothing of the run is checked behind an epilogue, only what the word itself promises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from delayd.delay.recovery import list_dispatch_logs, read_outcomes
+from delayd.errors import DelaydError, NotReady
+from delayd.log.dispatch import Outcome
+from delayd.log.segment import FileKind, open_segment
+from tests.delay_harness import FOLDER
+from tests.simulation.copy_scenarios import CopyScenarios
+from tests.simulation.realtime_side import RealtimeSide
+
+ALARM_MS = 40_000  # A target that refused is asked again within so long.
+
+
+class Epilogues(CopyScenarios):
+    """Each is the last thing that happens to its cluster."""
+
+    def all(self) -> list[Callable[[], None]]:
+        """All of them."""
+        return [self.restored_server_is_accepted, self.target_is_lost]
+
+    def restored_server_is_accepted(self) -> None:
+        """An operator accepts a delay server that was restored: no two messages have one sequence (rule I5)."""
+        cluster = self.cluster
+        self._all_work()
+        cluster.world.swept = False
+        self._send_to_all()
+        cluster.calm(1_200)
+        backup, ends = (
+            cluster.delay_backup(),
+            {side.log_id: cluster.world.core._ends.of(side.log_id) for side in cluster.sides},
+        )
+        for _ in range(3):
+            self._send_to_all()
+            cluster.calm(1_200)
+        if not all(self._decided(side) > ends[side.log_id] for side in cluster.sides):
+            return
+        cluster.delay_dies(None)
+        cluster.remains = backup
+        cluster.delay_starts(faults=False)
+        self.tell("     the delay server is restored from a backup, for good")
+        cluster.calm(ALARM_MS)
+        world = cluster.world
+        refused = [link for link in world.core.dispatcher.links.values() if link.refusal is not None]
+        assert refused and world.core.fence.waits(), "nobody notices that a delay server was restored"
+        for link in refused:
+            world.core.targets.accept(link.target, _nobody_hears)
+        cluster.calm(ALARM_MS)
+        waits = world.core.fence.waits()
+        assert not waits, f"an operator's word changes nothing: {waits}"
+        before = set(world.outside.accepted)
+        self._send_to_all()
+        cluster.calm(5_000)
+        new = {body for number in set(world.outside.accepted) - before for body in self._bodies_of(number)}
+        assert new, "a server that was accepted takes nothing"
+        found: dict[int, bytes] = {}
+        bodies: Counter[bytes] = Counter()
+        for side in cluster.sides:
+            for kept in side.log():
+                bodies.update(kept.bodies)
+                for sequence, body in zip(kept.sequences, kept.bodies, strict=True):
+                    known = found.setdefault(sequence, body)
+                    assert known == body, f"{known!r} and {body!r} have the sequence {sequence}"
+        wrong = {body: bodies[body] for body in new if bodies[body] != 1}
+        assert not wrong, f"sent after the word, and so often at the targets: {wrong}"
+
+    def target_is_lost(self) -> None:
+        """An operator gives a target up: what it may hold goes nowhere else, and all else does (rules H5, S2)."""
+        cluster = self.cluster
+        self._all_work()
+        cluster.world.swept = False  # The books of the run know of no messages in doubt.
+        lost = self.steps.side()
+        (other,) = [side for side in cluster.sides if side is not lost]
+        first = cluster.world.outside.last_number
+        # What it takes it does not answer, or it takes nothing.
+        held = {f"{line.name} down" for line in self.lines_of_delay() if line.listener is lost.life}
+        held = self.random.choice((held, held, {f"{lost.name} runs a commit"}, set()))
+        cluster.hold(*held)
+        for ahead_ms in (-1_000, 2_000):
+            for subject in cluster.subjects:
+                self.steps.send_rows((ahead_ms,), [subject])
+        cluster.calm(self.random.choice((60, 400)))
+        if self.chance(0.6):
+            # A later life does not know what the one before had sent.
+            self.delay_dies_and_starts()
+        self.tell(f"     {lost.name} is gone for good")
+        lost.die(None, 0)
+        cluster.held -= held
+        for subject in cluster.subjects:
+            cluster.router.routes[subject] = other.log_id
+        del cluster.router.told[lost.log_id]
+        said: list[DelaydError | str] = []
+        for _ in range(3):
+            self._lose(lost, said)
+            self.moves(self.random.choice((0, 4, 12)))
+            if self.chance(0.4):
+                self.delay_dies_and_starts()
+            cluster.calm(1_200)
+        # A death may have taken the word with it.
+        self._lose(lost, said)
+        cluster.calm(ALARM_MS)
+        self._repeat_what_is_unanswered()
+        cluster.calm(5_000)
+        self._check_lost(lost, other, first)
+
+    def _lose(self, lost: RealtimeSide, said: list[DelaydError | str]) -> None:
+        core = self.cluster.world.core
+        link = core.dispatcher.links.get(lost.log_id)
+        if link is not None and not link.is_lost:
+            try:
+                core.targets.lose(lost.log_id, said.append)
+            except NotReady as error:
+                self.tell(f"     not yet: {error}")
+
+    def _repeat_what_is_unanswered(self) -> None:
+        world = self.cluster.world
+        for number in list(world.outside.unanswered):
+            world.send_again(number)
+
+    def _check_lost(self, lost: RealtimeSide, other: RealtimeSide, first: int) -> None:
+        world = self.cluster.world
+        there = {sequence for kept in lost.log() for sequence in kept.sequences}
+        here = Counter(sequence for kept in other.log() for sequence in kept.sequences)
+        told = self._outcomes_now()
+        for number, (_, accepted) in world.outside.accepted.items():
+            if number <= first:
+                continue
+            for sequence in range(accepted.base_sequence, accepted.base_sequence + accepted.rows):
+                assert here[sequence] + (sequence in there) <= 1, f"{sequence} is at two targets, one of them lost"
+                outcomes = told.get(sequence, [])
+                assert len(outcomes) == 1, f"{sequence} has the outcomes {outcomes}"
+                in_doubt = outcomes == [Outcome.IN_DOUBT]
+                assert not (in_doubt and here[sequence]), f"{sequence} is in doubt, and was sent elsewhere"
+                assert in_doubt or here[sequence] or sequence in there, f"{sequence} is nowhere"
+
+    def _outcomes_now(self) -> dict[int, list[Outcome]]:
+        world = self.cluster.world
+        found: dict[int, list[Outcome]] = {}
+        for _, path in list_dispatch_logs(world.disk, FOLDER):
+            segment = open_segment(world.disk, path, FileKind.DISPATCH, world.core.identity.log_id, write=False)
+            rows = read_outcomes(segment)
+            segment.close()
+            for sequence, outcome in zip(
+                rows.sequences.tolist(), rows.parts["outcome"][rows.part_of].tolist(), strict=True
+            ):
+                found.setdefault(sequence, []).append(Outcome(outcome))
+        return found
+
+    def _bodies_of(self, number: int) -> list[bytes]:
+        return [body for _, _, body in self.cluster.world.outside.accepted[number][0].wanted]
+
+
+def _nobody_hears(told: DelaydError | str) -> None:
+    """What comes of it is seen."""
