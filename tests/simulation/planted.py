@@ -42,7 +42,6 @@ FAVOURED: dict[str, tuple[str, ...]] = {
         "delay_file_changed",
         "delay_reads_fail",
     ),
-    "Q5: an entry holds messages of both sides of next": ("realtime_reads_fail",),
     "T4: an unconfirmed clock stamps what is appended": ("clock_is_wrong_at_boot",),
     "T4: hours are sealed and removed by an unconfirmed clock": ("clock_is_wrong_at_boot",),
     "H8: nobody notices that a delay server was restored": ("delay_is_restored",),

@@ -224,9 +224,6 @@ IN_REALTIME: Bugs = {
         Patch(Link, "_greeted", changed(Link._greeted, "end_offset < named", "False")),
     ],
     "Q1: acknowledgements of anybody count": [Patch(Pulls, "acknowledge", _acknowledge_for_anybody)],
-    "Q5: an entry holds messages of both sides of next": [
-        Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", ""))
-    ],
     "E1: rows of any width are taken": [Patch(wire_requests, "_row", _take_any_row)],
     "B1: what a connection waits for stays when it has gone": [Patch(Pulls, "disconnected", _forget_nobody)],
     "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],
