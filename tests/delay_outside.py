@@ -25,7 +25,7 @@ from tests.batches import messages
 from tests.delay_target import Cable, FakeTarget
 
 TARGET_IDS = (0x7001, 0x7002)
-SLOT_BYTES = 2_048
+SLOT_BYTES = 4_096
 TABLE_ROWS = 64  # Of tables in memory that grow by themselves.
 
 Wanted = tuple[int, bytes, bytes]
