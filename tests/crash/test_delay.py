@@ -23,6 +23,7 @@ BEFORE_HOUR_MS = 3_000  # The workload passes the end of an hour, so that one se
 SEEDS = 2
 PARTS = 4  # Operations are shared out among so many tests, which may run beside each other.
 RECOVERIES_EVERY = 5  # Recovery is died in after every so many operations of the workload.
+SEALING_EVERY = 3  # Deaths after which it is tried that each hour seals, which takes as long as all else.
 SETTINGS = {
     "segment_bytes": 4_096,
     "frame_rows_max": 2,
@@ -105,6 +106,7 @@ def look_at(remains: Remains) -> None:
     except BadArgument:
         return  # It died before its message log was there.
     for each in found:
+        assert each.tail_damage is None, f"messages that are not filed yet can't be read: {each.tail_damage}"
         for hour in each.hours(Window()):
             read = each.read(hour)
             assert (read.outcome_of != NONE).all() or read.state is not HourState.SEALED, f"hour {hour} is half gone"
@@ -129,7 +131,7 @@ def explore(report: Report, first: int) -> None:
             try:
                 look_at(remains)
                 report.recoveries += 1
-                finish(new_life(remains), sealing=at % 3 == 0)
+                finish(new_life(remains), sealing=at % SEALING_EVERY == 0)
                 if at % RECOVERIES_EVERY == 0 and number in (0, 1 + at % 5):
                     die_again(death, way, report)
             except Exception as error:
