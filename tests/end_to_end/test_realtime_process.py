@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from delayd.config import Value
 from delayd.errors import DelaydError
+from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.net.connection import Connection
 from delayd.net.server import run
 from delayd.wire.frame import Frame
@@ -44,7 +46,7 @@ def test_what_was_answered_survives_a_kill_and_is_served_once_more_to_none(tmp_p
     async def before(connection: Connection) -> None:
         await greet(connection, 1)
         await dispatch(connection, 1, dispatch_batch(1, [b"acked"]), dispatch_batch(2, [b"held"]))
-        pulled = await ask(connection, RequestType.PULL, pull_head())
+        pulled = await ask(connection, RequestType.PULL, pull_head(lease_ms=500))
         (first, _) = need_rows(pulled.head, "parts", 4)
         handle = [pulled.head["incarnation"], first[0], first[2]]
         await ask(connection, RequestType.ACK, {"subject": "orders", "group": "billing", "handles": [handle]})
@@ -134,6 +136,8 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
         path = tmp_path / "realtime/message/00000000000000000000.log"
         data = bytearray(path.read_bytes())
         data[8] = 9
+        header = bytes(data[: FILE_HEADER_BYTES - 4])
+        data[len(header) : FILE_HEADER_BYTES] = crc32c(header).to_bytes(4, "little")
         path.write_bytes(data)
         server.spawn()
         assert server.wait() == 2

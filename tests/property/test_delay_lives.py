@@ -6,7 +6,7 @@ The same lives go wrong when a rule is taken out of the server, which shows that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -98,9 +98,11 @@ def _forget_notes(*arguments: object) -> Recovered:
     return found
 
 
-def _forget_numbers(self: Producers, seen_before_ms: int) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+def _forget_numbers(
+    self: Producers, seen_before_ms: int, puts: dict[bytes, bytes], removes: set[bytes]
+) -> Iterator[None]:
     self._changed.clear()
-    return [], []
+    return iter(())
 
 
 _arrived = Link._arrived
@@ -116,7 +118,7 @@ PLANTED: dict[str, tuple[object, str, object]] = {
     "P4: recovery ignores the dispatch logs": (recovery, "_recover_outcomes", _forget_outcomes),
     "H6: rows are taken back though the window names them": (Link, "_arrived", _ignore_this_epoch),
     "H5: a checkpoint passes a note and does not keep it": (core, "recover", _forget_notes),
-    "I1: a checkpoint passes batches and forgets their numbers": (Producers, "changes", _forget_numbers),
+    "I1: a checkpoint passes batches and forgets their numbers": (Producers, "collect", _forget_numbers),
 }
 
 

@@ -91,6 +91,11 @@ class Run:
             raise AssertionError(f"seed {self.seed}: {type(error).__name__}: {error}\n{shown}") from error
         return self.counts
 
+    @property
+    def epilogues(self) -> set[str]:
+        """The kinds of what may come last."""
+        return {each.__name__ for each in self._epilogues.all()}
+
     def _epilogue(self) -> None:
         """Mostly nothing; where one was asked for, that one."""
         epilogues = self._epilogues.all()

@@ -62,4 +62,4 @@ def _all_kinds() -> set[str]:
     run = Run(0)
     found = {"move", *(step.__name__ for _, step in run.kinds)}
     run.cluster.delay_up = False
-    return found | {step.__name__ for _, step in run.kinds}
+    return found | {step.__name__ for _, step in run.kinds} | run.epilogues

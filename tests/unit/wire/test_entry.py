@@ -74,7 +74,7 @@ def test_rule_E1_nobody_is_made_to_wait_for_longer_than_an_hour() -> None:
 @pytest.mark.parametrize("column", range(7))
 def test_rule_E1_a_window_answered_with_extreme_numbers_is_no_window(column: int) -> None:
     row: list[HeadValue] = [1, 1, 500_000, 96, 1, 1, 1]
-    body = np.array([5], np.uint64).tobytes() + np.array([1], np.int64).tobytes()
+    body = np.array([5], np.uint64).tobytes() + np.array([1], np.int64).tobytes() + np.array([7], np.uint64).tobytes()
     read = _read_window(Frame(30, ANSWER, 1, {"batches": [row]}, memoryview(body)))
     assert read[0][1].tolist() == [5]
     if WINDOW_MOST[column] < U64_MAX:
@@ -86,6 +86,7 @@ def test_rule_E1_a_window_answered_with_extreme_numbers_is_no_window(column: int
 @pytest.mark.parametrize("deliver_at_ms", [-1, -(1 << 63), INSTANT_MS_MAX + 1, INT_MAX])
 def test_rule_E1_a_window_names_no_row_that_is_due_at_no_instant(deliver_at_ms: int) -> None:
     body = np.array([5], np.uint64).tobytes() + np.array([deliver_at_ms], np.int64).tobytes()
+    body += np.array([7], np.uint64).tobytes()
     frame = Frame(30, ANSWER, 1, {"batches": [[1, 1, 500_000, 96, 1, 1, 1]]}, memoryview(body))
     with pytest.raises(BadRequest, match="instant"):
         _read_window(frame)
