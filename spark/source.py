@@ -28,8 +28,8 @@ HOURS_MAX = 1 << 32  # An hour is a u32 in every file.
 class DelaydDataSource(DataSource):
     """The logs of a data directory as tables.
 
-    Options: ``kind`` (schedule, dispatch, message or lifecycle, which is the default: one row a message), ``from`` and
-    ``to`` (hours as YYYYMMDDHH, both included), ``tasks``.
+    Options: ``kind`` (accepted, schedule, dispatch, message or lifecycle, which is the default: one row a message),
+    ``from`` and ``to`` (hours as YYYYMMDDHH, both included), ``tasks``.
     """
 
     @classmethod

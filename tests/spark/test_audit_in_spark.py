@@ -106,7 +106,9 @@ def test_a_frozen_clock_decides_what_is_pending(faulty: Books) -> None:
         assert audit(faulty.root).total.pending == 2
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("schedule", 81), ("dispatch", 80), ("message", 79), ("lifecycle", 81)])
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("accepted", 40), ("schedule", 81), ("dispatch", 80), ("message", 79), ("lifecycle", 81)]
+)
 def test_the_data_source_has_a_table_for_each_log(session: "SparkSession", faulty: Books, kind: str, rows: int) -> None:
     frame = session.read.format("delayd").option("kind", kind).load(faulty.root)
     assert frame.count() == rows
@@ -128,7 +130,7 @@ def test_a_query_that_names_two_columns_and_one_hour_reads_no_more(session: "Spa
 
 
 def test_an_unknown_kind_of_table_is_refused_by_name(session: "SparkSession", faulty: Books) -> None:
-    with pytest.raises(Exception, match="kind 'bodies' is not one of schedule, dispatch, message, lifecycle"):
+    with pytest.raises(Exception, match="kind 'bodies' is not one of accepted, schedule, dispatch, message, lifecycle"):
         session.read.format("delayd").option("kind", "bodies").load(faulty.root).count()
 
 
