@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from crc32c import crc32c
 
 from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, MAGIC, PARTS, Batch, BatchKind, ColumnId, DispatchPart, parse
-from delayd.errors import BatchMalformed, DamagedData, DataError, read_error
+from delayd.errors import BatchMalformed, DamagedData, DataError, NotReady, Shortage, Unreadable, read_error
 from delayd.log.log import Log
 
 AHEAD_BYTES = 64 << 10  # Of one read of a backlog.
@@ -75,14 +75,20 @@ class StoredBatches:
         return DispatchPart(*DISPATCH_PART.unpack_from(head, HEADER_BYTES)).claimed_at_ms
 
     def holds(self, offset: int, origin_log_id: int) -> bool:
-        """Whether a batch of a delay server begins at ``offset``; what retention has removed was held."""
+        """Whether a batch of a delay server begins at ``offset``; what retention has removed was held.
+
+        Raises:
+            NotReady: the system does not read it now, which says nothing of what is there.
+        """
         if offset < self._log.start:
             return True
         if offset >= self._log.durable:
             return False
         try:
             head = self._log.read_some(offset, HEADER_BYTES + DISPATCH_PART.size)
-        except (OSError, DamagedData):
+        except (OSError, Unreadable, Shortage) as error:
+            raise NotReady(f"the batch at offset {offset} can't be read now ({error}); ask again") from error
+        except DamagedData:
             return False
         if len(head) < HEADER_BYTES + DISPATCH_PART.size:
             return False

@@ -105,6 +105,10 @@ class Epilogues(CopyScenarios):
             cluster.calm(1_200)
         # A death may have taken the word with it.
         self._lose(lost, said)
+        link = cluster.world.core.dispatcher.links.get(lost.log_id)
+        if link is not None and not link.is_lost:
+            self.tell("     the word was not taken, for the clock stayed in doubt")
+            return
         cluster.calm(ALARM_MS)
         self._repeat_what_is_unanswered()
         cluster.calm(5_000)

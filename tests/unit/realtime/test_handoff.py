@@ -9,6 +9,7 @@ from delayd.errors import (
     DiskReserve,
     FencedInstance,
     HandoffRefused,
+    NotReady,
     RestoredOrigin,
     ServerStopped,
     StaleEpoch,
@@ -227,6 +228,15 @@ def test_rule_H7_a_hello_that_names_a_batch_which_is_gone_is_refused_though_the_
         assert isinstance(error, HandoffRefused) and "has lost data" in error.message
     # What was refused was not heard.
     assert named_hello(world, 4, last) is None
+
+
+def test_rule_L10_a_batch_that_can_not_be_read_when_it_is_named_is_not_called_lost() -> None:
+    world, peer = World(), SimPeer()
+    world.hello(peer, 1)
+    _, ((_, first),) = world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
+    world.disk.faults.fail_reads["/message/"] = 1
+    assert isinstance(named_hello(world, 2, first), NotReady)
+    assert named_hello(world, 3, first) is None
 
 
 def test_rule_H7_what_retention_has_removed_is_not_lost() -> None:
