@@ -60,7 +60,6 @@ GROUPS_A_TURN = 100  # Whose oldest message is looked for, with a read of a cons
 COPIES_A_TURN = 1_000  # Groups and subjects: some 2 us each, and a group with many pulls 0.1 ms.
 
 log = logging.getLogger(__name__)
-limited = LogLimit(log)
 limited = LogLimit(log)  # Lines that delay servers can provoke.
 
 
