@@ -32,6 +32,7 @@ from delayd.reading.word import FiledHour, Word, filed_hours, read_word
 
 SAMPLE_ROWS = 64  # One sequence of so many says where an hour is to be parted.
 SEQUENCES_MAX = 1 << 64
+BESIDE_SUFFIX = ".schedule.log"  # Of what is filed in an hour while its schedule log is damaged.
 
 Collector = RowCollector | SequenceSampler
 
@@ -273,7 +274,7 @@ def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) 
 
 def beside_path(folder: str, hour: int) -> str:
     """Name the file that takes what is filed in an hour while its schedule log is damaged."""
-    return f"{folder}/quarantine/{hour_name(hour)}.schedule.log"
+    return f"{folder}/quarantine/{hour_name(hour)}{BESIDE_SUFFIX}"
 
 
 def _collect(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Collector) -> None:

@@ -19,7 +19,7 @@ from delayd.place import MARKER
 from delayd.reading.counted import PUBLISHED_OFFSETS, missing_files
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
 from delayd.reading.groups import LogMoved, TornTail, file_size
-from delayd.reading.schedule import take_snapshot
+from delayd.reading.schedule import BESIDE_SUFFIX, beside_path, take_snapshot
 from delayd.reading.verify_file import HOURLY, FileReport, Place, State, damage_report, verify_file
 from delayd.state import LMDB_FILE, check_stored
 from delayd.state_file import Pair, read_pairs
@@ -245,6 +245,8 @@ def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
     filed = snapshot.hours if snapshot else {}
     ends = {schedule_path(directory.path, hour): each.length for hour, each in filed.items()}
     if snapshot:
+        ends |= {beside_path(directory.path, hour): each.length for hour, each in snapshot.word.beside.items()}
+    if snapshot:
         ends |= {dispatch_path(directory.path, hour): end for hour, end in snapshot.outcome_ends.items()}
     # An hour seals when all of its outcomes are durable, and gets none after that.
     sealed = [dispatch_path(directory.path, hour) for hour, each in filed.items() if each.sealed]
@@ -276,8 +278,9 @@ def _places(disk: Disk, home: _Home) -> Iterator[Place]:
             names = _log_names(disk, inner)
             for name in names:
                 path = f"{inner}/{name}"
-                last = kind in HOURLY or name == names[-1]
-                yield Place(path, kind, home.log_id, True, last, home.durable.get(path, 0))
+                own = _kind_of(kind, name)
+                last = own in HOURLY or name == names[-1]
+                yield Place(path, own, home.log_id, True, last, home.durable.get(path, 0))
 
 
 def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
@@ -297,9 +300,14 @@ def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
         return Place(path, FileKind.CHECKPOINT, home.log_id)
     if home.log_id is None or log not in home.logs:
         return Place(path)
-    kind = home.logs[log]
+    kind = _kind_of(home.logs[log], name)
     last = kind in HOURLY or not any(other > name for other in _log_names(disk, folder))
     return Place(path, kind, home.log_id, True, last, home.durable.get(full, 0))
+
+
+def _kind_of(kind: FileKind, name: str) -> FileKind:
+    """What a file of a folder holds: beside damaged files stand outcomes, and under another name what is filed."""
+    return FileKind.SCHEDULE if name.endswith(BESIDE_SUFFIX) else kind
 
 
 def _log_names(disk: Disk, folder: str) -> list[str]:

@@ -25,6 +25,7 @@ from delayd.log.log import segment_name
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.reading.directory import open_any
 from delayd.reading.groups import TornTail, read_groups
+from delayd.reading.schedule import BESIDE_SUFFIX
 
 HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Each of these files is a log of its own.
 KINDS = {
@@ -213,8 +214,10 @@ def _read(place: Place, segment: Segment, link: Link | None, found: _Found) -> L
 
 def _check_name(path: str, header: FileHeader) -> None:
     hourly = header.kind in HOURLY
-    expected = f"{hour_name(header.number)}.log" if hourly else segment_name(header.base_offset)
-    if path.rpartition("/")[2] != expected:
+    name = path.rpartition("/")[2]
+    suffix = BESIDE_SUFFIX if name.endswith(BESIDE_SUFFIX) else ".log"
+    expected = f"{hour_name(header.number)}{suffix}" if hourly else segment_name(header.base_offset)
+    if name != expected:
         raise DamagedData(path, 0, f"its header says that it is {expected}")
 
 

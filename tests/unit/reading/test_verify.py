@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from delayd.batch import BatchKind, ColumnId, Columns, OutcomePart, SchedulePart
-from delayd.delay.quarantine import quarantine_path
+from delayd.delay.quarantine import quarantine_path, schedule_beside_path
 from delayd.disk import File, RealDisk
 from delayd.encode import encode, encode_subject_table
 from delayd.errors import BadArgument
@@ -433,10 +433,13 @@ def test_seal_logs_and_the_files_of_quarantined_hours_are_verified(tmp_path: Pat
     beside = Path(quarantine_path(books.delay, HOUR))
     beside.parent.mkdir()
     beside.write_bytes(books.path_of("dispatch").read_bytes())
+    filed = Path(schedule_beside_path(books.delay, HOUR))
+    filed.write_bytes(books.path_of("schedule").read_bytes())
     report = verify_directory(books.root)
-    assert report.sound and {"seal", "dispatch"} <= {file.kind for file in report.files}
+    assert report.sound and {"seal", "dispatch", "schedule"} <= {file.kind for file in report.files}
+    assert verify_files([str(beside), str(filed)]).sound
     (seal,) = Path(f"{books.delay}/seal").iterdir()
-    for path in (seal, beside):
+    for path in (seal, beside, filed):
         assert report_on(report, path).state is State.OK
         flip(path, 100)
         assert report_on(verify_directory(books.root), path).state is not State.OK

@@ -1,0 +1,21 @@
+"""Directories of simulated clusters, at any moment of a run: the audit and `delayd log verify` find nothing (S5, S7).
+
+Any number of directories: ``python -m tests.simulation.audit --directories N``.
+"""
+
+import pytest
+
+from tests.simulation.audit import audited
+
+SEEDS = 20
+PARTS = 4
+
+
+@pytest.mark.timeout(300)  # 5 s on an idle machine.
+@pytest.mark.parametrize("part", range(PARTS))
+def test_rule_S7_an_honest_directory_has_no_finding(part: int) -> None:
+    directories, taken = audited(range(part, SEEDS, PARTS))
+    assert [each for each in directories if each.wrong] == []
+    # They are not all alike: kills, seals, deleted hours.
+    assert len(directories) >= SEEDS and taken["delay_dies"] and taken["step_wall"]
+    assert any(each.sealed for each in directories) and any(each.deleted_rows for each in directories)
