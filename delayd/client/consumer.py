@@ -94,7 +94,10 @@ class AsyncConsumer:
         await self.core.flush()
 
     async def close(self) -> None:
-        """Flush, give back what was not handed out, disconnect; calling it again does nothing."""
+        """Flush, give back what was not handed out, disconnect; calling it again does nothing.
+
+        What was handed out stays its holder's: it can be acknowledged after the close, too.
+        """
         core = self._own_core
         if not core.closed:
             await core.close(core.leave())
@@ -106,6 +109,27 @@ class AsyncConsumer:
             _LEFT_TO_PARENTS.append(self._own_core)
             self._own_core = self._new_core()
         return self._own_core
+
+    async def settle(self, handles: Handles, wait: bool, *, back: bool = False) -> None:
+        """Acknowledge or give back; for AsyncMessage and AsyncMessageBatch."""
+        if not handles:
+            return
+        core = self.core
+        if core.closed:
+            await self._settle_late(handles, back)
+        elif wait:
+            await core.settle_and_wait(handles, back=back)
+        else:
+            core.check()
+            core.settle(handles, back=back)
+
+    async def _settle_late(self, handles: Handles, back: bool) -> None:
+        """After the close, on a connection of its own; durably, for no later call can say what failed."""
+        core = self._new_core()
+        try:
+            await core.settle_and_wait(handles, back=back)
+        finally:
+            await core.close(core.leave())
 
     def _new_core(self) -> ConsumerCore[AsyncMessageBatch]:
         # All is on one thread, so work is done on the loop at once.
@@ -134,14 +158,14 @@ class AsyncMessageBatch(MessageColumns):
             StaleHandle: some were no longer held for this consumer, and are offered again.
             DelaydError: the server was not reached within the timeout; the messages come again when the lease ends.
         """
-        await _settle(self.consumer, self.pulled.handles, wait)
+        await self.consumer.settle(self.pulled.handles, wait)
 
     async def nack(self, *, wait: bool = True) -> None:
         """Give all of them back: they are offered again, attempt + 1. Raises what `ack` raises.
 
         After a first attempt they come again at once, later after a pause that grows from 100 ms to 10 s.
         """
-        await _settle(self.consumer, self.pulled.handles, wait, back=True)
+        await self.consumer.settle(self.pulled.handles, wait, back=True)
 
 
 class AsyncMessage(MessageView):
@@ -155,21 +179,11 @@ class AsyncMessage(MessageView):
 
     async def ack(self, *, wait: bool = True) -> None:
         """It is done; see AsyncMessageBatch.ack."""
-        await _settle(self._consumer, [self.handle], wait)
+        await self._consumer.settle([self.handle], wait)
 
     async def nack(self, *, wait: bool = True) -> None:
         """Give it back; see AsyncMessageBatch.nack."""
-        await _settle(self._consumer, [self.handle], wait, back=True)
-
-
-async def _settle(consumer: AsyncConsumer, handles: Handles, wait: bool, *, back: bool = False) -> None:
-    if not handles:
-        return
-    if wait:
-        await consumer.core.settle_and_wait(handles, back=back)
-    else:
-        consumer.core.check()
-        consumer.core.settle(handles, back=back)
+        await self._consumer.settle([self.handle], wait, back=True)
 
 
 _LEFT_TO_PARENTS: list[ConsumerCore[AsyncMessageBatch]] = []

@@ -121,7 +121,10 @@ class Consumer:
         engine.thread.call(engine.core.flush())
 
     def close(self) -> None:
-        """Flush, give back what was not handed out, disconnect; calling it again does nothing."""
+        """Flush, give back what was not handed out, disconnect; calling it again does nothing.
+
+        What was handed out stays its holder's, on whatever thread: it can be acknowledged after the close, too.
+        """
         with self._starting:
             self._closed = True
             engine, self._engine = self._engine, None
@@ -132,11 +135,23 @@ class Consumer:
         """Acknowledge or give back; for Message and MessageBatch."""
         if not handles:
             return
-        engine = self._standing_engine()
-        if wait:
+        try:
+            engine = self._standing_engine()
+            if wait:
+                engine.thread.call(engine.settle(handles, back))
+            else:
+                engine.settle_soon(handles, back)
+        except AlreadyClosed:
+            # Acknowledged twice is acknowledged once, so it does not matter what had left when the close came.
+            self._settle_late(handles, back)
+
+    def _settle_late(self, handles: Handles, back: bool) -> None:
+        """After the close, on a connection of its own; durably, for no later call can say what failed."""
+        engine = self._new_engine()
+        try:
             engine.thread.call(engine.settle(handles, back))
-        else:
-            engine.settle_soon(handles, back)
+        finally:
+            engine.close()
 
     def _standing_engine(self) -> _Engine:
         engine = self._engine
@@ -147,8 +162,11 @@ class Consumer:
                 raise AlreadyClosed("this consumer was closed")
             if self._engine is None or self._engine.thread.pid != os.getpid():
                 # The parent's thread does not exist in a child, and its connection is the parent's.
-                self._engine = _Engine(self._address, self._settings, lambda pulled: MessageBatch(pulled, self))
+                self._engine = self._new_engine()
             return self._engine
+
+    def _new_engine(self) -> _Engine:
+        return _Engine(self._address, self._settings, lambda pulled: MessageBatch(pulled, self))
 
 
 class MessageBatch(MessageColumns):

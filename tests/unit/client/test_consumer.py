@@ -542,14 +542,31 @@ def test_a_body_is_read_as_text_or_json_and_what_is_neither_is_named() -> None:
     on_loop(scenario)
 
 
-def test_a_closed_consumer_refuses_every_call() -> None:
+def test_a_closed_consumer_pulls_no_more() -> None:
     async def scenario(world: World) -> None:
         world.realtime.add(b"x")
         consumer = consumer_of(world)
-        batch = await consumer.pull()
+        await consumer.pull()
         await consumer.close()
         await consumer.close()
-        for call in (consumer.pull(), batch.ack(), batch.ack(wait=False), batch.nack()):
-            assert isinstance(await error_of(call), AlreadyClosed)
+        assert isinstance(await error_of(consumer.pull()), AlreadyClosed)
+
+
+def test_what_was_handed_out_before_the_close_is_settled_after_it() -> None:
+    async def scenario(world: World) -> None:
+        for body in (b"a", b"b", b"c", b"d"):
+            world.realtime.add(body)
+        consumer = consumer_of(world)
+        first = await consumer.pull(3)
+        last = await consumer.pull(1)
+        await consumer.close()
+        await first[0].ack()
+        await first[1].ack(wait=False)
+        await first[2].nack()
+        assert world.realtime.acked == [0, 1] and world.realtime.counted == [(2, 1)]
+        world.realtime.restart()
+        assert isinstance(await error_of(last.ack()), StaleHandle)
+
+    on_loop(scenario)
 
     on_loop(scenario)

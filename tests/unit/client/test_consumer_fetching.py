@@ -10,8 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -205,19 +204,22 @@ def test_after_a_pull_in_vain_nothing_is_on_its_way() -> None:
 
 
 def test_what_is_on_its_way_at_the_close_goes_back_uncounted() -> None:
+    async def close_in_a_pull(world: World) -> None:
+        consumer = consumer_of(world, timedelta(seconds=60))
+        add_messages(world, 10)
+        requests = world.realtime.pulls
+        pulling = asyncio.create_task(consumer.pull(3))
+        await until(lambda: world.realtime.pulls > requests)
+        await consumer.close()
+        (ended,) = await asyncio.gather(pulling, return_exceptions=True)
+        assert isinstance(ended, AlreadyClosed | AsyncMessageBatch)
+        handed_out = len(ended) if isinstance(ended, AsyncMessageBatch) else 0
+        assert len(world.realtime.held) == handed_out and world.realtime.counted == []
+        world.realtime.restart()
+
     async def scenario(world: World) -> None:
         for _ in range(20):
-            consumer = consumer_of(world, timedelta(seconds=60))
-            add_messages(world, 10)
-            pulling = asyncio.create_task(consumer.pull(3))
-            requests = world.realtime.pulls
-            await until(lambda: world.realtime.pulls > requests)  # noqa: B023
-            await consumer.close()
-            (ended,) = await asyncio.gather(pulling, return_exceptions=True)
-            assert isinstance(ended, AlreadyClosed | AsyncMessageBatch)
-            handed_out = len(ended) if isinstance(ended, AsyncMessageBatch) else 0
-            assert len(world.realtime.held) == handed_out and world.realtime.counted == []
-            world.realtime.restart()
+            await close_in_a_pull(world)
 
     on_loop(scenario)
 
@@ -268,11 +270,32 @@ def test_the_close_ends_an_iteration_of_another_thread() -> None:
             iter(consumer)
 
 
+def test_a_handler_on_another_thread_acknowledges_what_it_had_in_hand_at_the_close() -> None:
+    with world_aside() as (world, do):
+        do(partial(add_messages, world, 3))
+        consumer = Consumer(world.address, "a", "g", lease=timedelta(seconds=60))
+        in_hand, closed = threading.Event(), threading.Event()
+
+        def iterate() -> None:
+            for message in consumer:
+                in_hand.set()
+                closed.wait(DEADLINE_S)
+                message.ack()
+
+        thread = threading.Thread(target=iterate)
+        thread.start()
+        assert in_hand.wait(DEADLINE_S)
+        consumer.close()
+        closed.set()
+        thread.join(DEADLINE_S)
+        assert world.realtime.acked == [0] and not world.realtime.held and world.realtime.counted == []
+
+
 def test_closes_of_many_iterations_in_their_first_moments_end_them() -> None:
     with world_aside() as (world, _):
         for _ in range(30):
             consumer = Consumer(world.address, "a", "g")
-            thread = threading.Thread(target=lambda: list(consumer))  # noqa: B023
+            thread = threading.Thread(target=list, args=(consumer,))
             thread.start()
             consumer.close()
             thread.join(DEADLINE_S)
@@ -289,13 +312,16 @@ def test_an_outage_ends_no_iteration_and_is_told_once(caplog: pytest.LogCaptureF
                 seen.append(message.body)
                 await message.ack(wait=False)
 
+        def has_seen(count: int) -> bool:
+            return len(seen) == count
+
         world.meta.realtime.clear()
         iterating = asyncio.create_task(iterate())
         for row in range(3):
             await asyncio.sleep(0.5)
             world.meta.realtime[:] = [world.realtime]
             world.realtime.add(b"%d" % row)
-            await until(lambda: len(seen) == row + 1)  # noqa: B023
+            await until(partial(has_seen, row + 1))
             await asyncio.sleep(0.03)
             await world.realtime.stop()
             await asyncio.sleep(0.4)
@@ -331,25 +357,30 @@ def test_a_ctrl_c_while_a_pull_waits_loses_nothing_for_a_lease() -> None:
 
 
 def test_a_signal_handler_may_close_the_consumer_that_it_interrupts() -> None:
+    def close_by_signal(world: World, do: Callable[[Callable[[], None]], None], flows: bool) -> None:
+        do(partial(add_messages, world, 200 if flows else 1))
+        consumer = Consumer(world.address, "a", "g")
+        signal.signal(signal.SIGUSR1, lambda number, frame: consumer.close())
+        late = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        late.start()
+        handled = 0
+        for message in consumer:
+            # The one in hand at the close is acknowledged, too.
+            message.ack(wait=False)
+            handled += 1
+            do(partial(add_messages, world, int(flows)))
+        late.join()
+        assert len(world.realtime.acked) == handled and world.realtime.counted == []
+        world.realtime.acked.clear()
+        do(world.realtime.restart)
+
+    before = signal.getsignal(signal.SIGUSR1)
     with world_aside() as (world, do):
-        before = signal.getsignal(signal.SIGUSR1)
         try:
             for row in range(8):
-                do(partial(add_messages, world, 200 if row % 2 else 1))
-                consumer = Consumer(world.address, "a", "g")
-                signal.signal(signal.SIGUSR1, lambda number, frame: consumer.close())  # noqa: B023
-                late = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-                late.start()
-                for message in consumer:
-                    # An acknowledgement after the close is refused by name.
-                    with suppress(AlreadyClosed):
-                        message.ack(wait=False)
-                    do(partial(add_messages, world, row % 2))
-                late.join()
-                do(world.realtime.restart)
+                close_by_signal(world, do, bool(row % 2))
         finally:
             signal.signal(signal.SIGUSR1, before)
-        assert world.realtime.counted == []
 
 
 class Interrupts:
