@@ -111,6 +111,11 @@ async def known_servers(connection: Connection, role: str | None = None) -> list
     return sorted(read_each(answer, read_server))
 
 
+def is_held(status: Head) -> bool:
+    """Whether what answered STATUS is a server that could not start and waits for its files (delayd.net.held_start)."""
+    return status.get("held") is True
+
+
 def read_server(head: Head) -> Known:
     """One server of an answer."""
     return Known(

@@ -3,6 +3,7 @@
 Invariant: it is started by exec and never by a bare fork, in a process group of its own, so that Ctrl-C reaches the
 supervisor alone; and its stdin is a pipe that only the supervisor holds, so that it ends when the supervisor does.
 
+     starting ──held line──▶ held ──ready line──▶ serving
      starting ──ready line──▶ serving ──died──▶ waiting ──back-off──▶ starting
          │                       └──exit 3──▶ down for good
          └──exit 2 or 3, or died STARTS_MAX times──▶ down for good
@@ -47,15 +48,18 @@ class Child:
         on_line: Callable[[str], None],
         errors: LineWriter,
         on_ready: Callable[[Child], None],
+        on_held: Callable[[Child], None],
         on_down: Callable[[Child, int], None],
     ) -> None:
         self.role = role
         self.ready: Ready | None = None  # Of its first start; the port stays.
+        self.held = False  # It waits for damaged files to be mended, and serves as soon as they are.
         self._command = command
         self._say = say
         self._on_line = on_line
         self._errors = errors
         self._on_ready = on_ready
+        self._on_held = on_held
         self._on_down = on_down
         self._process: Process | None = None
         self._stopping = asyncio.Event()
@@ -97,7 +101,7 @@ class Child:
             _send(self._process, signal.SIGKILL)
 
     async def _run_once(self) -> int:
-        self._served_from = None
+        self._served_from, self.held = None, False
         command = self._command(self.ready.port if self.ready else None)
         process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, process_group=0)
         self._process = process
@@ -128,8 +132,11 @@ class Child:
             ready = parse_ready(line)
             if ready is not None and ready.role == self.role:
                 self._served_from = self._time()
-                self.ready = ready
+                self.ready, self.held = ready, False
                 self._on_ready(self)
+            elif line.startswith(f"held {self.role} "):
+                self.held = True
+                self._on_held(self)
 
     async def _relay_errors(self, process: Process) -> None:
         """Hand its log on, each line with the name of the server before it."""

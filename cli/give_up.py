@@ -39,7 +39,7 @@ COSTS = {
 
 
 def run(folder: str, yes: bool) -> None:
-    """Give up the damaged end of the log in a folder such as ``delayd-data/realtime/pull``, with its server stopped."""
+    """Give up the damaged end of the log in a folder such as ``delayd-data/realtime/pull``; its server is down."""
     home, name = os.path.split(os.path.abspath(folder))
     kind = KINDS.get((os.path.basename(home), name))
     if kind is None:
@@ -80,7 +80,7 @@ def _decide(disk: RealDisk, state: State, home: str, kind: FileKind, yes: bool) 
     state.commit(puts, removes)
     for path in put_aside:
         click.echo(f"put aside as {path}")
-    click.echo("start the server now")
+    click.echo("start the server now; one that waits for this goes on by itself")
 
 
 def _damage(disk: RealDisk, state: State, home: str, kind: FileKind, now_ms: int) -> Damage | None:

@@ -33,7 +33,7 @@ def servers(meta: str, role: str | None, form: str) -> None:
     """List the servers that meta knows.
 
     One that has not been heard of for its lease is not alive: it keeps its subjects and gets no new ones. State:
-    serves; fenced, lost or refused, which wait for an operator (`delayd status` says why); away or silent.
+    serves; fenced, held, lost or refused, which wait for an operator (`delayd status` says why); away or silent.
     """
     show(COLUMNS, ask.run(lambda: _servers(meta, role)), form)
 

@@ -9,18 +9,18 @@ from collections.abc import Sequence
 import click
 
 from delayd.errors import DelaydError
-from delayd.wire.requests import RequestType, need_bool
+from delayd.wire.requests import RequestType, need_bool, need_u64
 from delayd.wire.targets import TargetInfo, read_targets
 
 from . import ask
 
-SERVES, FENCED, AWAY, SILENT = "serves", "fenced", "away", "silent"
+SERVES, FENCED, HELD, AWAY, SILENT = "serves", "fenced", "held", "away", "silent"
 # What a delay server says of a realtime server, the weightier first.
 LOST, REFUSED = "lost", "refused"
 
 
 async def states_of(servers: Sequence[ask.Known]) -> dict[int, str]:
-    """By log_id: serves; fenced, lost or refused, which waits for an operator; away or silent."""
+    """By log_id: serves; fenced, held, lost or refused, which waits for an operator; away or silent."""
     found = dict(zip([server.log_id for server in servers], await asyncio.gather(*map(_state, servers)), strict=True))
     reached = [server for server in servers if server.role == "delay" and found[server.log_id] in (SERVES, FENCED)]
     seen = [info for infos in await asyncio.gather(*map(targets_of, reached)) for info in infos]
@@ -46,11 +46,13 @@ async def targets_of(server: ask.Known) -> list[TargetInfo]:
 
 
 async def _state(server: ask.Known) -> str:
-    if not server.alive:
-        return AWAY
     try:
         async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
             answer = await ask.ask(connection, RequestType.STATUS, {})
-            return FENCED if need_bool(answer, "fenced") else SERVES
     except DelaydError:
-        return SILENT
+        return SILENT if server.alive else AWAY
+    if ask.is_held(answer):
+        return HELD if need_u64(answer, "log_id") in (0, server.log_id) else AWAY
+    if not server.alive:
+        return AWAY  # Another server has its address by now, or meta is about to hear of it again.
+    return FENCED if need_bool(answer, "fenced") else SERVES

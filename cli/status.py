@@ -105,11 +105,14 @@ async def _ask_all(address: str) -> list[Seen]:
 async def _ask(known: ask.Known) -> Seen:
     address = f"{known.host}:{known.port}"
     fault = known.silence
-    if known.alive:
-        try:
-            async with ask.connected(known.host, known.port, f"{known.role} server") as connection:
-                return await _read(known.role, connection)
-        except DelaydError as error:
+    try:
+        # One that does not live for meta may wait there for its files, and says which.
+        async with ask.connected(known.host, known.port, f"{known.role} server") as connection:
+            found = await _read(known.role, connection)
+            if known.alive or (ask.is_held(found.status) and found.log_id in (0, known.log_id)):
+                return found._replace(log_id=known.log_id)
+    except DelaydError as error:
+        if known.alive:
             fault = error.message
     return Seen(known.role, known.log_id, address, {}, None, [], [], fault)
 
@@ -167,6 +170,8 @@ def _row(seen: Seen) -> tuple[Cell, ...]:
     if seen.fault:
         return (role, log_id, address, "no", None, None, None)
     up_ms = max(0, need_int(seen.status, "now_ms") - need_int(seen.status, "started_at_ms"))
+    if ask.is_held(seen.status):
+        return (role, log_id, address, "held", up_ms, None, None)
     return (role, log_id, address, "yes", up_ms, _clock_text(seen), _backlog_text(seen))
 
 
@@ -207,7 +212,7 @@ def _write_json(found: list[Seen], waits: list[tuple[str, Wait]], refuses: list[
             "role": seen.role,
             "log_id": f"{seen.log_id:016x}",
             "address": seen.address,
-            "serves": not seen.fault,
+            "serves": not seen.fault and not ask.is_held(seen.status),
             "fault": seen.fault or None,
             "epoch": seen.status.get("epoch"),
             "pid": seen.status.get("pid"),

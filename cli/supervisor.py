@@ -71,6 +71,7 @@ class Supervisor:
             on_line=self._echo,
             errors=self._errors,
             on_ready=self._on_ready,
+            on_held=self._on_held,
             on_down=self._on_down,
         )
         self._children[role] = child
@@ -103,13 +104,13 @@ class Supervisor:
         self._tell_ready()
 
     def _tell_ready(self) -> None:
-        """Say once that each server either serves or is down for good, and which those are."""
-        serving = [role for role, child in self._children.items() if child.ready is not None and role not in self._down]
-        if self._told_ready or not serving or len(serving) + len(self._down) < len(ROLES):
+        """Say once that each server serves, waits for its files or is down for good, and which do not serve."""
+        away = [role for role in ROLES if role in self._down or self._is_held(role)]
+        serving = [role for role, child in self._children.items() if child.ready is not None and role not in away]
+        if self._told_ready or not serving or len(serving) + len(away) < len(ROLES):
             return
         self._told_ready = True
-        down = [role for role in ROLES if role in self._down]
-        self._echo(f"ready without {' and '.join(down)}" if down else "ready")
+        self._echo(f"ready without {' and '.join(away)}" if away else "ready")
         for sentence in self._advice():
             self._say(sentence)
 
@@ -122,12 +123,23 @@ class Supervisor:
         others = [
             f"the {role} server at {address_from_here(child.ready.host, child.ready.port)}"
             for role, child in self._children.items()
-            if child.ready is not None and role != FIRST and role not in self._down
+            if child.ready is not None and role != FIRST and role not in self._down and not child.held
         ]
         yield "; ".join((f"meta is at {address}, which producers and consumers are given", *others))
         yield f"the data is in {' and '.join(self._plan.folders)}"
         option = "" if address == META_LOCAL else f" --meta {address}"
         yield f"Ctrl-C here or `kill {os.getpid()}` stops all; to try it: delayd send hello world --in 5s{option}"
+
+    def _on_held(self, child: Child) -> None:
+        self._say(
+            f"the {child.role} server does not start, for its data is damaged; it waits until the file that its log "
+            "above names is mended, and then starts by itself; the others go on"
+        )
+        self._tell_ready()
+
+    def _is_held(self, role: str) -> bool:
+        child = self._children.get(role)
+        return child is not None and child.held
 
     def _on_down(self, child: Child, code: int) -> None:
         self._down[child.role] = code
@@ -182,7 +194,7 @@ class Supervisor:
         return not late
 
     def _exit_code(self, *, stopped_by_themselves: bool) -> int:
-        if NOT_BALANCED in self._down.values():
+        if NOT_BALANCED in self._down.values() or any(map(self._is_held, ROLES)):
             return NOT_BALANCED
         if self._down:
             return USAGE if USAGE in self._down.values() else BUG

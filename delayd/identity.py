@@ -70,6 +70,12 @@ def open_identity(state: State, path: str, draw_u64: Callable[[], int], disk: Di
     return Identity(log_id, epoch)
 
 
+def known_identity(state: State, path: str) -> Identity:
+    """Who the server of a state is, in its last life; zeros where nobody has lived. DamagedData as `open_identity`."""
+    log_id, epoch = (_read(state, path, index) or 0 for index in (1, 2))
+    return Identity(log_id, epoch)
+
+
 def check_epoch(epoch: int, heard: int, who: str) -> None:
     """Refuse an epoch that can't be the next one of a server: EpochOutOfRange. `heard`: the last one, 0 for none."""
     if epoch > EPOCH_MAX or (heard and epoch > heard + EPOCH_STEPS_MAX):

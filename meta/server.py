@@ -19,6 +19,7 @@ from delayd.executor import ThreadExecutor
 from delayd.holder import LOCK, holder_name
 from delayd.identity import draw_id, open_cluster_id, open_identity
 from delayd.net.connection import Connection
+from delayd.net.held_start import Held
 from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.place import place_of, settle_place
@@ -65,8 +66,8 @@ class MetaService:
         self._idle: asyncio.Event = asyncio.Event()
         self._requests = 0
 
-    async def start(self) -> tuple[str, int]:
-        """Lock the directory, begin its next epoch, read what is known, and listen."""
+    def open(self) -> None:
+        """Lock the directory, begin its next epoch, read what is known."""
         config = self._config
         log.info("config %s", describe(config))
         try:
@@ -85,7 +86,6 @@ class MetaService:
             self._core = Meta(
                 self._state, path, self._executor, self._clock, config.lease_ms, self._fail_core, moved=moved
             )
-            port = await self._server.listen(config.host, config.port)
         except DelaydError:
             self._close()
             raise
@@ -96,7 +96,22 @@ class MetaService:
             self._core.server_count,
             self._core.route_count,
         )
-        return config.host, port
+
+    def abandon(self) -> Held:
+        """See delayd.net.program.Service; an `open` that fails has closed all that it had opened."""
+        config = self._config
+        return Held(config.role, config.host, config.port, open_secret(config.data, config.secret_file))
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; opens what was not opened."""
+        config = self._config
+        if self._state is None:
+            self.open()
+        try:
+            return config.host, await self._server.listen(config.host, config.port)
+        except DelaydError:
+            self._close()
+            raise
 
     async def stop(self) -> None:
         """See delayd.net.program.Service."""

@@ -6,6 +6,7 @@ Nothing is indexed or answered before it is known to be durable: `open_log` writ
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,8 +81,23 @@ def recover(
     """Open a directory, new or old.
 
     Raises:
-        DamagedData, NewerFormat: with the path and what to do.
+        DamagedData, NewerFormat: with the path and what to do; nothing is open then.
     """
+    with ExitStack() as opened:
+        recovered = _recover(opened, config, disk, state, clock, draw_u64, state_path)
+        opened.pop_all()
+        return recovered
+
+
+def _recover(
+    opened: ExitStack,
+    config: RealtimeConfig,
+    disk: Disk,
+    state: State,
+    clock: Clock,
+    draw_u64: Callable[[], int],
+    state_path: str,
+) -> Recovered:
     identity = open_identity(state, state_path, draw_u64, disk)
     kept = Kept(state, state_path)
     marks = kept.marks()
@@ -91,8 +107,10 @@ def recover(
     message_place = LogPlace(f"{config.folder}/message", FileKind.REALTIME, identity.log_id, config.segment_bytes)
     whole = (marks.indexed_offset, marks.indexed_crc32c)
     message_log = open_needed_log(disk, message_place, now_ms, *whole, kept_from=marks.kept_from)
+    opened.callback(message_log.close)
     pull_place = LogPlace(f"{config.folder}/pull", FileKind.PULL, identity.log_id, config.segment_bytes)
     pull_log = open_needed_log(disk, pull_place, now_ms, marks.pull_offset, marks.pull_crc32c)
+    opened.callback(pull_log.close)
     for found in (*message_log.recovered, *pull_log.recovered):
         # After a SIGKILL bytes are written back that no header proves durable, and nothing is lost: no cause for alarm.
         log.log(

@@ -11,7 +11,8 @@ from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError
 from delayd.identity import draw_id
 from delayd.net.connection import Connection
-from delayd.net.home import Home
+from delayd.net.held_start import Held
+from delayd.net.home import Home, abandon
 from delayd.net.membership import Membership
 from delayd.net.program import Fail
 from delayd.net.registration import Registration
@@ -50,14 +51,25 @@ class RealtimeServer:
         self._registration: Registration | None = None
         self._guard: Guard | None = None
 
-    async def start(self) -> tuple[str, int]:
-        """Recover, listen, register."""
+    def open(self) -> None:
+        """Recover."""
         config = self._config
         log.info("starting %s", describe(config))
         home = self._home = Home(config, ("commit", "pull", "work"), self._rearm)
         recovered = recover(config, home.disk, home.state, home.clock, draw_id, home.state_path)
         executors = Executors(*home.executors)
-        core = self._core = Core(config, home.disk, home.state, home.clock, executors, recovered, self._fail)
+        self._core = Core(config, home.disk, home.state, home.clock, executors, recovered, self._fail)
+
+    def abandon(self) -> Held:
+        """See delayd.net.program.Service."""
+        return abandon(self._config, self._home)
+
+    async def start(self) -> tuple[str, int]:
+        """Listen, register; opens what was not opened."""
+        if self._core is None:
+            self.open()
+        config, home, core = self._config, self._home, self._core
+        assert home is not None and core is not None, "it was opened"
         secret = open_secret(config.data, config.secret_file)
         place = place_of(config.folder)
         membership = Membership(secret, home.state, home.state_path, place, core.fence)

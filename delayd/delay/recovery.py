@@ -5,6 +5,7 @@ The order is the rule: epoch, dispatch logs, message log, then the hours; nothin
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
@@ -93,8 +94,17 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     """Open every log of the directory and rebuild the server's memory.
 
     Raises:
-        DamagedData, NewerFormat: with the path and what to do.
+        DamagedData, NewerFormat: with the path and what to do; nothing is open then.
     """
+    with ExitStack() as opened:
+        found = _recover(opened, disk, state, clock, config, identity)
+        opened.pop_all()
+        return found
+
+
+def _recover(
+    opened: ExitStack, disk: Disk, state: State, clock: Clock, config: DelayConfig, identity: Identity
+) -> Recovered:
     folder = config.folder
     kept = read_kept(disk, state, folder, identity.log_id)
     heal_hours(state, kept)
@@ -106,9 +116,12 @@ def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identit
     dispatch_logs, decided, target_ends = _recover_outcomes(
         disk, folder, identity, hours, known, quarantined, clock.now_ms(), accepted_targets(state)
     )
+    for segment in dispatch_logs.values():
+        opened.callback(segment.close)
     read = _Replay(producers, targets, kept)
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
     message_log = open_needed_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take)
+    opened.callback(message_log.close)
     for tail in message_log.recovered:
         if tail.cut_bytes:
             # Torn by a crash, or what was the last accepted group: nothing tells, so the operator is told.

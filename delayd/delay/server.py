@@ -18,7 +18,8 @@ from delayd.delay.sender import OnAnswer, Wire
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.identity import draw_id
 from delayd.net.connection import Connection, connect
-from delayd.net.home import Home
+from delayd.net.held_start import Held
+from delayd.net.home import Home, abandon
 from delayd.net.membership import Membership
 from delayd.net.program import Fail
 from delayd.net.registration import Registration
@@ -63,14 +64,14 @@ class DelayServer:
         self._guard: Guard | None = None
         self._places: asyncio.Task[None] | None = None
 
-    async def start(self) -> tuple[str, int]:
-        """Recover, listen, register."""
+    def open(self) -> None:
+        """Recover."""
         config, loop = self._config, asyncio.get_running_loop()
         log.info("starting %s", describe(config))
         home = self._home = Home(config, ("commit", "outcomes", "worker"), self._rearm_soon)
         self._started_at_ms = home.clock.now_ms()
         self._timer = Timer(loop, self._wake)
-        core = self._core = DelayCore(
+        self._core = DelayCore(
             home.disk,
             home.state,
             home.clock,
@@ -82,6 +83,17 @@ class DelayServer:
             home.clock.restart_evidence,
             partial(time.sleep, REST_S),
         )
+
+    def abandon(self) -> Held:
+        """See delayd.net.program.Service."""
+        return abandon(self._config, self._home)
+
+    async def start(self) -> tuple[str, int]:
+        """Listen, register; opens what was not opened."""
+        if self._core is None:
+            self.open()
+        config, home, core, loop = self._config, self._home, self._core, asyncio.get_running_loop()
+        assert home is not None and core is not None, "it was opened"
         secret, place = open_secret(config.data, config.secret_file), place_of(config.folder)
         membership = self._membership = Membership(
             secret, home.state, home.state_path, place, core.fence, core.ask_targets_first

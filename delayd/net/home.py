@@ -15,10 +15,13 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from delayd.clock import ClockEvidence, SystemClock
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.disk import RealDisk
-from delayd.errors import DamagedData
+from delayd.errors import DamagedData, DataError
 from delayd.executor import ThreadExecutor
 from delayd.holder import LOCK, holder_name
+from delayd.identity import Identity, known_cluster_id, known_identity
 from delayd.log.checkpoint import Payload, read_checkpoint
+from delayd.net.held_start import Held
+from delayd.secret import open_secret
 from delayd.state import LmdbState
 
 STATE = "state.lmdb"
@@ -55,7 +58,13 @@ class Home:
             f"{config.folder}/{LOCK}", holder_name(config.role, supervised=config.exit_with_stdin)
         )
         self.state_path = f"{config.folder}/{STATE}"
-        self.state = LmdbState(self.state_path)
+        try:
+            self.state = LmdbState(self.state_path)
+        except BaseException:
+            # Another start of this process may follow, once the state was mended.
+            self._lock.release()
+            self.disk.close()
+            raise
         self.clock = SystemClock(_evidence(_last_checkpoint(self.disk, config.folder)))
         self._loop = asyncio.get_running_loop()
         self._after_job = after_job
@@ -91,11 +100,12 @@ class Home:
         core.stop(stopped.set)
         await stopped.wait()
 
-    def close(self, core: Core) -> None:
-        """End the threads, close the core's files, let another server have the directory."""
+    def close(self, core: Core | None) -> None:
+        """End the threads, close the core's files if there is one, let another server have the directory."""
         for executor in self.executors:
             executor.close()
-        core.close()
+        if core is not None:
+            core.close()
         self.state.close()
         self._lock.release()
         self.disk.close()
@@ -122,6 +132,19 @@ class Home:
     def _called(self, done: Callable[[], object]) -> None:
         done()
         self._after_job()
+
+
+def abandon(config: DelayConfig | RealtimeConfig, home: Home | None) -> Held:
+    """Leave the directory after a start that failed; what is known of its server all the same."""
+    found = Identity(0, 0), 0
+    if home is not None:
+        try:
+            found = known_identity(home.state, home.state_path), known_cluster_id(home.state, home.state_path)
+        except DataError as error:
+            log.warning("identity_unknown reason=%r", str(error))
+        home.close(None)
+    secret = open_secret(config.data, config.secret_file)
+    return Held(config.role, config.host, config.port, secret, *found[0], found[1])
 
 
 def _last_checkpoint(disk: RealDisk, folder: str) -> Payload | None:

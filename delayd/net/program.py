@@ -4,8 +4,10 @@ Invariant: from the first SIGTERM the process is gone within STOP_MS_MAX, whatev
 ends it at once. That is safe at any moment, because what was acknowledged is durable already.
 
      starting ──▶ ready ──SIGTERM, SIGINT, stdin closed──▶ stopping ──▶ exit 0
-         │          └──── a fault that it can't survive ─────────────▶ exit 1 or 3
-         └── can't start: a bad setting, a directory in use ──▶ exit 2
+      │    ▲│       └──── a fault that it can't survive ─────────────▶ exit 1 or 3
+      │    │└── a damaged file ──▶ held ──mended──┐
+      │    └──────────────────────────────────────┘
+      └── can't start: a bad setting, a directory in use ──▶ exit 2
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from delayd.errors import CallerError, DamagedData, DataError, DelaydError, ServerStopped, Shortage
+from delayd.errors import CallerError, DamagedData, DataError, DelaydError, DirectoryInUse, ServerStopped, Shortage
 from delayd.holder import LOCK, leaving, mark_stopping
 from delayd.net.collector import QuietCollector
 from delayd.net.files import FILES_MIN, connections_max, raise_file_limit
 from delayd.net.heap import bound_heap
+from delayd.net.held_start import Held, HeldStart, may_be_mended
 from delayd.net.server import run
 
 EXIT_OK = 0
@@ -47,8 +50,14 @@ log = logging.getLogger(__name__)
 class Service(Protocol):
     """What a program runs."""
 
+    def open(self) -> None:
+        """Recover from the directory."""
+
+    def abandon(self) -> Held:
+        """Close all that an `open` that failed has opened; what is known of this server all the same."""
+
     async def start(self) -> tuple[str, int]:
-        """Recover, listen, and return the address at which requests are answered from now on."""
+        """Listen, and return the address at which requests are answered from now on."""
 
     async def stop(self) -> None:
         """Take no more, make durable what is under way, let the answers leave, release the directory.
@@ -85,19 +94,17 @@ class Program:
         if self._exit_with_stdin:
             loop.add_reader(_STDIN, self._on_stdin)
         await self._until_left()
-        if self._stop.is_set():
-            return EXIT_OK
-        service = self._build(self._fail)
         try:
+            service = await self._opened()
+            if service is None:
+                return EXIT_OK
             host, port = await service.start()
         except DelaydError as error:
             log.critical("start_failed role=%s code=%s message=%r", self._role, error.code, error.message)
             return _exit_code(error, starting=True)
         collector = QuietCollector(loop)
         if not self._stop.is_set():
-            # One write: a supervisor, or a script, that reads the pipe gets the whole line or nothing.
-            sys.stdout.write(f"ready {self._role} {host}:{port} pid={os.getpid()}\n")
-            sys.stdout.flush()
+            _tell_line(f"ready {self._role} {host}:{port} pid={os.getpid()}")
             log.info("ready role=%s host=%s port=%d", self._role, host, port)
         await self._stop.wait()
         try:
@@ -108,6 +115,32 @@ class Program:
         collector.close()
         log.info("stopped role=%s", self._role)
         return EXIT_OK if self._failure is None else _exit_code(self._failure, starting=False)
+
+    async def _opened(self) -> Service | None:
+        """A service that has recovered, as soon as its files allow it; None when the program is to stop before."""
+        held: HeldStart | None = None
+        try:
+            while not self._stop.is_set():
+                service = self._build(self._fail)
+                try:
+                    service.open()
+                    return service
+                except DelaydError as error:
+                    # `delayd log give-up` has the directory while it is at work.
+                    if not may_be_mended(error) and not (held and isinstance(error, DirectoryInUse)):
+                        raise
+                    known = service.abandon()
+                    begins = held is None
+                    held = held or HeldStart(known, error)
+                    held.tell(error)
+                    if begins:
+                        port = await held.listen()
+                        _tell_line(f"held {self._role} {known.host}:{port} pid={os.getpid()}")
+                await held.until_changed(self._stop)
+        finally:
+            if held is not None:
+                await held.close()
+        return None
 
     async def _until_left(self) -> None:
         """Wait for a server that is about to leave the directory, such as a child of a supervisor that was killed."""
@@ -184,6 +217,12 @@ def configure_logging(level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Its jobs only post requests; each run of one is no change of state.
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
+
+
+def _tell_line(line: str) -> None:
+    # One write: a supervisor, or a script, that reads the pipe gets the whole line or nothing.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _exit_code(error: BaseException, *, starting: bool) -> int:

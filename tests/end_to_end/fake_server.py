@@ -1,8 +1,9 @@
 """Stands for one server under a supervisor: it listens, says that it is ready, and ends as the test tells it to.
 
 A file ``<role>.start`` in its data directory holds the exit code with which it fails to start, ``<role>.end`` the one
-with which a running one ends; each is used up. ``<role>.deaf`` makes it ignore SIGTERM, ``<role>.talk`` makes it write
-many lines to stderr, and at its end one more without a line feed. It notes how it was started.
+with which a running one ends; each is used up. ``<role>.held`` keeps it from being ready, as damage does. ``.deaf``
+makes it ignore SIGTERM, ``<role>.talk`` makes it write many lines to stderr, and at its end one more without a line
+feed. It notes how it was started.
 """
 
 import atexit
@@ -35,6 +36,10 @@ def main() -> int:
     code = _told(data / f"{role}.start")
     if code is not None:
         return code
+    if (data / f"{role}.held").exists():
+        print(f"held {role} 127.0.0.1:{given['--port']} pid={os.getpid()}", flush=True)
+        while (data / f"{role}.held").exists():
+            time.sleep(_LOOK_S)
     with socket.create_server(("127.0.0.1", int(given["--port"]))) as listener:
         print(f"ready {role} 127.0.0.1:{listener.getsockname()[1]} pid={os.getpid()}", flush=True)
         while True:

@@ -67,6 +67,19 @@ class ServerProcess:
             raise AssertionError(f"{self.role} did not start: {self.log}")
         self.port = int(words[2].rpartition(":")[2])
 
+    def start_held(self) -> None:
+        """Start and wait for the line which says that a damaged file holds the start."""
+        self.spawn()
+        assert self._process is not None and self._process.stdout is not None
+        words = self._process.stdout.readline().split()
+        assert words[:2] == ["held", self.role], self.log
+
+    def until_ready(self) -> None:
+        """Wait for the ready line of a server whose start was held."""
+        assert self._process is not None and self._process.stdout is not None
+        words = self._process.stdout.readline().split()
+        assert words[:2] == ["ready", self.role], self.log
+
     def spawn(self) -> None:
         """Start, and wait for nothing."""
         assert self._process is None or self._process.poll() is not None

@@ -170,6 +170,27 @@ def test_a_server_that_does_not_start_on_damage_is_named_and_the_others_are_read
         assert "ready" not in running.lines
 
 
+def test_a_server_that_a_damaged_file_holds_is_named_and_serves_when_that_is_mended(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "realtime.held").touch()
+    with up(tmp_path, "--port", "0", fakes=True) as running:
+        running.until(lambda: "ready without realtime" in running.lines, "the others are ready")
+        held = "the realtime server does not start, for its data is damaged; it waits until the file that its log above"
+        running.until(lambda: held in running.errors, "it is named")
+        (tmp_path / "data" / "realtime.held").unlink()
+        running.until(lambda: len(running.ready("realtime")) == 1, "it serves")
+        assert len(_starts(running, "realtime")) == 1
+        assert running.end() == 0
+
+
+def test_what_is_held_at_the_end_is_told_by_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "delay.held").touch()
+    with up(tmp_path, "--port", "0", fakes=True) as running:
+        running.until(lambda: "ready without delay" in running.lines, "the others are ready")
+        assert running.end() == 3
+
+
 def test_when_all_have_stopped_themselves_it_ends_with_3(running: Up) -> None:
     for role in _ROLES:
         _tell(running, role, "end", 3)

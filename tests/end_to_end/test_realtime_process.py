@@ -108,9 +108,9 @@ def test_a_flipped_bit_in_the_middle_is_damage_with_path_and_position(tmp_path: 
         data = bytearray(path.read_bytes())
         data[data.index(b"first")] ^= 1
         path.write_bytes(data)
-        server.spawn()
-        assert server.wait() == 3
+        server.start_held()
         assert f"{path} is damaged at byte" in server.log
+        assert server.terminate() == 0
 
 
 def test_a_bit_that_flips_under_a_live_server_quarantines_its_rows_and_the_next_ones_are_served(tmp_path: Path) -> None:
@@ -144,14 +144,17 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
         assert "format version 9" in server.log
 
 
-def test_a_lost_message_log_is_damage(tmp_path: Path) -> None:
+def test_a_lost_message_log_is_damage_and_the_server_serves_when_it_is_back(tmp_path: Path) -> None:
     with ServerProcess("realtime", tmp_path, SETTINGS) as server:
         talk(server, _two_batches)
         assert server.terminate() == 0
-        (tmp_path / "realtime/message/00000000000000000000.log").unlink()
-        server.spawn()
-        assert server.wait() == 3
+        path = tmp_path / "realtime/message/00000000000000000000.log"
+        path.rename(tmp_path / "aside")
+        server.start_held()
         assert "the log is gone" in server.log
+        (tmp_path / "aside").rename(path)
+        server.until_ready()
+        assert server.terminate() == 0
 
 
 def test_it_registers_with_meta_and_again_when_meta_comes_back(tmp_path: Path) -> None:

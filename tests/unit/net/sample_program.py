@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from pathlib import Path
 
 from delayd.errors import BadSetting, DamagedData, DirectoryInUse, SyncFailed
+from delayd.net.held_start import Held
 from delayd.net.program import Fail, run_program
 from delayd.net.server import Server
+from tests.trust import SECRET
 
 from .loopback import HOST, Echo
 
@@ -20,7 +23,6 @@ SERVING_ERRORS = {
 STARTING_ERRORS = {
     "bad_setting": BadSetting("port must be at most 65535"),
     "in_use": DirectoryInUse("/data", "pid 7, delay"),
-    "damaged_start": DamagedData("/data/x.log", 64, "the checksum differs"),
 }
 
 
@@ -34,12 +36,20 @@ class Service:
 
     def __init__(self, behaviour: str, fail: Fail) -> None:
         self._behaviour = behaviour
+        self._path = Path(behaviour) if behaviour.startswith("/") else None  # It needs this file.
         self._fail = fail
         self._server = Server(Echo())
 
-    async def start(self) -> tuple[str, int]:
+    def open(self) -> None:
         if self._behaviour in STARTING_ERRORS:
             raise STARTING_ERRORS[self._behaviour]
+        if self._path and not self._path.exists():
+            raise DamagedData(str(self._path), 0, "the file is gone")
+
+    def abandon(self) -> Held:
+        return Held("sample", HOST, 0, SECRET)
+
+    async def start(self) -> tuple[str, int]:
         loop = asyncio.get_running_loop()
         port = await self._server.listen(HOST, 0)
         if self._behaviour in SERVING_ERRORS:

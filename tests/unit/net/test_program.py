@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import subprocess
@@ -9,10 +10,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from delayd.errors import NotReady
+from delayd.net.connection import connect
 from delayd.net.program import STOP_MS_MAX
+from delayd.wire.requests import RequestType
+from delayd.wire.waits import read_waits
+
+from .loopback import HOST
 
 EXIT_DEADLINE_S = 30.0  # For what must end by itself; the limit of a stop is measured where it matters.
 
@@ -105,7 +113,6 @@ def test_it_serves_on_when_its_stdin_closes_if_it_was_not_told_to() -> None:
     [
         ("bad_setting", 2, "code=bad_setting"),
         ("in_use", 2, "is in use by pid 7, delay"),
-        ("damaged_start", 3, "code=damaged_data"),
     ],
 )
 def test_what_can_not_start_says_why_prints_no_ready_line_and_exits_by_who_must_act(
@@ -116,6 +123,41 @@ def test_what_can_not_start_says_why_prints_no_ready_line_and_exits_by_who_must_
         assert (out, process.returncode) == ("", code)
         assert said in log
         assert "Traceback" not in log
+
+
+def test_rule_L10_a_start_that_meets_damage_tells_whoever_asks_and_goes_on_when_the_file_is_back(
+    tmp_path: Path,
+) -> None:
+    needed = tmp_path / "needed.log"
+    with program(str(needed)) as process:
+        role, port = re.fullmatch(rf"held (\w+) 127\.0\.0\.1:(\d+) pid={process.pid}", next_line(process)).groups()  # type: ignore[union-attr]
+
+        async def ask() -> None:
+            connection = await connect(HOST, int(port), timeout_ms=5_000)
+            status = (await connection.request(RequestType.STATUS, {})).head
+            assert status["role"] == role and status["held"] is True
+            (wait,) = read_waits(status, "waits")
+            assert str(needed) in wait.why and "put the file back" in wait.command
+            await connection.request(RequestType.PING, {})
+            with pytest.raises(NotReady, match=str(needed)):
+                await connection.request(RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 1})
+            connection.close()
+
+        asyncio.run(ask())
+        needed.write_text("back")
+        assert next_line(process).startswith("ready sample ")
+        process.terminate()
+        _, log = rest(process)
+        assert process.returncode == 0
+        assert f"start_held role=sample code=damaged_data message='{needed} is damaged at byte 0" in log
+
+
+def test_a_signal_ends_a_server_whose_start_is_held(tmp_path: Path) -> None:
+    with program(str(tmp_path / "gone")) as process:
+        assert next_line(process).startswith("held sample ")
+        process.terminate()
+        rest(process)
+        assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""Held start: a server whose start met damage lives on, tells whoever asks, and starts as soon as that is mended.
+
+Invariant: nothing of the directory is open or locked while it waits, so that a file can be put back and `delayd log
+give-up` can do its work; and nothing is read of a file that somebody may still be writing.
+
+     start fails on damage ──▶ held ──the file changed, and then rested──▶ start again ──▶ serves
+                                 ▲└──or a while has passed───────────────────┘ │
+                                 └─────────────────fails again─────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from delayd.errors import DamagedData, DataError, DelaydError, DirectoryInUse, NotReady, StateMissing
+from delayd.net.connection import Connection
+from delayd.net.server import Server
+from delayd.net.trust import Guard
+from delayd.secret import Secret
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType
+from delayd.wire.waits import Wait, waits_head
+
+LOOK_S = 1.0  # How often the files are looked at; one call of the system for each.
+RESTED_S = 5.0  # A file that has not changed for so long is not being copied any more.
+AGAIN_S = 30.0  # A disk may read again what it did not: tried without a change, twice as late each time.
+AGAIN_S_MAX = 600.0
+RETRY_MS = 5_000  # For whoever asks something else meanwhile.
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is known of a server that could not start; numbers are 0 where its state can't be read."""
+
+    role: str
+    host: str
+    port: int
+    secret: Secret
+    log_id: int = 0
+    epoch: int = 0
+    cluster_id: int = 0
+
+
+def may_be_mended(error: DelaydError) -> bool:
+    """Whether a start that failed so is worth another one in this process, once its files are other ones."""
+    return isinstance(error, DamagedData | StateMissing)
+
+
+class HeldStart:
+    """Stands in the place of a server that can't start yet; a Handler of its Server. Belongs to the loop."""
+
+    def __init__(self, held: Held, error: DelaydError) -> None:
+        self._held = held
+        self._error = error
+        self._seen: object = None
+        self._again_s = AGAIN_S
+        self._started_at_ms = time.time_ns() // 1_000_000
+        self._guard = Guard(held.secret, held.role, held.log_id, lambda: held.cluster_id)
+        self._server = Server(self)
+
+    async def listen(self) -> int:
+        """Answer where the server would; the port."""
+        return await self._server.listen(self._held.host, self._held.port)
+
+    async def close(self) -> None:
+        """Leave the place to the server."""
+        await self._server.close()
+
+    def tell(self, error: DelaydError) -> None:
+        """A start has failed, or failed again."""
+        if not isinstance(error, DirectoryInUse):
+            self._error = error
+            log.critical("start_held role=%s code=%s message=%r", self._held.role, error.code, error.message)
+
+    async def until_changed(self, stop: asyncio.Event) -> None:
+        """Wait until another start may do better, or ``stop`` is set."""
+        began, changed_at, seen = time.monotonic(), None, self._look()
+        while not stop.is_set():
+            try:
+                await asyncio.wait_for(stop.wait(), LOOK_S)
+                return
+            except TimeoutError:
+                now, found = time.monotonic(), self._look()
+            if found != seen:
+                seen, changed_at = found, now
+            if changed_at is not None and now - changed_at >= RESTED_S:
+                self._again_s = AGAIN_S
+                return
+            if changed_at is None and now - began >= self._again_s:
+                self._again_s = min(2 * self._again_s, AGAIN_S_MAX)
+                return
+
+    # Handler of the connections.
+
+    def connected(self, connection: Connection) -> None:
+        """Nothing is known of it before its first request."""
+
+    def received(self, connection: Connection, frame: Frame) -> None:
+        """Tell what is wrong; nothing else can be served."""
+        if self._guard.serves(connection, frame):
+            return
+        answer: Callable[[Head], object] = partial(connection.answer, frame.request_id)
+        if frame.type == RequestType.PING:
+            answer({"now_ms": time.time_ns() // 1_000_000})
+        elif frame.type == RequestType.STATUS:
+            answer(self._status())
+        else:
+            raise NotReady(
+                f"this {self._held.role} server can't start yet: {self._error.message}", retry_after_ms=RETRY_MS
+            )
+
+    def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
+        """Nothing is kept for a connection."""
+
+    def crashed(self, error: Exception) -> None:
+        """A bug."""
+        raise error
+
+    def _status(self) -> Head:
+        what = f"all of the {self._held.role} server: it could not start"
+        command = "put the file back (copied beside it, then renamed): it is looked at each second"
+        return {
+            **self._server.status(),
+            "role": self._held.role,
+            "log_id": self._held.log_id,
+            "epoch": self._held.epoch,
+            "cluster_id": self._held.cluster_id,
+            "pid": os.getpid(),
+            "now_ms": time.time_ns() // 1_000_000,
+            "clock_confirmed": False,
+            "fenced": False,
+            "held": True,
+            "started_at_ms": self._started_at_ms,
+            "counters": {},
+            "waits": waits_head([Wait(what, self._error.message, command)]),
+            "refuses": waits_head(()),
+        }
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        """What the system says of the damaged file, of the folder it is in, and of what lies beside it."""
+        path = self._error.path if isinstance(self._error, DataError) else ""
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        try:
+            beside = sorted(os.path.join(folder, name) for name in os.listdir(folder))
+        except OSError:
+            beside = []
+        return [_stat(each) for each in (path, folder, os.path.dirname(folder), *beside)]
+
+
+def _stat(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
