@@ -1,7 +1,7 @@
 """Content hash: 64 bits over a message's subject, headers and body (docs/formats/content.md, version 1; rule S6).
 
 A batch is hashed in a few numpy calls, for nothing here may cost by the message: items of a region are whole words one
-behind the other, so a region of items of one size is a matrix, and its values are one matrix product.
+behind the other, so the halves of words of items of one size are a matrix, and its values are one matrix product.
 """
 
 import struct
@@ -13,17 +13,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch, Buffer, ColumnId, Int64s
+from delayd.batch import FEW_ROWS, Batch, Buffer, ColumnId, Int64s
 
 UInt64s = NDArray[np.uint64]
 
 NOT_STATED = 0  # No hash is this number: a row with it says nothing of its content.
 WORD_BYTES = 8
+HALVES = np.dtype("<u4")  # Of words: what a factor is multiplied with, so that no bit of a half leaves a product.
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _FACTOR = 0xD6E8FEB86659FD93
 _HALF = np.uint64(32)
 _FACTOR_WORD = np.uint64(_FACTOR)
+_ONE = np.uint64(1)
 _SUBJECTS_REMEMBERED = 65_536  # 255 bytes each at most: 20 MB.
 FEW_SUBJECTS = 32  # Most of these are remembered; many at once are made together.
 PIECE_WORDS = 128 << 10  # Hashed in one go: 1 MiB stays in the processor's cache between the calls.
@@ -31,10 +33,7 @@ PIECE_WORDS = 128 << 10  # Hashed in one go: 1 MiB stays in the processor's cach
 
 def content_hash(subject: bytes, headers: Buffer, body: Buffer) -> int:
     """Hash one message, without numpy."""
-    number = subject_state(subject)
-    for part in (headers, body):
-        number = _mix(number + _value(part) & _MASK)
-    return number or 1
+    return _mix(subject_state(subject) + _value(headers) & _MASK) + _value(body) & _MASK or 1
 
 
 def hash_items(states: int | UInt64s, headers: "Region | None", bodies: "Region") -> UInt64s:
@@ -42,30 +41,22 @@ def hash_items(states: int | UInt64s, headers: "Region | None", bodies: "Region"
 
     ``states`` is the `subject_state` of all rows, or an array of each one's. ``headers`` is None when no row has any.
     """
-    values = bodies.values()
     if headers is not None:
-        values += _mixed(headers.values() + np.asarray(states, np.uint64))
+        hashes = bodies.values()
+        hashes += _mixed(headers.values(states) if isinstance(states, int) else headers.values() + states)
     elif isinstance(states, int):
-        values += np.uint64(_mix(states))
+        hashes = bodies.values(_bare_state(states))
     else:
-        values += _mixed(states.copy())
-    hashes = _mixed(values)
-    hashes[hashes == 0] = 1
-    return hashes
+        hashes = bodies.values()
+        hashes += _mixed(states.copy())
+    return np.maximum(hashes, _ONE, out=hashes)
 
 
 def hash_bare(subject: bytes, body: Buffer, length: int) -> int:
-    """Hash one message without headers, at a fifth of the cost of `hash_items`; ``body`` is whole words."""
-    words = np.frombuffer(body, np.uint64)
-    keys = _KEYS.keys
-    if len(words) >= len(keys):
-        keys = _KEYS.first(len(words) + 1)
-    folded = words * _FACTOR_WORD
-    folded ^= folded >> _HALF
-    number = _bare_state(subject) + length * _KEY_0 + int(folded @ keys[1 : len(words) + 1]) & _MASK
-    number = (number ^ number >> 32) * _FACTOR & _MASK
-    number = (number ^ number >> 32) * _FACTOR & _MASK
-    return number ^ number >> 32 or 1
+    """Hash one message without headers, at half the cost of `hash_items`; ``body`` is whole words."""
+    halves = np.frombuffer(body, HALVES)
+    products = int(halves @ _KEYS.of_halves(len(halves))) if length else 0
+    return _bare_state(subject_state(subject)) + length * _KEY_0 + products & _MASK or 1
 
 
 def hash_rows(batch: Batch) -> UInt64s:
@@ -104,9 +95,9 @@ def region_of(batch: Batch, column: ColumnId) -> "Region":
 
 
 @lru_cache(maxsize=_SUBJECTS_REMEMBERED)
-def _bare_state(name: bytes) -> int:
-    """What the hash is once it has taken the subject, and headers that are none."""
-    return _mix(subject_state(name))
+def _bare_state(state: int) -> int:
+    """What the state of a subject is once it has taken headers that are none."""
+    return _mix(state)
 
 
 class Tally(NamedTuple):
@@ -169,34 +160,44 @@ class Region:
         self._words = words
         self._lengths = lengths
 
-    def values(self) -> UInt64s:
-        """The value of each item, as the page defines it: uint64[n], a new array."""
+    def values(self, state: int = 0) -> UInt64s:
+        """The value of each item, as the page defines it, added to ``state``: uint64[n], a new array."""
         lengths, words = self._lengths, self._words
-        values = lengths.astype(np.uint64)
-        values *= np.uint64(_KEY_0)
-        if not len(words):
-            return values
+        values: UInt64s
         size = len(words) // len(lengths)
         if size * len(lengths) == len(words) and _all_have(lengths, size):
-            keys = _KEYS.first(size + 1)[1:]
-            table = words.reshape(len(lengths), size)
-            step = max(1, PIECE_WORDS // size)
-            for low in range(0, len(lengths), step):
-                values[low : low + step] += _folded(table[low : low + step]) @ keys
-            return values
-        counts = (lengths + 7) >> 3
-        if len(counts) == 1:
-            values += _folded(words) @ _KEYS.first(len(words) + 1)[1:]
-            return values
+            values = np.einsum("ij,j->i", words.view(HALVES).reshape(len(lengths), 2 * size), _KEYS.of_halves(2 * size))
+        else:
+            values = self._ragged()
+        length = int(lengths[0])
+        if _all_are(lengths, length):
+            values += np.uint64(state + length * _KEY_0 & _MASK)
+        else:
+            values += lengths.view(np.uint64) * _KEY_0_WORD
+            values += np.uint64(state)
+        return values
+
+    def _ragged(self) -> UInt64s:
+        """What words give of items that have different numbers of them."""
+        counts = (self._lengths + 7) >> 3
+        values = np.zeros(len(counts), np.uint64)
         ends = np.cumsum(counts)
         low = begin = 0
         while low < len(counts):
             # As many items as fit a piece, one at least.
             high = max(low + 1, int(np.searchsorted(ends, begin + PIECE_WORDS, "right")))
             until = int(ends[high - 1])
-            _add_ragged(values[low:high], words[begin:until], counts[low:high])
+            if begin < until:
+                _add_ragged(values[low:high], self._words[begin:until], counts[low:high])
             low, begin = high, until
         return values
+
+
+def _all_are(lengths: Int64s, length: int) -> bool:
+    """Whether all items are that long."""
+    if len(lengths) <= FEW_ROWS:
+        return bool(lengths.tolist().count(length) == len(lengths))
+    return bool((lengths == length).all())
 
 
 def _all_have(lengths: Int64s, size: int) -> bool:
@@ -206,24 +207,16 @@ def _all_have(lengths: Int64s, size: int) -> bool:
 
 def _add_ragged(values: UInt64s, words: UInt64s, counts: Int64s) -> None:
     """Add to ``values`` what the words of items of ``counts`` words each give."""
-    if not len(words):
-        return
     starts = np.cumsum(counts)
     starts -= counts
-    places = np.arange(1, len(words) + 1)
+    places = np.arange(len(words))
     places -= np.repeat(starts, counts)
-    products = _folded(words)
-    products *= _KEYS.first(int(counts.max()) + 1).take(places)
+    # Both factors of a word are taken at once.
+    products = _KEYS.of_halves(2 * int(counts.max())).reshape(-1, 2).take(places, axis=0).reshape(-1)
+    products *= words.view(HALVES)
     # An empty item has no word at which a sum of its own could begin.
     filled = np.flatnonzero(counts)
-    values[filled] += np.add.reduceat(products, starts.take(filled))
-
-
-def _folded(words: UInt64s) -> UInt64s:
-    """Spread each word's bits upwards, then let the upper half reach the lower one: a product carries upwards only."""
-    folded = words * _FACTOR_WORD
-    folded ^= folded >> _HALF
-    return folded
+    values[filled] += np.add.reduceat(products, 2 * starts.take(filled))
 
 
 def _mixed(numbers: UInt64s) -> UInt64s:
@@ -246,12 +239,10 @@ def _value(part: Buffer) -> int:
     """The value of one item, as the page defines it."""
     data = bytes(part)
     data += bytes(-len(data) % WORD_BYTES)
-    count = len(data) // WORD_BYTES
-    first, *keys = _KEYS.first(count + 1).tolist()
-    value: int = len(part) * first
-    for word, key in zip(struct.unpack(f"<{count}Q", data), keys, strict=True):
-        spread = word * _FACTOR & _MASK
-        value += (spread ^ spread >> 32) * key
+    count = len(data) // HALVES.itemsize
+    value: int = len(part) * _KEY_0
+    for half, key in zip(struct.unpack(f"<{count}I", data), _KEYS.of_halves(count).tolist(), strict=True):
+        value += half * key
     return value & _MASK
 
 
@@ -260,19 +251,20 @@ class _Keys:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self.keys = np.empty(0, np.uint64)
+        self._keys = np.empty(0, np.uint64)
 
-    def first(self, count: int) -> UInt64s:
-        """The factors of the places 0 up to ``count``."""
-        keys = self.keys
+    def of_halves(self, count: int) -> UInt64s:
+        """The factors of the first ``count`` halves of an item: those of the places from 1 on."""
+        keys = self._keys
         if len(keys) < count:
             with self._lock:
-                places = np.arange(1, max(64, 2 * count) + 1, dtype=np.uint64)
+                places = np.arange(2, max(64, 2 * count) + 2, dtype=np.uint64)
                 keys = _mixed(places * np.uint64(_STEP))
                 keys |= np.uint64(1)
-                self.keys = keys
+                self._keys = keys
         return keys[:count]
 
 
 _KEYS = _Keys()
-_KEY_0 = int(_KEYS.first(1)[0])
+_KEY_0 = _mix(_STEP) | 1  # The factor of an item's length.
+_KEY_0_WORD = np.uint64(_KEY_0)

@@ -11,6 +11,8 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,19 +61,17 @@ def mix(n: int) -> int:
     return n ^ n >> 32
 
 
-def content_hash(*items: bytes) -> int:
-    """Hash subject, headers and body (content.md)."""
-    state = 0
-    for item in items:
-        words = struct.unpack(f"<{padded(len(item)) // 8}Q", item + bytes(-len(item) % 8))
-        while len(KEYS) <= len(words):
-            KEYS.append(mix((len(KEYS) + 1) * 0x9E3779B97F4A7C15 & BITS) | 1)
-        total = len(item) * KEYS[0]
-        for word, key in zip(words, KEYS[1:], strict=False):
-            word = word * FACTOR & BITS
-            total += (word ^ word >> 32) * key
-        state = mix(state + total & BITS)
-    return state or 1
+def value(item: bytes) -> int:
+    """What one item adds to the hash of a message (content.md)."""
+    halves = struct.unpack(f"<{padded(len(item)) // 4}I", item + bytes(-len(item) % 8))
+    while len(KEYS) <= len(halves):
+        KEYS.append(mix((len(KEYS) + 1) * 0x9E3779B97F4A7C15 & BITS) | 1)
+    return int(sum(map(mul, halves, islice(KEYS, 1, None)), len(item) * KEYS[0])) & BITS
+
+
+def content_hash(subject: bytes, headers: bytes, body: bytes) -> int:
+    """Hash a message (content.md)."""
+    return mix(mix(value(subject)) + value(headers) & BITS) + value(body) & BITS or 1
 
 
 class Batch:
