@@ -95,7 +95,7 @@ def subjects_head(
             "first": first,
             "end": subject.end,
             "quarantined": pulls.quarantine.rows_of(subject),
-            "groups": pulls.groups_of(subject.name),
+            "groups": len(pulls.roster.of(subject.name)),
             "oldest_ms_ago": None if oldest_ms is None else max(0, now_ms - oldest_ms),
         }
 

@@ -91,7 +91,7 @@ class Consumers:
         limit = need_int(head, "limit", 1) if "limit" in head else LIST_MAX
         if len(after) != 2:
             raise BadRequest("after is no pair of a subject and a group", field="after")
-        peer.answer(frame.request_id, groups_head(self._pulls.listed(subject, (after[0], after[1])), limit))
+        peer.answer(frame.request_id, groups_head(self._pulls.roster.listed(subject, (after[0], after[1])), limit))
 
     def subjects(self, peer: Peer, frame: Frame) -> None:
         """List subjects."""

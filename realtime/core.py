@@ -124,9 +124,9 @@ class Core:
             clock,
         )
         self._pulls.lease_all()
-        self._pulls.keep_lost(recovered.lost.values())
+        self._pulls.roster.keep_lost(recovered.lost.values())
         self._pulls.removes += recovered.removes
-        self._unseen = Unseen(self._index, self._pulls.has_group, config.retention_ms)
+        self._unseen = Unseen(self._index, self._pulls.roster.has, config.retention_ms)
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
         self._next_sequence = recovered.next_sequence
         file = CheckpointFile(disk, config.folder, identity.log_id)
@@ -527,7 +527,7 @@ class Core:
         if snapshot.groups_left:
             return False
         self._retain_wanted = False
-        if self._pulls.lost_groups:
+        if self._pulls.roster.all_lost:
             # Nobody knows which messages they have not acknowledged (rule Q3).
             snapshot.keep_from = message_log.start
         self._index.leaving_below = snapshot.keep_from

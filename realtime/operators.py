@@ -82,7 +82,7 @@ class Operators:
     def delete_group(self, peer: Peer, frame: Frame) -> None:
         """Make an end of a group; what it had not acknowledged is nobody's any more."""
         subject, name = need_str(frame.head, "subject"), need_str(frame.head, "group")
-        group = self._pulls.groups.get((subject, name)) or self._pulls.lost.get((subject, name))
+        group = self._pulls.groups.get((subject, name)) or self._pulls.roster.lost.get((subject, name))
         if group is None:
             raise BadArgument(f"there is no group {name} of {subject}")
         log.warning("operator deletes=group subject=%s group=%s id=%d", subject, name, group.group_id)
@@ -102,14 +102,14 @@ class Operators:
             if damage is not None:
                 what = (damage.path, damage.position, damage.what, 0, 0)
                 yield Quarantined(f"consume/{subject.name}", *what, subject=subject.name, release=REBUILT)
-        for lost in self._pulls.lost_groups:
+        for lost in self._pulls.roster.all_lost:
             subject_name = None if lost.names is None else lost.names[0]
             what = (lost.damage.path, lost.damage.position, f"{lost.damage.what}; {lost.names}", 0, 0)
             release = BEGINS_ANEW if lost.names is not None else ""
             yield Quarantined(lost.id, *what, subject=subject_name, release=release, drop=IS_GONE)
 
     def _lost(self, id_: str) -> LostGroup | None:
-        return next((lost for lost in self._pulls.lost_groups if lost.id == id_), None)
+        return next((lost for lost in self._pulls.roster.all_lost if lost.id == id_), None)
 
 
 REBUILT = "it is being rebuilt from the message log, by itself"

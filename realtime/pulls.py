@@ -6,9 +6,8 @@ what is not acknowledged when its lease ends is offered again.
 
 import logging
 import secrets
-from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -23,10 +22,11 @@ from delayd.wire.requests import U32_MAX
 
 from .alarms import NEVER_MS, Alarms
 from .changes import Changes
+from .given_out import SECRET_BITS, GivenOut
 from .groups import Group
-from .held import Held, Run
+from .held import Held
 from .index import Index, Subject
-from .kept import LIVES_MAX, Life, LostGroup, group_keys
+from .kept import Life, LostGroup, group_keys
 from .offers import Offer, Offers
 from .parts import Part, Parts
 from .peer import Peer
@@ -34,14 +34,11 @@ from .polls import Waiting
 from .pull_commit import PullCommit
 from .quarantine import Bad, Quarantine
 from .ranges import Ranges
+from .roster import RETRY_MS, Roster
 from .stored import StoredBatches
 
 GROUP_RECORD, DELETED_RECORD = "group", "group_deleted"  # Types of control records.
-SECRET_BITS = 48  # Random bits of an incarnation: whoever guesses with full requests and no pause needs years for one.
-LIFE_MASK = 0xFFFF  # Above them the epoch, as far as it fits: what this life gave out is told from what older ones did.
 HANDLES_MAX = 32_768  # Handles of one request, and of its answer: 28 bytes each at most, so either fits a head.
-GROUPS_MAX = 10_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
-GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for those of others.
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
 HELD_OF_GROUP_MAX = 65_536  # One group leaves room for others.
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
@@ -49,7 +46,6 @@ GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all 
 GIVEN_BACK_LEFT = 50  # So many of a group are kept beyond that.
 TURN_ANSWERS = 256  # Answers in one turn of the loop, some 20 us each. The others have the next turn.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
-RETRY_MS = 1_000  # For who was refused because a bound was reached.
 RECALLS_MAX = 256  # Consumers that are told at once that another one with empty hands waits.
 RECALL_MS = 10  # How long a PULL waits at least that has messages ahead while others wait for some.
 
@@ -96,10 +92,10 @@ class Pulls:
         pull_log: PullCommit,
         clock: Clock,
     ) -> None:
-        self.groups: dict[tuple[str, str], Group] = {(group.subject.name, group.name): group for group in groups}
-        self.life = epoch & LIFE_MASK
+        self.roster = Roster(groups)
+        self.groups = self.roster.groups
+        self.given_out = GivenOut(lives, epoch)
         self.next_pull = next_pull
-        self._gave_out = _gave_out(lives[-LIVES_MAX:])
         self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered"), 0)
         self._log_id = log_id
         self._index = index
@@ -107,13 +103,8 @@ class Pulls:
         self._clock = clock
         self.quarantine = Quarantine(stored, clock)
         self.quarantine.on_released = self._released
-        self.lost: dict[tuple[str, str], LostGroup] = {}
-        self._unnamed: list[LostGroup] = []
         self.removes: list[bytes] = []  # Keys of groups that are gone, for the next checkpoint.
         self._parts = Parts(index, stored, self.quarantine)
-        self._next_group_id = max((group.group_id for group in self.groups.values()), default=0) + 1
-        self._of_subject: dict[str, list[Group]] = {}
-        self._names = sorted(self.groups)  # For listings, which go on behind a name.
         self._of_peer: dict[Peer, set[Waiting]] = {}
         self._incarnations: dict[Peer, int] = {}
         self._waiting = 0
@@ -127,7 +118,6 @@ class Pulls:
         self._given_back = sum(len(group.given_back) for group in self.groups.values())
         for group in self.groups.values():
             group.on_pause = self._pause
-            self._of_subject.setdefault(group.subject.name, []).append(group)
 
     def lease_all(self) -> None:
         """Give every pull that survived a restart the whole lease that it was given for."""
@@ -141,25 +131,8 @@ class Pulls:
         """What handles of this connection's pulls begin with: this life, and a number that nobody else can guess."""
         found = self._incarnations.get(peer)
         if found is None:
-            found = self._incarnations[peer] = self.life << SECRET_BITS | secrets.randbits(SECRET_BITS)
+            found = self._incarnations[peer] = self.given_out.life << SECRET_BITS | secrets.randbits(SECRET_BITS)
         return found
-
-    def listed(self, subject: str | None, after: tuple[str, str]) -> Iterator[Group]:
-        """Groups of a subject, or of all, behind a name, in order of subject and name."""
-        names = self._names
-        first = after if subject is None else max(after, (subject, ""))
-        for at in range(bisect_right(names, first), len(names)):
-            if subject is not None and names[at][0] != subject:
-                return
-            yield self.groups[names[at]]
-
-    def groups_of(self, subject_name: str) -> int:
-        """How many groups a subject has."""
-        return len(self._of_subject.get(subject_name, ()))
-
-    def has_group(self, subject_name: str) -> bool:
-        """Whether messages of a subject are kept for anybody."""
-        return subject_name in self._of_subject
 
     def check_room(self) -> None:
         """Refuse a PULL that would be one too many to wait; SlowDown."""
@@ -208,7 +181,10 @@ class Pulls:
                 else:
                     entries.append(PullEntry(op, 0, group.group_id, incarnation, run.start, 0, run.messages, now_ms))
                 follows = True
-            if lost := self._lost(op, group, incarnation, start, end, own, others):
+            # Whoever gives back again what it gave back before has what it wants; only the end of a lease is news.
+            gone = group.given_back if op == PullOp.ACK else group.lapsed
+            known = (group.known_from, self.next_pull)
+            if lost := self.given_out.lost(known, gone, incarnation, start, end, own, others):
                 asked_for.append([incarnation, start, end - start])
                 stale += [[incarnation, first, last_end - first] for first, last_end in lost]
         if entries:
@@ -224,7 +200,7 @@ class Pulls:
 
     def messages_came(self, subjects: Iterable[Subject]) -> None:
         """Serve who waits for messages of these subjects."""
-        found = (group for subject in subjects for group in self._of_subject.get(subject.name, ()) if group.waiting)
+        found = (group for subject in subjects for group in self.roster.of(subject.name) if group.waiting)
         self._serve(list(found))
 
     def rebuilt(self, subject: Subject) -> None:
@@ -233,7 +209,7 @@ class Pulls:
             first = self._index.first(subject)
         except RetryLater:
             return  # It failed again, and is rebuilt again; or it can't be read now, and a pull finds out.
-        for group in self._of_subject.get(subject.name, ()):
+        for group in self.roster.of(subject.name):
             group.begin_at(first)
             if group.waiting:
                 # In the next turn: this one may be in the middle of serving.
@@ -290,15 +266,8 @@ class Pulls:
 
     def create(self, subject_name: str, name: str) -> Group:
         """Make a group that there is none of; its record is durable before it is served."""
-        if len(self.groups) >= GROUPS_MAX:
-            raise SlowDown(f"there are {GROUPS_MAX} groups, no more can be made", retry_after_ms=RETRY_MS)
-        if self.groups_of(subject_name) >= GROUPS_OF_SUBJECT_MAX:
-            what = f"subject {subject_name} has {GROUPS_OF_SUBJECT_MAX} groups, no more can be made"
-            raise SlowDown(what, retry_after_ms=RETRY_MS)
-        lost = self.lost.get((subject_name, name))
-        if lost is not None:
-            raise lost.damage
-        return self._make(subject_name, name, self._next_group_id)
+        self.roster.check_new(subject_name, name)
+        return self._make(subject_name, name, self.roster.next_id)
 
     def _make(self, subject_name: str, name: str, group_id: int) -> Group:
         subject = self._index.subject(subject_name)
@@ -309,31 +278,10 @@ class Pulls:
         self._log.append_record(record)
         # Not before: the disk may be full, and the next group gets this id.
         self.changes.watch(group)
-        self._next_group_id = max(self._next_group_id, group_id + 1)
-        self.groups[subject_name, name] = group
-        insort(self._names, (subject_name, name))
-        self._of_subject.setdefault(subject_name, []).append(group)
+        self.roster.add(group)
         self._log.when_durable(partial(self._created, group))
         limited.info("group_created", "group_created subject=%s group=%s start=%d", subject_name, name, group.next)
         return group
-
-    def keep_lost(self, lost: Iterable[LostGroup]) -> None:
-        """Serve nothing of groups whose progress does not check, until an operator decides (rule L9)."""
-        for each in lost:
-            self._next_group_id = max(self._next_group_id, each.group_id + 1)
-            log.critical(
-                "group_progress_damaged id=%s names=%s reason=%r fix=delayd_quarantine_release_or_drop",
-                *(each.id, each.names, each.damage.message),
-            )
-            if each.names is None:
-                self._unnamed.append(each)
-            else:
-                self.lost[each.names] = each
-
-    @property
-    def lost_groups(self) -> list[LostGroup]:
-        """Groups whose progress does not check."""
-        return [*self.lost.values(), *self._unnamed]
 
     def when_durable(self, callback: Callable[[], None]) -> None:
         """Call back when all that was decided up to now is fsynced."""
@@ -343,7 +291,7 @@ class Pulls:
         """Have a group whose progress is lost begin at the earliest message that is kept."""
         assert lost.names is not None, "who has no names begins nothing"
         self._make(*lost.names, lost.group_id)
-        del self.lost[lost.names]
+        self.roster.strike_lost(lost)
 
     def delete(self, group: Group | LostGroup, deleted: Callable[[], None]) -> None:
         """Make an end of a group; ``deleted`` is called when that is durable. What it held is nobody's any more."""
@@ -352,17 +300,15 @@ class Pulls:
         self.removes += group_keys(group.group_id)
         if isinstance(group, Group):
             self._forget(group)
-        elif group.names is None:
-            self._unnamed.remove(group)
         else:
-            del self.lost[group.names]
+            self.roster.strike_lost(group)
         self._log.when_durable(deleted)
 
     def give_up(self, bad: Bad, done: Callable[[], None]) -> None:
         """Count the messages of a batch that can't be read as acknowledged by the groups that passed over them."""
         now_ms = self._clock.now_ms()
         for group, offer in bad.passed:
-            at = (self.life << SECRET_BITS, self.next_pull)
+            at = (self.given_out.life << SECRET_BITS, self.next_pull)
             pulled = PullEntry(
                 PullOp.PULL, offer.attempt, group.group_id, *at, offer.consume_first, offer.count, now_ms
             )
@@ -374,16 +320,10 @@ class Pulls:
         self._log.when_durable(done)
 
     def _forget(self, group: Group) -> None:
-        key = (group.subject.name, group.name)
         gone = BadArgument(f"group {group.name} of {group.subject.name} was deleted")
         for waiting in list(group.waiting):
             self._end(waiting).answer_error(waiting.request_id, gone)
-        del self.groups[key]
-        del self._names[bisect_left(self._names, key)]
-        of_subject = self._of_subject[group.subject.name]
-        of_subject.remove(group)
-        if not of_subject:
-            del self._of_subject[group.subject.name]
+        self.roster.strike(group)
         self._to_serve.pop(group, None)
         self.changes.forget(group)
         self._held -= len(group.held)
@@ -538,40 +478,6 @@ class Pulls:
         self._pausing = True
         self._pauses.add(self._clock.monotonic_ms() + pause_ms, Pause(group, offer))
 
-    def _lost(
-        self,
-        op: PullOp,
-        group: Group,
-        incarnation: int,
-        start: int,
-        end: int,
-        own: Sequence[Run],
-        others: Sequence[Run],
-    ) -> list[tuple[int, int]]:
-        """What an acknowledgement names in vain, which may be a part of it: clients merge neighbouring handles.
-
-        What is not held any more and was not given back was acknowledged before, in whatever life (rule Q5).
-        """
-        life = incarnation >> SECRET_BITS
-        first, stop = self._gave_out.get(life, (0, 0))
-        if life == self.life:
-            stop = self.next_pull
-        first = max(first, group.known_from)
-        # Who gives back again what it gave back before has what it wants; only the end of a lease is news.
-        gone = group.given_back if op == PullOp.ACK else group.lapsed
-        if first <= start and end <= stop and not others and not gone.overlaps(start, end):
-            return []
-        lost = Ranges(gone.within(start, end))
-        for run in others:
-            lost.add(run.start, run.end)
-        if start < first:
-            lost.add(start, min(first, end))
-        if stop < end:
-            lost.add(max(start, stop), end)
-        for run in own:
-            lost.remove(run.start, run.end)
-        return list(lost)
-
     def _lapse(self, group: Group, entries: Sequence[PullEntry]) -> None:
         try:
             self._log.append(entries)
@@ -663,16 +569,6 @@ def _merged(handles: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
         else:
             merged.append((incarnation, start, end))
     return merged
-
-
-def _gave_out(lives: Sequence[Life]) -> dict[int, tuple[int, int]]:
-    """For each life the pull sequences that it gave out and that survived it: from its first one to the next life's."""
-    stops = [life.pull_first for life in lives[1:]]
-    # Of the last one, which goes on, nobody knows yet where it ends.
-    return {
-        life.epoch & LIFE_MASK: (life.pull_first, stop)
-        for life, stop in zip(lives, [*stops, lives[-1].pull_first], strict=True)
-    }
 
 
 def _is_paused(ends_ms: int, pause: Pause) -> bool:

@@ -24,16 +24,16 @@ from delayd.delay.kept import encode_dropped
 from delayd.delay.link import Dial, Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour
 from delayd.delay.loading import Loading
-from delayd.delay.mending import RETRY_MS, SEQUENCE_MAX, Mending, Unloaded
+from delayd.delay.mending import SEQUENCE_MAX, Mending, Unloaded
 from delayd.delay.moves import RouteMoves
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Allowance, Waiter
-from delayd.delay.quarantine import DROP, RELEASE, Entry, Kind, Quarantine
+from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
 from delayd.delay.recovery import ends_of_all, open_seals, recover
 from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows, hour_span
-from delayd.delay.seal_log import SealLog
+from delayd.delay.seal_mending import SealMending
 from delayd.delay.sender import Origin, Sender
 from delayd.delay.settled import settled
 from delayd.delay.sources import Sources
@@ -42,8 +42,8 @@ from delayd.delay.target_ends import KeepingEnds, TargetEnds
 from delayd.delay.target_words import TargetWords, accepted_targets
 from delayd.delay.targets import Targets
 from delayd.disk import Disk
-from delayd.errors import BadArgument, DamagedData, DataError
-from delayd.executor import Done, Executor
+from delayd.errors import BadArgument
+from delayd.executor import Executor
 from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
@@ -52,13 +52,9 @@ from delayd.log.watch import LOOK_MS, LogWatch, write_again
 from delayd.state import State
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
-Decided = Callable[[bool, str], None]
-"""Hears whether an operator's word changed something, and what."""
-
 log = logging.getLogger(__name__)
 
 TICK_MS = 1_000  # How often an idle server looks at hours that ended, hours to load and its clock.
-SEALS = "log"  # The name of the seal log's entry.
 STOP_MS = 2_500  # For the last checkpoint; a stop as a whole has 5 s.
 
 
@@ -217,12 +213,6 @@ class DelayCore:
         for subject, error in found.targets_lost.items():
             self.dispatcher.withheld.add(subject)
             self.quarantine.put(Kind.TARGET, subject.decode("ascii"), error, subject=subject.decode("ascii"))
-        if found.seals_damage is not None:
-            self.quarantine.put(Kind.SEAL, SEALS, found.seals_damage)
-        seals = (disk, state, config.folder, self.identity, clock.now_ms(), found.hours)
-        self._open_seals = partial(open_seals, *seals, whole=found.flags_unknown)
-        self._seals_due_ms = clock.monotonic_ms() + RETRY_MS
-        self._opening_seals = False
         self._checkpointer.reach_ms = found.reach_ms
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._log_watch = LogWatch(
@@ -246,8 +236,13 @@ class DelayCore:
             config.retention_hours,
             self.quarantine,
             lambda hour, error: self._mending.file_damaged(hour, error),
-            self._seals_damaged,
+            lambda error: self._seal_mending.damaged(error),
         )
+        seals = (disk, state, config.folder, self.identity, clock.now_ms(), found.hours)
+        open_anew = partial(open_seals, *seals, whole=found.flags_unknown)
+        self._seal_mending = SealMending(open_anew, self._retention, self.quarantine, threads.worker, clock)
+        if found.seals_damage is not None:
+            self._seal_mending.damaged(found.seals_damage)
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
             *(self.identity.log_id, self.identity.epoch, len(found.pending), len(found.wheel), len(found.hours)),
@@ -507,7 +502,7 @@ class DelayCore:
             # began now would find more of them in the log than it counts.
             self._tick_due_ms = self._clock.monotonic_ms()
         elif entry.kind is Kind.SEAL:
-            self._try_seals(done)
+            self._seal_mending.try_now(done)
         elif entry.kind is Kind.LOG:
             self._log_watch.look(done)
         elif entry.kind is Kind.TARGET:
@@ -518,34 +513,6 @@ class DelayCore:
             self.quarantine.lift(entry.kind, entry.name)
             self.producers.find_again(int(entry.name, 16))
             done(True, "its batches are taken again")
-
-    def _seals_damaged(self, error: DamagedData) -> None:
-        """Seal nothing more until the file is back: it is opened anew then."""
-        self._retention.set_seals_aside()
-        self.quarantine.put(Kind.SEAL, SEALS, error)
-
-    def _try_seals(self, told: Decided | None = None) -> None:
-        """Open the seal log again that was damaged."""
-        if self._opening_seals:
-            return
-        self._opening_seals = True
-        self._seals_due_ms = self._clock.monotonic_ms() + RETRY_MS
-
-        def opened(done: Done[SealLog]) -> None:
-            self._opening_seals = False
-            try:
-                self._retention.use(done.result())
-            except DataError as error:
-                if isinstance(error, DamagedData):
-                    self.quarantine.put(Kind.SEAL, SEALS, error)
-                if told is not None:
-                    told(False, str(error))
-                return
-            self.quarantine.lift(Kind.SEAL, SEALS)
-            if told is not None:
-                told(True, "the seal log is whole again")
-
-        self._threads.worker.submit(self._open_seals, opened)
 
     def _loaded_in_part(self, loaded: LoadedHour) -> None:
         assert loaded.damage is not None, "only then a part is missing"
@@ -597,8 +564,7 @@ class DelayCore:
             self._look_due_ms = self._clock.monotonic_ms() + LOOK_MS
             self._outcomes.look()
             self._retention.look_at_seals()
-        if self.quarantine.get(Kind.SEAL, SEALS) and self._clock.monotonic_ms() >= self._seals_due_ms:
-            self._try_seals()
+        self._seal_mending.step()
         now_ms = self._clock.now_ms()
         this_hour = hour_of_ms(now_ms)
         last_hour = hour_of_ms(self.intake.appended_at_ms)

@@ -5,7 +5,7 @@ what belongs into it goes to a file beside it, in the same format, and joins it 
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,6 +18,9 @@ from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
 from delayd.wire.quarantine import Quarantined
 from delayd.wire.waits import Wait
+
+Decided = Callable[[bool, str], None]
+"""Hears whether an operator's word changed something, and what."""
 
 log = logging.getLogger(__name__)
 

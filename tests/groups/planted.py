@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 from delayd.batch import Batch
 from delayd.log import pull
 from delayd.log.pull import PullEntry, PullOp
-from realtime import pulls, recovery
+from realtime import given_out, recovery
 from realtime.groups import Group, GroupCopy
 from realtime.kept import Kept, Life
 from realtime.pulls import Pulls
 from tests.groups.run import walks
 from tests.simulation.patches import Bugs, Patch, changed
+from tests.simulation.planted_realtime import ACKNOWLEDGE_FOR_ANYBODY
 
 
 def walks_to_find(name: str, first: int, most: int) -> tuple[int | None, str]:
@@ -34,28 +35,6 @@ def planted(name: str) -> Iterator[None]:
         for where, attribute, what in PLANTED[name]:
             stack.enter_context(patch.object(where, attribute, what))
         yield
-
-
-def _acknowledge_for_anybody(
-    self: Pulls,
-    op: PullOp,
-    group: Group,
-    handles: Sequence[Sequence[int]],
-    answer: Callable[[list[list[int]]], None],
-) -> None:
-    found = [run for _, start, covered in handles for run in group.held.within(start, start + covered)]
-    _acknowledge(self, op, group, [(run.incarnation, run.start, run.messages) for run in found], answer)
-
-
-def _acknowledge_before_the_sync(
-    self: Pulls,
-    op: PullOp,
-    group: Group,
-    handles: Sequence[Sequence[int]],
-    answer: Callable[[list[list[int]]], None],
-) -> None:
-    _acknowledge(self, op, group, handles, lambda stale: None)
-    answer([])
 
 
 def _first_attempts(self: Group) -> GroupCopy:
@@ -114,7 +93,6 @@ _all_old_or_all_new = changed(
     "self.next = max(self.next, end)",
     "self.next = end if entry.consume_first >= self.next else self.next",
 )
-_acknowledge = Pulls.acknowledge
 _lease_all = Pulls.lease_all
 _copy, _apply = Group.copy, Group.apply
 
@@ -123,12 +101,14 @@ PLANTED: Bugs = {
         Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", "")),
         Patch(Group, "_pulled", _all_old_or_all_new),
     ],
-    "Q1: an acknowledgement of what another one holds counts": [Patch(Pulls, "acknowledge", _acknowledge_for_anybody)],
-    "Q1: an acknowledgement is answered before its fsync": [Patch(Pulls, "acknowledge", _acknowledge_before_the_sync)],
+    "Q1: an acknowledgement of what another one holds counts": [ACKNOWLEDGE_FOR_ANYBODY],
+    "Q1: an acknowledgement is answered before its fsync": [
+        Patch(Pulls, "acknowledge", changed(Pulls.acknowledge, "self._log.when_durable(partial(answer, ", "(answer("))
+    ],
     "Q4: a checkpoint forgets attempts": [Patch(Group, "copy", _first_attempts)],
     "Q4: what no handler was given is an attempt": [Patch(Group, "apply", _count_the_uncounted)],
     "Q5: a checkpoint forgets what was given back": [Patch(Group, "copy", _forget_what_was_given_back)],
-    "Q5: a pull that was lost counts as acknowledged": [Patch(pulls, "_gave_out", _live_for_ever)],
+    "Q5: a pull that was lost counts as acknowledged": [Patch(given_out, "_kept_of", _live_for_ever)],
     "Q5: a life knows nothing of the ones before the checkpoint": [Patch(Kept, "lives", _knows_no_life)],
     "Q1: leases are a minute after a restart": [Patch(Pulls, "lease_all", _lease_a_minute)],
     "Q3: a checkpoint forgets what pauses": [Patch(Group, "copy", _forget_what_pauses)],

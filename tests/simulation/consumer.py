@@ -15,7 +15,7 @@ from delayd.batch import parse
 from delayd.errors import DelaydError
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_rows, need_u64
-from realtime.pulls import SECRET_BITS
+from realtime.given_out import SECRET_BITS
 from tests.batches import bodies_of
 from tests.simulation.network import Line, Network
 from tests.simulation.realtime_side import RealtimeSide

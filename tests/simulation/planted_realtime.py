@@ -9,7 +9,6 @@ from delayd.batch import Batch, DispatchPart
 from delayd.delay.link import Link
 from delayd.log.group import NewGroup
 from delayd.log.log import Log
-from delayd.log.pull import PullOp
 from delayd.wire import requests as wire_requests
 from delayd.wire.frame import Frame, HeadValue
 from realtime import commit as realtime_commit
@@ -17,9 +16,9 @@ from realtime import core as realtime_core
 from realtime import quarantine
 from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, Written
 from realtime.core import Core
+from realtime.given_out import GivenOut
 from realtime.groups import Group, GroupCopy
 from realtime.handoff import Hello, Origin, Origins
-from realtime.held import Run
 from realtime.index import Index, Subject
 from realtime.kept import Marks
 from realtime.peer import Peer
@@ -136,30 +135,6 @@ def _sync_nothing(self: PullCommit) -> None:
         self._executor.submit(_nothing, self._synced)
 
 
-def _count_what_is_lost(
-    self: Pulls,
-    op: PullOp,
-    group: Group,
-    incarnation: int,
-    start: int,
-    end: int,
-    own: Sequence[Run],
-    others: Sequence[Run],
-) -> list[tuple[int, int]]:
-    return []
-
-
-def _acknowledge_for_anybody(
-    self: Pulls,
-    op: PullOp,
-    group: Group,
-    handles: Sequence[Sequence[int]],
-    answer: Callable[[list[list[int]]], None],
-) -> None:
-    found = [run for _, start, covered in handles for run in group.held.within(start, start + covered)]
-    _acknowledge(self, op, group, [(run.incarnation, run.start, run.messages) for run in found], answer)
-
-
 def _lapse_never(self: Pulls) -> None:
     list(self._leases.due(self._clock.monotonic_ms()))
     for waiting in self._deadlines.due(self._clock.monotonic_ms()):
@@ -186,8 +161,17 @@ _put = GroupCommit.put
 _hello = Core._hello
 _hear = Origin.hear
 _first = Index.first
-_acknowledge = Pulls.acknowledge
 
+ACKNOWLEDGE_FOR_ANYBODY = Patch(
+    Pulls,
+    "acknowledge",
+    changed(
+        Pulls.acknowledge,
+        "in _merged(handles):",
+        "in [(run.incarnation, run.start, run.end)"
+        " for _, first, last in _merged(handles) for run in group.held.within(first, last)]:",
+    ),
+)
 _HEARD_ALL_THE_SAME = [
     Patch(Origin, "check_known", _know_every_origin),
     Patch(Link, "_greeted", changed(Link._greeted, "highest >= next_sequence", "False")),
@@ -211,7 +195,7 @@ IN_REALTIME: Bugs = {
         Patch(PullCommit, "when_durable", _acknowledge_before_the_sync)
     ],
     "Q1: the pull log is not synced": [Patch(PullCommit, "_sync", _sync_nothing)],
-    "Q1: acknowledgements of lost pulls count": [Patch(Pulls, "_lost", _count_what_is_lost)],
+    "Q1: acknowledgements of lost pulls count": [Patch(GivenOut, "lost", lambda self, *asked: [])],
     "Q3: retention passes what a group has not acknowledged": [Patch(realtime_core, "keep_from", _keep_for_no_group)],
     "Q3: a new group begins at messages that are being removed": [Patch(Index, "first", _begin_at_what_leaves)],
     "H8: nobody notices that a delay server was restored": _HEARD_ALL_THE_SAME,
@@ -223,7 +207,7 @@ IN_REALTIME: Bugs = {
         Patch(Core, "_hello", changed(Core._hello, "if named and not", "if False and not")),
         Patch(Link, "_greeted", changed(Link._greeted, "end_offset < named", "False")),
     ],
-    "Q1: acknowledgements of anybody count": [Patch(Pulls, "acknowledge", _acknowledge_for_anybody)],
+    "Q1: acknowledgements of anybody count": [ACKNOWLEDGE_FOR_ANYBODY],
     "E1: rows of any width are taken": [Patch(wire_requests, "_row", _take_any_row)],
     "B1: what a connection waits for stays when it has gone": [Patch(Pulls, "disconnected", _forget_nobody)],
     "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],

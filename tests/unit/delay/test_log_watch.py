@@ -111,6 +111,23 @@ def test_rule_L10_the_seal_log_that_is_removed_under_the_server_stops_sealing_un
     world.check_sealing()
 
 
+def test_every_operator_hears_what_came_of_the_seal_log_also_while_it_is_opened_for_another_one() -> None:
+    world = World()
+    sealed_hour(world, "a")
+    path = f"{FOLDER}/seal/{segment_name(0)}"
+    whole = content(world, path)
+    world.disk.remove(path)
+    world.pass_ms(LOOK_MS + 2_000)
+    told: list[tuple[bool, str]] = []
+    for mended in (False, True):
+        for _ in range(2):
+            world.core.release("seal/log", lambda done, text: told.append((done, text)))
+        world.settle()
+        assert [done for done, _ in told] == [mended] * 2
+        told.clear()
+        write(world, path, whole)
+
+
 def test_rule_L10_a_server_that_stops_writes_removed_files_again() -> None:
     world = World()
     sealed_hour(world, "a")

@@ -11,6 +11,7 @@ from delayd.wire.requests import RequestType, need_maps
 from realtime import handoff as handoff_module
 from realtime import index as index_module
 from realtime import pulls as pulls_module
+from realtime import roster
 from realtime.pulls import HANDLES_MAX
 from realtime.stored import DISPATCH_PART
 from tests.batches import with_true_checksums
@@ -111,8 +112,8 @@ def test_rule_Q1_two_connections_and_two_lives_have_different_incarnations() -> 
 def test_rule_B1_long_polls_groups_and_unacknowledged_pulls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world, peer = served(*(b"%d" % number for number in range(9)))
     monkeypatch.setattr(pulls_module, "WAITING_MAX", 3)
-    monkeypatch.setattr(pulls_module, "GROUPS_MAX", 4)
-    monkeypatch.setattr(pulls_module, "GROUPS_OF_SUBJECT_MAX", 2)
+    monkeypatch.setattr(roster, "GROUPS_MAX", 4)
+    monkeypatch.setattr(roster, "GROUPS_OF_SUBJECT_MAX", 2)
     monkeypatch.setattr(pulls_module, "HELD_OF_GROUP_MAX", 3)
     monkeypatch.setattr(pulls_module, "HELD_MAX", 4)
 

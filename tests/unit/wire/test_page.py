@@ -6,7 +6,7 @@ import pytest
 
 from delayd.delay import producers, subjects
 from delayd.wire import results, waits
-from realtime import answers, consumers, intake, parts, pulls
+from realtime import answers, consumers, intake, parts, pulls, roster
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
@@ -28,7 +28,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
         ("| numbers that OUTCOME called unknown |", [producers.FENCED_MAX]),
         ("| the name of a group |", [consumers.GROUP_BYTES_MAX]),
         ("| handles of one ACK or NACK |", [pulls.HANDLES_MAX]),
-        ("| groups; of one subject |", [pulls.GROUPS_MAX, pulls.GROUPS_OF_SUBJECT_MAX]),
+        ("| groups; of one subject |", [roster.GROUPS_MAX, roster.GROUPS_OF_SUBJECT_MAX]),
         ("| PULLs that wait, of all connections |", [pulls.WAITING_MAX]),
         (
             "| runs of pulled messages that nobody has acknowledged; of one group |",

@@ -1,0 +1,104 @@
+"""The groups of a server by name and by subject, and those whose progress does not check (rules B1, L9)."""
+
+import logging
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
+
+from delayd.errors import SlowDown
+
+from .groups import Group
+from .kept import LostGroup
+
+GROUPS_MAX = 10_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
+GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for those of others.
+RETRY_MS = 1_000  # For whoever was refused because a bound was reached.
+
+log = logging.getLogger(__name__)
+
+
+class Roster:
+    """Which groups there are; ``groups`` has them by subject and name."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self.groups: dict[tuple[str, str], Group] = {}
+        self.lost: dict[tuple[str, str], LostGroup] = {}
+        self.next_id = 1
+        self._unnamed: list[LostGroup] = []
+        self._of_subject: dict[str, list[Group]] = {}
+        self._names: list[tuple[str, str]] = []  # Sorted, for listings, which go on behind a name.
+        for group in groups:
+            self._add(group)
+        self._names = sorted(self.groups)
+
+    @property
+    def all_lost(self) -> list[LostGroup]:
+        """Groups whose progress does not check."""
+        return [*self.lost.values(), *self._unnamed]
+
+    def of(self, subject_name: str) -> Sequence[Group]:
+        """The groups of a subject."""
+        return self._of_subject.get(subject_name, ())
+
+    def has(self, subject_name: str) -> bool:
+        """Whether messages of a subject are kept for anybody."""
+        return subject_name in self._of_subject
+
+    def listed(self, subject: str | None, after: tuple[str, str]) -> Iterator[Group]:
+        """Groups of a subject, or of all, behind a name, in order of subject and name."""
+        names = self._names
+        first = after if subject is None else max(after, (subject, ""))
+        for at in range(bisect_right(names, first), len(names)):
+            if subject is not None and names[at][0] != subject:
+                return
+            yield self.groups[names[at]]
+
+    def check_new(self, subject_name: str, name: str) -> None:
+        """Refuse a group that there is no room for, or whose progress is lost; SlowDown, or what the damage is."""
+        if len(self.groups) >= GROUPS_MAX:
+            raise SlowDown(f"there are {GROUPS_MAX} groups, no more can be made", retry_after_ms=RETRY_MS)
+        if len(self.of(subject_name)) >= GROUPS_OF_SUBJECT_MAX:
+            what = f"subject {subject_name} has {GROUPS_OF_SUBJECT_MAX} groups, no more can be made"
+            raise SlowDown(what, retry_after_ms=RETRY_MS)
+        lost = self.lost.get((subject_name, name))
+        if lost is not None:
+            raise lost.damage
+
+    def add(self, group: Group) -> None:
+        """Have one more."""
+        self._add(group)
+        insort(self._names, (group.subject.name, group.name))
+
+    def strike(self, group: Group) -> None:
+        """Have one less."""
+        key = (group.subject.name, group.name)
+        del self.groups[key]
+        del self._names[bisect_left(self._names, key)]
+        of_subject = self._of_subject[group.subject.name]
+        of_subject.remove(group)
+        if not of_subject:
+            del self._of_subject[group.subject.name]
+
+    def keep_lost(self, lost: Iterable[LostGroup]) -> None:
+        """Serve nothing of groups whose progress does not check, until an operator decides (rule L9)."""
+        for each in lost:
+            self.next_id = max(self.next_id, each.group_id + 1)
+            log.critical(
+                "group_progress_damaged id=%s names=%s reason=%r fix=delayd_quarantine_release_or_drop",
+                *(each.id, each.names, each.damage.message),
+            )
+            if each.names is None:
+                self._unnamed.append(each)
+            else:
+                self.lost[each.names] = each
+
+    def strike_lost(self, lost: LostGroup) -> None:
+        """An operator has decided."""
+        if lost.names is None:
+            self._unnamed.remove(lost)
+        else:
+            del self.lost[lost.names]
+
+    def _add(self, group: Group) -> None:
+        self.next_id = max(self.next_id, group.group_id + 1)
+        self.groups[group.subject.name, group.name] = group
+        self._of_subject.setdefault(group.subject.name, []).append(group)
