@@ -45,6 +45,7 @@ class BatchKind(IntEnum):
     CONTROL = 5
     PULL = 6
     SEAL = 7
+    TALLY = 8
 
 
 class ColumnId(IntEnum):
@@ -69,6 +70,7 @@ class ColumnId(IntEnum):
     SEAL = 17
     BODY_LEFT_OUT = 18
     CONTENT_HASH = 19
+    TALLY = 20
 
 
 DTYPES: dict[int, np.dtype[np.generic]] = {
@@ -91,6 +93,7 @@ DTYPES: dict[int, np.dtype[np.generic]] = {
     ColumnId.SEAL: np.dtype("V200"),
     ColumnId.BODY_LEFT_OUT: np.dtype("<u4"),
     ColumnId.CONTENT_HASH: np.dtype("<u8"),
+    ColumnId.TALLY: np.dtype("V64"),
 }
 REGIONS = (ColumnId.KEY_END, ColumnId.TAGS_END, ColumnId.HEADERS_END, ColumnId.BODY_END)  # In the heap's order.
 

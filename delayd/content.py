@@ -52,6 +52,11 @@ def hash_items(states: int | UInt64s, headers: "Region | None", bodies: "Region"
     return np.maximum(hashes, _ONE, out=hashes)
 
 
+def states_of(names: "Region") -> UInt64s:
+    """`subject_state` of subjects whose names lie one behind the other: uint64[n]."""
+    return _mixed(names.values())
+
+
 def hash_bare(subject: bytes, body: Buffer, length: int) -> int:
     """Hash one message without headers, at half the cost of `hash_items`; ``body`` is whole words."""
     halves = np.frombuffer(body, HALVES)
@@ -139,7 +144,7 @@ def subject_states(names: Sequence[bytes]) -> UInt64s:
         return np.array([subject_state(name) for name in names], np.uint64)
     padded = b"".join([name + bytes(-len(name) % WORD_BYTES) for name in names])
     lengths = np.fromiter(map(len, names), np.int64, len(names))
-    return _mixed(Region(np.frombuffer(padded, np.uint64), lengths).values())
+    return states_of(Region(np.frombuffer(padded, np.uint64), lengths))
 
 
 @lru_cache(maxsize=_SUBJECTS_REMEMBERED)

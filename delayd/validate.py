@@ -42,6 +42,7 @@ _COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
     BatchKind.CONTROL: (frozenset({ColumnId.BODY_END}), frozenset({ColumnId.BODY_END})),
     BatchKind.PULL: (frozenset({ColumnId.ENTRY}), frozenset({ColumnId.ENTRY})),
     BatchKind.SEAL: (frozenset({ColumnId.SEAL}), frozenset({ColumnId.SEAL})),
+    BatchKind.TALLY: (frozenset({ColumnId.TALLY}), frozenset({ColumnId.TALLY})),
 }
 _WITH_SUBJECTS = frozenset({BatchKind.PRODUCER, BatchKind.SCHEDULE, BatchKind.DISPATCH})
 _WITH_RESERVE = frozenset({BatchKind.DISPATCH, BatchKind.OUTCOME})  # Their parts end in four zeros.
@@ -303,7 +304,7 @@ def _too_large(rows: Int64s) -> MessageTooLarge:
 
 
 def _check_parts(batch: Batch, heap_bytes: int) -> None:
-    if batch.kind in (BatchKind.PULL, BatchKind.SEAL) and heap_bytes:
+    if batch.kind in (BatchKind.PULL, BatchKind.SEAL, BatchKind.TALLY) and heap_bytes:
         raise BatchMalformed(f"a {batch.kind.name} batch with a heap of {heap_bytes} bytes")
     if batch.kind is BatchKind.OUTCOME:
         if heap_bytes % OUTCOME_PART_BYTES:

@@ -187,6 +187,7 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
     published: Payload = {
         "indexed_offset": marks.indexed_offset,
         "pull_offset": marks.pull_offset,
+        "tally_offset": marks.tally_offset,
         "next_sequence": marks.next_sequence,
         "keep_from": snapshot.begins,
         "epoch": snapshot.epoch,

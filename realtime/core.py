@@ -38,6 +38,7 @@ from delayd.wire.waits import FREE_SPACE, Wait, clock_waits, waits_head
 from .alarms import NEVER_MS
 from .answers import status_head, window_frames
 from .checkpoint import Checkpointer, Snapshot, consume_part
+from .closed import ClosedSegments
 from .commit import ACCEPTED, Commit, DispatchFrame, Greeting, GroupCommit, Note
 from .consumers import Consumers
 from .groups import Group, GroupCopy
@@ -166,6 +167,8 @@ class Core:
         self._files.on_whole = self._pulls.quarantine.try_soon
         self._files.on_pull_log_rolled = self.checkpoint
         self._files.on_window = self._window_read
+        self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, executors.work, clock)
+        self._closed.on_failure = self.fail
         self._operators = Operators(self._pulls, self._rebuilder, self._files)
         consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
         self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
@@ -220,6 +223,7 @@ class Core:
                 self._rebuilder.retry_at_ms,
                 self._pulls.quarantine.retry_at_ms,
                 self._files.due_ms,
+                self._closed.due_ms,
             )
         wake_ms = self._checkpoints.due_ms
         for time_ms in times:
@@ -243,6 +247,7 @@ class Core:
             self._pulls.quarantine.wake()
             self._rebuilder.wake()
             self._files.wake()
+            self._closed.wake()
         if self._checkpoints.is_due(self._indexed_offset):
             self.checkpoint()
 
@@ -250,6 +255,7 @@ class Core:
         """Remove what retention allows, behind a checkpoint; asked for by housekeeping (rule T3)."""
         self._retain_wanted = True
         self._unseen.look()
+        self._closed.hurry()
         self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -269,6 +275,7 @@ class Core:
         """Close the files, after a stop or a failure."""
         self._state.message_log.close()
         self._state.pull_log.close()
+        self._closed.close()
         self._file.close()
 
     def fail(self, error: BaseException) -> None:
@@ -421,6 +428,7 @@ class Core:
         for log_id, reason in self._restored.items():
             yield Wait(f"what the delay server {log_id:016x} has to hand over", reason, "delayd target accept")
         yield from self._operators.waits()
+        yield from self._closed.waits()
         if self._reserve.reached:
             what = "messages that delay servers hand over"
             yield Wait(what, "free disk space is at its reserve", FREE_SPACE)
@@ -436,6 +444,7 @@ class Core:
             "end_offset": self._indexed_offset,
             "next_sequence": self._next_sequence,
             "indexed_offset": self._checkpoints.last.indexed_offset,
+            "differing": self._closed.differing,
             "in_doubt": sum(len(origin.window) for origin in self._origins),
             "subjects": len(self._index),
             "groups": len(self._pulls.groups),
@@ -467,6 +476,7 @@ class Core:
             self._pull_log.crc32c,
             self._pulls.next_pull,
             self._checkpoints.last.kept_from,
+            self._closed.end,
         )
         origins = [origin for origin in self._origins if origin.dirty]
         for origin in origins:
@@ -523,6 +533,7 @@ class Core:
             # Those made since this began, too: whatever is made from now on begins at what is kept.
             part += changes.created
         kept = keep_from(message_log, snapshot.oldest_ms, snapshot.marks, part, self._index)
+        kept = min(kept, self._closed.kept_from)
         snapshot.keep_from = kept if snapshot.keep_from is None else min(kept, snapshot.keep_from)
         if snapshot.groups_left:
             return False

@@ -34,6 +34,7 @@ from delayd.log.group import GroupKind
 from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.pull import PullOp, decode_entries
 from delayd.log.segment import FileKind
+from delayd.log.tally import tally_place
 from delayd.state import State
 
 from .commit import accepted_of_record, hello_of_record
@@ -44,6 +45,7 @@ from .kept import Kept, Life, LostGroup, Marks, copied, encode_marks, group_keys
 from .pulls import DELETED_RECORD, GROUP_RECORD
 from .rebuild import rows_of
 from .stored import StoredBatches
+from .tally_log import TallyLog
 
 READS = 2  # A read may fail once.
 ANCHOR_BATCHES = 100_000  # The newest of a subject; an entry of its consume log names one of them.
@@ -59,6 +61,7 @@ class Recovered:
     marks: Marks
     message_log: Log
     pull_log: Log
+    tally_log: TallyLog
     index: Index
     stored: StoredBatches
     origins: Origins
@@ -118,6 +121,8 @@ def _recover(
             "tail_recovered path=%s cut_bytes=%d reason=%r rewritten_bytes=%d",
             *(found.path, found.cut_bytes, found.cut_reason, found.rewritten_bytes),
         )
+    place = tally_place(config.folder, identity.log_id)
+    tally_log = TallyLog(disk, place, identity.epoch, now_ms, marks.tally_offset)
     index = Index(disk, config.folder, message_log)
     for damage in kept.subjects(index):
         _find_subject(disk, config.folder, index, message_log, marks.indexed_offset, damage)
@@ -130,6 +135,7 @@ def _recover(
         marks,
         message_log,
         pull_log,
+        tally_log,
         index,
         StoredBatches(message_log, config.tail_bytes),
         origins,

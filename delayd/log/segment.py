@@ -59,6 +59,7 @@ class FileKind(IntEnum):
     PULL = 6
     CHECKPOINT = 7
     SEAL = 8
+    TALLY = 9
 
 
 class FileHeader(NamedTuple):

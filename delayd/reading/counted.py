@@ -18,7 +18,7 @@ from delayd.reading.schedule import ScheduleSnapshot, take_snapshot
 
 PUBLISHED_OFFSETS = {
     Role.DELAY: {"message": "replay_offset"},
-    Role.REALTIME: {"message": "indexed_offset", "pull": "pull_offset"},
+    Role.REALTIME: {"message": "indexed_offset", "pull": "pull_offset", "tally": "tally_offset"},
 }
 
 

@@ -33,9 +33,14 @@ LOGS = {
         "quarantine": FileKind.DISPATCH,
         "seal": FileKind.SEAL,
     },
-    Role.REALTIME: {"message": FileKind.REALTIME, "consume": FileKind.CONSUME, "pull": FileKind.PULL},
+    Role.REALTIME: {
+        "message": FileKind.REALTIME,
+        "consume": FileKind.CONSUME,
+        "pull": FileKind.PULL,
+        "tally": FileKind.TALLY,
+    },
 }
-ONE_FOLDER = ("message", "pull", "seal", "quarantine")  # Others hold a folder a day or subject.
+ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally")  # Others hold a folder a day or subject.
 INNER_LOGS = ("schedule", "dispatch", "consume")
 Progress = Callable[[int, int], None]  # Files read, files in all.
 

@@ -35,6 +35,7 @@ KINDS = {
     FileKind.REALTIME: BatchKind.DISPATCH,
     FileKind.PULL: BatchKind.PULL,
     FileKind.SEAL: BatchKind.SEAL,
+    FileKind.TALLY: BatchKind.TALLY,
 }
 
 

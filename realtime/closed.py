@@ -1,0 +1,216 @@
+"""Closed: each segment of the message log that gets no more groups is read once, beside the loop, and tallied.
+
+What its bytes give is written to the tally log before retention may remove it, and a row whose bytes are not those of
+its content hash is named (rules S5, S6; docs/decisions/0010-tallies.md). Nothing of it is on the path of a request.
+
+Invariant: a piece reads a bounded part, and whatever fails is tried again after a while; a segment that can't be read
+is left out at last, so that it keeps no other one.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from delayd.clock import Clock
+from delayd.errors import (
+    CallerError,
+    DamagedData,
+    DelaydError,
+    DiskFull,
+    NotWritable,
+    ServerStopped,
+    Shortage,
+)
+from delayd.executor import Done, Executor, Priority
+from delayd.log.log import Log
+from delayd.log.tally import Tallies, covered
+from delayd.log.tallying import Differing, Tallier
+from delayd.wire.waits import Wait
+
+from .tally_log import TallyLog
+
+PIECE_BYTES = 4 << 20  # Read in one job: some 10 ms.
+PAUSE_MS = 20  # Between two jobs, so that a segment of 256 MiB takes two seconds and a part of one core.
+RETRY_MS = 30_000
+TRIES_MAX = 3  # Of one segment; then it is left out.
+PASSES = (DiskFull, NotWritable, Shortage)  # What says nothing of the segment that was read.
+OFFSET_MAX = (1 << 63) - 1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One segment that is being read, [begin, end); belongs to the job under way."""
+
+    begin: int
+    end: int
+    at: int
+    crc32c: int | None
+    tallier: Tallier
+    entries: Tallies | None = None
+
+
+class ClosedSegments:
+    """Reads them one after the other; belongs to the loop."""
+
+    def __init__(self, message_log: Log, tally_log: TallyLog, executor: Executor, clock: Clock) -> None:
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        self.end = tally_log.end  # Of the tally log, as far as it is durable.
+        self._message_log = message_log
+        self._tally_log = tally_log
+        self._executor = executor
+        self._clock = clock
+        self._reading: _Reading | None = None
+        self._under_way = False
+        self._tries = 0
+        self._hurries = self._loops = False
+        self._due_ms = clock.monotonic_ms()
+        self._begin_from(tally_log.entries)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When to call `wake`, monotonic; None while there is nothing to read."""
+        nothing = self._under_way or self._message_log.segments[-1].base_offset <= self._at
+        return None if nothing else self._due_ms
+
+    @property
+    def kept_from(self) -> int:
+        """Retention must keep what is from here on; a segment that can't be read, or tallied, keeps nothing."""
+        return OFFSET_MAX if self._tries else self._at
+
+    @property
+    def differing(self) -> int:
+        """Rows of closed segments, as far as they are kept, whose bytes are not those of their content hash."""
+        return sum(rows for begin, rows in self._differing.items() if begin >= self._message_log.start)
+
+    def waits(self) -> Iterator[Wait]:
+        """What an operator should know of."""
+        if rows := self.differing:
+            why = "their content hash is another one than their bytes give, so somebody has changed them; "
+            why += f"first: {self._first}" if self._first else "they were found by an earlier life of this server"
+            yield Wait(f"a look at {rows:,} messages of this server's message log", why, "delayd log verify")
+
+    def wake(self) -> None:
+        """Read the next piece when it is time."""
+        if not self._under_way and self._clock.monotonic_ms() >= self._due_ms:
+            self._start()
+
+    def hurry(self) -> None:
+        """Read on now: retention waits for it."""
+        self._hurries = True
+        if self._loops:
+            return
+        self._loops = True
+        while self._hurries and not self._under_way:
+            self._hurries = self._start()
+        self._loops = False
+
+    def close(self) -> None:
+        """Close the tally log."""
+        self._tally_log.close()
+
+    def _start(self) -> bool:
+        """Have the next piece read; False when there is none."""
+        reading = self._reading = self._reading or self._next()
+        if reading is None:
+            return False
+        self._under_way = True
+        work = partial(_piece, self._message_log, self._tally_log, reading, self._clock.now_ms())
+        self._executor.submit(work, self._done, Priority.SPARE)
+        return True
+
+    def _begin_from(self, entries: Tallies) -> None:
+        self._at = max([self._message_log.start, *(end for _, end in covered(entries))])
+        self._differing: dict[int, int] = {}
+        self._first = ""
+        for entry in entries[entries["differing"] > 0]:
+            begin = int(entry["begin"])
+            self._differing[begin] = self._differing.get(begin, 0) + int(entry["differing"])
+
+    def _next(self) -> _Reading | None:
+        segments = self._message_log.segments
+        for segment, following in pairwise(segments):
+            if segment.base_offset >= self._at:
+                begin = segment.base_offset
+                return _Reading(begin, following.base_offset, begin, None, Tallier(begin))
+        self._at = max(self._at, segments[-1].base_offset)
+        return None
+
+    def _done(self, done: Done[bool]) -> None:
+        self._under_way = False
+        reading = self._reading
+        assert reading is not None, "one was being read"
+        self._due_ms = self._clock.monotonic_ms() + PAUSE_MS
+        try:
+            finished = done.result()
+        except ServerStopped as error:
+            self.on_failure(error)
+            return
+        except (DelaydError, OSError) as error:
+            self._failed(reading, error)
+            return
+        if finished:
+            self._finished(reading)
+        if self._hurries:
+            self.hurry()
+
+    def _finished(self, reading: _Reading) -> None:
+        self._reading, self._tries, self.end = None, 0, self._tally_log.end
+        if reading.entries is None:
+            self._begin_from(self._tally_log.entries)
+            return
+        self._at = reading.end
+        found = reading.tallier
+        if found.differing_count:
+            self._differing[reading.begin] = found.differing_count
+            self._tell(found.differing, found.differing_count)
+        log.info(
+            "segment_tallied begin=%d end=%d rows=%d differing=%d",
+            *(reading.begin, reading.end, int(reading.entries["rows"].sum(dtype=np.uint64)), found.differing_count),
+        )
+
+    def _failed(self, reading: _Reading, error: DelaydError | OSError) -> None:
+        self._reading = None
+        self._hurries = False
+        self._tries += 1
+        leaves_out = self._tries >= TRIES_MAX and not isinstance(error, PASSES)
+        log.log(
+            logging.ERROR if leaves_out else logging.WARNING,
+            "segment_not_tallied begin=%d end=%d reason=%r then=%s",
+            *(reading.begin, reading.end, str(error), "left_out" if leaves_out else "tried_again"),
+        )
+        if leaves_out:
+            self._at, self._tries = reading.end, 0
+        else:
+            self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+
+    def _tell(self, found: list[Differing], count: int) -> None:
+        told = [self._told(each) for each in found[:10]]
+        self._first = self._first or told[0]
+        log.critical("stored_content_differs rows=%d messages=%r", count, told)
+
+    def _told(self, found: Differing) -> str:
+        path, position = self._message_log.file_position(found.offset)
+        return f"{path} at byte {position}, row {found.row}: message {found.sequence} of {found.origin_log_id:016x}"
+
+
+def _piece(message_log: Log, tally_log: TallyLog, reading: _Reading, now_ms: int) -> bool:
+    """Read one piece of a segment, and write what it gave when it was the last one; whether it was."""
+    stop = min(reading.at + PIECE_BYTES, reading.end)
+    try:
+        for group in message_log.scan(reading.at, stop, reading.crc32c):
+            reading.tallier.take(group)
+            reading.at, reading.crc32c = group.end, group.header.header_crc32c
+    except CallerError as error:
+        raise DamagedData(*message_log.file_position(reading.at), f"the group there: {error.message}") from error
+    if reading.at < reading.end:
+        return False
+    entries = reading.tallier.entries()
+    if tally_log.add(entries, now_ms):
+        reading.entries = entries
+    return True

@@ -1,0 +1,140 @@
+"""What a realtime server's stored bytes are tallied to, and which rows differ from their hash (rule S6)."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart
+from delayd.content import Tally, content_hash, tally
+from delayd.encode import encode, encode_subject_table, lay_out
+from delayd.errors import BatchMalformed
+from delayd.log.group import Group, GroupKind, NewGroup, encode_header, parse_header
+from delayd.log.tallying import Tallier, tallies_of
+
+Row = tuple[int, int, bytes, bytes, int]  # Sequence, due, headers, body, hash; a hash of -1: the right one.
+
+
+def batch(
+    subject: bytes,
+    rows: Sequence[Row],
+    origin: int = 1,
+    hour: int = 500_000,
+    *,
+    headers: bool = False,
+    batch_id: int = 1,
+    w: tuple[int, int] = (0, 0),
+) -> bytes:
+    table = encode_subject_table([subject])
+    headers_end, region = lay_out([row[2] for row in rows], len(table))
+    region += bytes(-len(region) & 7)
+    ends, bodies = lay_out([row[3] for row in rows], len(table) + (len(region) if headers else 0))
+    hashes = [content_hash(subject, row[2], row[3]) if row[4] == -1 else row[4] for row in rows]
+    columns: list[tuple[ColumnId, Columns]] = [
+        (ColumnId.DELIVER_AT_MS, np.array([row[1] for row in rows], np.int64)),
+        (ColumnId.SEQUENCE, np.array([row[0] for row in rows], np.uint64)),
+        *([(ColumnId.HEADERS_END, headers_end.astype(np.uint32))] if headers else []),
+        (ColumnId.BODY_END, ends.astype(np.uint32)),
+        (ColumnId.CONTENT_HASH, np.array(hashes, np.uint64)),
+    ]
+    heap = [table, *([region] if headers else []), bodies, bytes(-len(bodies) & 7)]
+    return encode(BatchKind.DISPATCH, DispatchPart(origin, 1, batch_id, *w, 5, hour), len(rows), columns, heap, 1)
+
+
+def group(*batches: bytes, offset: int = 0) -> Group:
+    rows = 0
+    new = NewGroup(GroupKind.DATA, list(batches), 1, 1, 0, rows)
+    header, _ = encode_header(new, [len(each) for each in batches], 7, offset, 0, 0)
+    buffer = memoryview(b"".join((header, *batches)))
+    return Group(parse_header(buffer, 0, 7, offset), buffer)
+
+
+def found(tallier: Tallier) -> dict[tuple[int, int], Tally]:
+    return {
+        (int(each["origin_log_id"]), int(each["hour"])): Tally(
+            int(each["rows"]), int(each["first"]), int(each["second"])
+        )
+        for each in tallier.entries()
+    }
+
+
+def some_headers(size: int) -> bytes:
+    return b"\x81\xa1k" + bytes([0xA0 + size]) + bytes(size)
+
+
+def tally_of(rows: Sequence[tuple[int, int, int]]) -> Tally:
+    sequence, due, hashes = zip(*rows, strict=True)
+    return tally(np.array(sequence, np.uint64), np.array(due, np.int64), np.array(hashes, np.uint64))
+
+
+def some_rows(rng: random.Random, count: int, first: int, *, headers: bool) -> list[Row]:
+    return [
+        (
+            first + number,
+            rng.randrange(1 << 40),
+            some_headers(rng.randrange(9)) if headers and rng.random() < 0.7 else b"",
+            rng.randbytes(rng.choice((0, 1, 7, 8, 9, 40, 200))),
+            -1,
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_of_all_shapes_are_tallied_as_the_page_has_it(seed: int) -> None:
+    rng = random.Random(seed)
+    expected: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    batches, first = [], 0
+    for _ in range(rng.randrange(1, 60)):
+        subject = bytes(rng.choices(b"abcdefgh.", k=rng.choice((1, 3, 8, 9, 40))))
+        headers, count = rng.random() < 0.4, rng.choice((1, 1, 1, 2, 5, 30, 300) + (5_000,) * (seed == 0))
+        rows = some_rows(rng, count, first, headers=headers)
+        first += count
+        key = rng.choice((1, 2)), rng.choice((500_000, 500_001))
+        batches.append(batch(subject, rows, *key, headers=headers))
+        hashed = [(row[0], row[1], content_hash(subject, row[2], row[3])) for row in rows]
+        expected.setdefault(key, []).extend(hashed)
+    tallier = tallies_of(iter([group(*batches[:7]), *([group(*batches[7:])] if batches[7:] else [])]), 0)
+    assert tallier.differing == []
+    assert found(tallier) == {key: tally_of(rows) for key, rows in expected.items()}
+
+
+@pytest.mark.parametrize("count", [1, 5, 5_000])
+@pytest.mark.parametrize("headers", [False, True])
+def test_rule_S6_a_row_that_is_not_what_its_hash_says_is_named(count: int, headers: bool) -> None:
+    rows = some_rows(random.Random(3), count, 10, headers=headers)
+    rows[-1] = (*rows[-1][:4], 99)
+    good = batch(b"orders", some_rows(random.Random(4), 2, 900, headers=False))
+    tallier = tallies_of(iter([group(good, batch(b"orders", rows, headers=headers))]), 0)
+    ((offset, row, sequence, origin),) = tallier.differing
+    assert (row, sequence, origin) == (count - 1, 10 + count - 1, 1) and offset > len(good)
+    assert tallier.differing_count == int(tallier.entries()["differing"].sum()) == 1
+    # What is tallied is what its bytes give, so that the other side sees the difference too.
+    honest = tallies_of(iter([group(good, batch(b"orders", [*rows[:-1], (*rows[-1][:4], -1)], headers=headers))]), 0)
+    assert found(tallier) == found(honest)
+
+
+def test_rows_that_state_no_hash_count_with_none() -> None:
+    tallier = tallies_of(iter([group(batch(b"orders", [(1, 5, b"", b"body", 0)]))]), 0)
+    assert tallier.differing == []
+    assert found(tallier) == {(1, 500_000): tally_of([(1, 5, 0)])}
+
+
+def test_a_range_without_messages_says_so() -> None:
+    entries = tallies_of(iter(()), 77).entries()
+    assert entries[["begin", "end", "rows", "origin_log_id"]].tolist() == [(77, 77, 0, 0)]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_bytes_with_valid_checksums_that_are_no_batch_are_damage_and_nothing_else(seed: int) -> None:
+    rng = random.Random(seed)
+    good = [batch(b"orders", some_rows(rng, 3, 10 * n, headers=bool(n & 1)), headers=bool(n & 1)) for n in range(4)]
+    bad = bytearray(good[2])
+    place = rng.choice([rng.randrange(len(bad)), rng.randrange(40, 200)]) % len(bad)
+    bad[place] ^= 1 << rng.randrange(8)
+    try:
+        tallier = tallies_of(iter([group(good[0], bytes(bad), good[1], good[3])]), 0)
+    except BatchMalformed:
+        return
+    assert sum(entry.rows for entry in found(tallier).values()) == 12 or bad[5] != BatchKind.DISPATCH

@@ -1,0 +1,149 @@
+"""Segments that get no more groups are tallied beside the loop, before retention may take them (rules S5, S6)."""
+
+import numpy as np
+
+from delayd.content import Tally, content_hash, tally
+from delayd.hours import hour_of_ms
+from delayd.log.tally import covered, sum_tallies
+from delayd.testing.executor import StepExecutor
+from delayd.wire.requests import RequestType, need_int
+from tests.unit.log.test_tallying import batch
+
+from .batches import DUE_MS, ORIGIN
+from .world import SimPeer, World
+
+SMALL = {"segment_bytes": 4096, "retention_ms": 1_000, "tail_bytes": 0}
+HOUR = hour_of_ms(DUE_MS)
+BODY = bytes(400)
+TALLY_FILE = "/data/realtime/tally/00000000000000000000.log"
+
+
+def filled(work: StepExecutor | None = None, wrong: int = -1) -> tuple[World, SimPeer]:
+    """A server with several segments of two messages a batch; the batch ``wrong`` states another hash."""
+    world, peer = World(settings=SMALL, work=work), SimPeer()
+    world.hello(peer, 1)
+    for batch_id in range(1, 21):
+        rows = [(10 * batch_id + row, DUE_MS, b"", BODY, 7 if batch_id == wrong else -1) for row in range(2)]
+        w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
+        world.dispatch(peer, 1, batch(b"orders", rows, ORIGIN, HOUR, batch_id=batch_id, w=w))
+    return world, peer
+
+
+def tally_of(ids: range) -> Tally:
+    sequences = np.array([10 * batch_id + row for batch_id in ids for row in range(2)], np.uint64)
+    hashes = np.full(len(sequences), content_hash(b"orders", b"", BODY), np.uint64)
+    return tally(sequences, np.full(len(sequences), DUE_MS), hashes)
+
+
+def settle(world: World) -> None:
+    for _ in range(50):
+        world.pass_time(100)
+
+
+def ends(world: World) -> list[int]:
+    return [segment.base_offset for segment in world.recovered.message_log.segments]
+
+
+def test_rule_S6_each_closed_segment_is_tallied_from_its_bytes() -> None:
+    world, _ = filled()
+    last = ends(world)[-1]
+    settle(world)
+    later = world.restarted()
+    entries = later.recovered.tally_log.entries
+    assert covered(entries) == [(0, last)]
+    ((key, found, differing),) = sum_tallies(entries)
+    assert key == (ORIGIN, HOUR) and differing == 0
+    assert found == tally_of(range(1, 1 + found.rows // 2))
+    assert world.recovered.message_log.durable > last
+
+
+def test_nothing_is_read_while_no_segment_is_closed() -> None:
+    world, peer = World(settings={"tail_bytes": 0}), SimPeer()
+    world.hello(peer, 1)
+    settle(world)
+    assert not world.disk.exists(TALLY_FILE)
+
+
+def test_rule_S5_retention_waits_for_the_tally_of_what_it_removes() -> None:
+    world, _ = filled(work := StepExecutor())
+    world.pass_time(2_000)
+    tallied = 0
+    for _ in range(4):
+        world.core.retain()
+        while work.step():
+            tallied = max(tallied, world.core._closed.kept_from)
+            assert world.recovered.message_log.start <= tallied
+    assert world.recovered.message_log.start > 0
+
+
+def test_rule_S6_a_row_whose_bytes_do_not_give_its_hash_is_named_and_shown() -> None:
+    world, peer = filled(wrong=3)
+    settle(world)
+    answer, _ = world.ask(peer, RequestType.STATUS, {})
+    assert need_int(answer, "differing") == 2
+    (wait,) = [each for each in world.core.waits() if "content hash" in each.why]
+    assert "/data/realtime/message/" in wait.why and f"message 30 of {ORIGIN:016x}" in wait.why
+    # It is still known by the next life, and delivered: nobody can say which of both is right.
+    later = world.restarted()
+    answer, _ = later.ask(peer, RequestType.STATUS, {})
+    assert need_int(answer, "differing") == 2
+    assert [len(body) for body in later.pull(peer).bodies] == [400] * 40
+
+
+def test_rule_L9_a_tally_log_that_does_not_check_is_set_aside_and_made_again() -> None:
+    world, _ = filled()
+    settle(world)
+    last = ends(world)[-1]
+    found = world.restarted()
+    entries = found.recovered.tally_log.entries
+    found.core.close()
+    found.lock.release()
+    file = found.disk.open(TALLY_FILE, write=True)
+    file.pwritev([b"\xff"], 200)
+    file.close()
+    later = World(found.disk, found.state, found.clock.restarted(), settings=SMALL)
+    assert len(later.recovered.tally_log.entries) == 0
+    settle(later)
+    again = later.restarted()
+    assert covered(again.recovered.tally_log.entries) == [(0, last)]
+    assert again.recovered.tally_log.entries.tobytes() == entries.tobytes()
+    assert any(name.endswith(".damaged") for name in again.disk.list_folder("/data/realtime/tally"))
+
+
+def test_rule_L9_a_tally_log_that_goes_under_the_running_server_is_made_again() -> None:
+    world, peer = filled()
+    settle(world)
+    world.disk.remove(TALLY_FILE)
+    world.hello(peer, 2)
+    for batch_id in range(21, 41):
+        rows = [(10 * batch_id + row, DUE_MS, b"", BODY, -1) for row in range(2)]
+        world.dispatch(peer, 2, batch(b"orders", rows, ORIGIN, HOUR, batch_id=batch_id))
+    settle(world)
+    assert not world.failures
+    last = ends(world)[-1]
+    assert covered(world.restarted().recovered.tally_log.entries) == [(0, last)]
+
+
+def test_rule_L10_a_segment_that_can_not_be_read_is_left_out_at_last_and_keeps_no_other() -> None:
+    world, _ = filled()
+    bases = ends(world)
+    path = world.recovered.message_log.file_position(bases[1])[0]
+    file = world.disk.open(path, write=True)
+    file.pwritev([b"\xff"], 1_000)
+    file.close()
+    for _ in range(20):
+        world.pass_time(10_000)
+    entries = world.restarted().recovered.tally_log.entries
+    assert covered(entries) == [(bases[0], bases[1]), (bases[2], bases[-1])]
+
+
+def test_a_full_disk_keeps_the_tally_waiting_and_retention_not() -> None:
+    world, _ = filled()
+    free, world.disk.capacity_bytes = world.disk.capacity_bytes, 0
+    world.pass_time(2_000)
+    assert not world.failures
+    assert world.core._closed.kept_from > world.recovered.message_log.end
+    world.disk.capacity_bytes = free
+    for _ in range(50):
+        world.pass_time(10_000)
+    assert world.core._closed.kept_from == ends(world)[-1]
