@@ -45,6 +45,7 @@ WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
 GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 160 bytes each, 80 MiB.
 GIVEN_BACK_LEFT = 50  # So many of a group are kept beyond that.
 TURN_ANSWERS = 256  # Answers in one turn of the loop, some 20 us each. The others have the next turn.
+TURN_BYTES = 4 << 20  # Bytes of these answers, and the rest of the last one: a megabyte takes 2 ms.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
 RECALLS_MAX = 256  # Consumers that are told at once that another one with empty hands waits.
 RECALL_MS = 10  # How long a PULL waits at least that has messages ahead while others wait for some.
@@ -111,6 +112,7 @@ class Pulls:
         self._held = sum(len(group.held) for group in self.groups.values())
         self.changes = Changes(self.groups.values())
         self._to_serve: OrderedDict[Group, None] = OrderedDict()  # In the next turns of the loop.
+        self._bytes_left = TURN_BYTES  # Of answers, until the next wake, however many groups get messages before it.
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
         self._pauses = Alarms(_is_paused)
@@ -146,6 +148,8 @@ class Pulls:
         self._waiting += 1
         self._of_peer.setdefault(waiting.peer, set()).add(waiting)
         if group.has_messages:
+            # How much connections ask for in a turn is bounded by their shares of it: one answer in any case.
+            self._bytes_left = max(self._bytes_left, 1)
             self._serve([group])
         # The first pull of a new group waits for the group's record, whatever its time.
         if group.ready and not waiting.answered:
@@ -251,6 +255,7 @@ class Pulls:
     def wake(self) -> None:
         """End leases and long polls whose time is up, as many as one turn may; the next wake goes on."""
         now_ms = self._clock.monotonic_ms()
+        self._bytes_left = TURN_BYTES
         if self._pausing:
             self._end_pauses(now_ms)
         if self._to_serve:
@@ -262,7 +267,11 @@ class Pulls:
         for group, entries in lapsed.items():
             self._lapse(group, entries)
         for waiting in islice(self._deadlines.due(now_ms), TURN_ANSWERS):
-            self._expire(waiting)
+            if waiting.group in self._to_serve:
+                # There may be messages for it, and only the turn was too short.
+                self._deadlines.add(now_ms + 1, waiting)
+            else:
+                self._expire(waiting)
 
     def create(self, subject_name: str, name: str) -> Group:
         """Make a group that there is none of; its record is durable before it is served."""
@@ -345,12 +354,12 @@ class Pulls:
     def _serve(self, groups: Iterable[Group]) -> None:
         """Answer who waits, in order of arrival, while there are messages: one append of the pull log a round.
 
-        What is more than one turn of the loop may take is left to the next one.
+        What is more than one turn of the loop may take is left to the next wake.
         """
         for group in groups:
             self._to_serve[group] = None
         left = TURN_ANSWERS
-        while self._to_serve and left > 0:
+        while self._to_serve and left > 0 and self._bytes_left > 0:
             planned: list[Planned] = []
             for group in list(islice(self._to_serve, left)):
                 plan = self._planned(group)
@@ -360,7 +369,10 @@ class Pulls:
                     planned.append(plan)
                     # Others come first before this one has another answer.
                     self._to_serve.move_to_end(group)
+                    self._bytes_left -= sum([len(part.batch) for part in plan.parts])
                 left -= 1
+                if self._bytes_left <= 0:
+                    break
             if planned:
                 self._answer(planned)
 

@@ -1,10 +1,12 @@
 """What the connections of one server may use together: bytes that they make it hold, and their share of each turn.
 
 Invariant: in one turn of the loop at most QUEUED_UNITS and FRESH_UNITS of requests are begun, and SHARE_UNITS of one
-connection. What a connection sends beyond its share waits in a queue that all stand in alike, so that a flood never
-stands before a connection that asks one thing (rule B2). Bytes of unfinished frames, and of answers that
-wait to be taken, are bounded over all connections: above the bound the connection that has held the most of it for the
-longest ends (rule B1). Trusted peers are servers and operators of this cluster, and are ended last.
+connection; a request that took longer than its kind and size say counts for what it took. What a connection sends
+beyond its share waits in a queue, behind all that is cheap if it may cost much, or if its connection has used more than
+its share, so that a flood never stands before a connection that asks one thing (rule B2). Bytes of unfinished frames,
+and of answers that wait to be taken, are bounded over all connections: above the bound the connection that has held the
+most of it for the longest ends (rule B1). Trusted peers are servers and operators of this cluster, and are ended
+last.
 
      bytes come ──▶ frames begun, up to the share ──▶ rest: in the queue, and the socket not read ──▶ next turn ──▶ …
 """
@@ -24,8 +26,10 @@ UNFINISHED_BYTES_MAX = 256 << 20  # All frames under way: sixteen SENDs at their
 UNTAKEN_BYTES_MAX = 256 << 20  # All answers that peers do not take: sixteen PULLs at their largest.
 QUEUED_UNITS = 64  # A turn takes this much from the queue; a unit is a plain request, some 10 us.
 FRESH_UNITS = 256  # A turn takes this much from connections that had nothing in the queue.
+DEBT_UNITS_MAX = 1_024  # Paid off when it was served 64 times, so that nobody stays in debt for long.
 SHARE_UNITS = 16  # One connection gets this much; alone in the queue it gets all.
 UNIT_BYTES = 16 << 10  # A request is so many units as it has times these bytes: their checks take as long as a PING.
+UNITS_A_S = 50_000  # And as many as it took times 20 us, if that is more: its answer may be far larger than itself.
 LISTING_UNITS = QUEUED_UNITS  # A listing is made of a thousand rows: one of them is a turn.
 STATUS_UNITS = SHARE_UNITS  # It is made of all counters.
 RENEW_UNITS = FRESH_UNITS // 2  # A turn begins with at least this much: most turns use a few units and renew nothing.
@@ -42,6 +46,8 @@ LISTINGS = frozenset(
         RequestType.SUBJECTS,
     }
 )
+
+MAY_BE_HEAVY = LISTINGS | {RequestType.PULL}  # Whose answers may be as large as a server makes them.
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +75,7 @@ UNITS_OF_TYPE = {**dict.fromkeys(map(int, LISTINGS), LISTING_UNITS), int(Request
 
 
 def units_of(frame_type: int, frame_bytes: int) -> int:
-    """What a request costs of a turn."""
+    """What a request costs of a turn at least; one that takes longer costs more."""
     return UNITS_OF_TYPE.get(frame_type, 1) + frame_bytes // UNIT_BYTES
 
 
@@ -91,7 +97,8 @@ class Budget:
         self._untaken_bytes_max = untaken_bytes_max
         self.left = FRESH_UNITS  # What all connections together may still use; none begins anything below 1.
         self.share = SHARE_UNITS  # What one connection may use at this moment, as far as it is left.
-        self._queue: deque[Member] = deque()
+        self._light: deque[Member] = deque()
+        self._heavy: deque[Member] = deque()
         self._turn_due = False
 
     def used(self, units: int) -> None:
@@ -100,9 +107,9 @@ class Budget:
         if self.left < RENEW_UNITS:
             self._turn_soon()
 
-    def wait(self, member: Member) -> None:
+    def wait(self, member: Member, *, heavy: bool) -> None:
         """Have `go_on` called when it is this connection's turn; not more than once at a time."""
-        self._queue.append(member)
+        (self._heavy if heavy else self._light).append(member)
         self._turn_soon()
 
     def unfinished(self, by: int) -> None:
@@ -145,12 +152,18 @@ class Budget:
         self._turn_due = False
         self.left = QUEUED_UNITS
         # A client that outruns a server that has nothing else to do is served as fast as it can be.
-        self.share = max(SHARE_UNITS, QUEUED_UNITS // max(1, len(self._queue)))
-        for _ in range(len(self._queue)):
+        self.share = max(SHARE_UNITS, QUEUED_UNITS // max(1, len(self._light) + len(self._heavy)))
+        for _ in range(len(self._light)):
             if self.left <= 0:
                 break
-            self._queue.popleft().go_on()
+            self._light.popleft().go_on()
+        # However many light ones there are, a heavy one gets its turn.
+        self.left = max(self.left, 1)
+        for _ in range(len(self._heavy)):
+            if self.left <= 0:
+                break
+            self._heavy.popleft().go_on()
         self.left = FRESH_UNITS
         self.share = SHARE_UNITS
-        if self._queue:
+        if self._light or self._heavy:
             self._turn_soon()

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import ParamSpec, Protocol, cast
 
 from delayd.batch import Buffer
@@ -35,7 +36,7 @@ from delayd.errors import (
     UnknownRequest,
 )
 from delayd.log_limit import LogLimit
-from delayd.net.budget import UNIT_BYTES, UNITS_OF_TYPE, Budget
+from delayd.net.budget import DEBT_UNITS_MAX, MAY_BE_HEAVY, SHARE_UNITS, UNIT_BYTES, UNITS_A_S, UNITS_OF_TYPE, Budget
 from delayd.net.calls import Calls, OnAnswer, lost, outcome
 from delayd.net.writer import Writer
 from delayd.wire.frame import ANSWER, BODY_BYTES_MAX, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
@@ -119,6 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         self._untaken_bytes = 0
         self._untaken_since = self._began
         self._waits_for_turn = False
+        self._debt = 0  # Units above its share that it has used; each time that it is served pays one share.
         self._writer = Writer(loop)
         self._calls = Calls(loop, self._writer, self._guard)
         # Type and body bytes of what the peer asked and this side has not answered, and what is held back.
@@ -257,6 +259,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._quiet:
             self._reader.rest()
         self._quiet = True
+        self._reader.compact()
+        # A transport is full at 1 MiB: what lies below that mark on thousands of connections is gigabytes as well.
+        self._count_untaken()
         if self.must_prove and not self._trusted and now - self._began > PROOF_S:
             self.refuse(_no_place())
         elif not self._reader.cut_count and now - self._began > FIRST_FRAME_S:
@@ -327,7 +332,6 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The transport is full; a peer that does not take its answers gets no more requests served."""
         self._writer.pause()
-        self._untaken_since = self._loop.time()
         self._count_untaken()
         if self._serves:
             self._stop_reading()
@@ -441,26 +445,34 @@ class Connection(asyncio.BufferedProtocol):
         """Begin what has come, as far as this side is not full and this connection has its share of the turn."""
         reader, budget = self._reader, self._budget
         units = UNBOUNDED if budget is None else min(budget.share, budget.left)
-        used = 0
+        used, waits = 0, False
+        began = perf_counter()
         while not self._closing:
             if self._serves and self._is_full():
                 self._stop_reading()
                 break
             if used >= units:
-                if reader.may_have_next:
-                    self._wait_for_turn()
+                waits = reader.may_have_next
                 break
             frame = reader.next()
             if frame is None:
                 break
-            # As `units_of` says it, without a call for each frame.
-            used += UNITS_OF_TYPE.get(frame.type, 1) + reader.cut_bytes // UNIT_BYTES
             if frame.flags & ANSWER:
                 self._answered(frame)
             else:
                 self._deliver(frame)
+            # As `units_of` says it, without a call for each frame.
+            told = UNITS_OF_TYPE.get(frame.type, 1) + reader.cut_bytes // UNIT_BYTES
+            now = perf_counter()
+            # A PULL of some bytes may have read and copied megabytes: what it took counts, if that is more.
+            used += max(told, int((now - began) * UNITS_A_S))
+            began = now
         if budget is not None:
+            if used:
+                self._debt = min(max(0, self._debt + used - SHARE_UNITS), DEBT_UNITS_MAX)
             budget.used(used)
+            if waits:
+                self._wait_for_turn()
         if self._closing:
             return
         if reader.fault is not None:
@@ -475,7 +487,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self._budget is not None, "only a budget bounds the share of a turn"
         self._stop_reading()
         self._waits_for_turn = True
-        self._budget.wait(self)
+        self._budget.wait(self, heavy=self._debt > 0 or self._reader.next_type in MAY_BE_HEAVY)
 
     def _start_reading(self) -> None:
         if self._transport is not None and self.is_open:
@@ -500,8 +512,11 @@ class Connection(asyncio.BufferedProtocol):
     def _count_untaken(self) -> None:
         if self._budget is not None and self._transport is not None:
             untaken = self._writer.held_bytes
+            if untaken and not self._untaken_bytes:
+                self._untaken_since = self._loop.time()
             by, self._untaken_bytes = untaken - self._untaken_bytes, untaken
-            self._budget.untaken(by)
+            if by:
+                self._budget.untaken(by)
 
     def _drop_untaken(self) -> None:
         if self._budget is not None:

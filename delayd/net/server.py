@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
@@ -27,6 +28,7 @@ from delayd.wire.limits import RequestLimits
 PLACES_KEPT_MAX = 64  # For trusted peers, when strangers have all others; a quarter of all places at most.
 REFUSED_MAX = 64  # Connections above the limit that are being told so; any further one just ends.
 LOOK_S = 1.0  # How often connections are looked at for deadlines.
+ACCEPTS_A_TURN = 8  # The loop accepts one connection a turn for each time that it was told of the listening socket.
 ACCEPT_QUEUE = 1024  # Connections that wait to be accepted, as after a restart when all clients come back.
 SWITCH_INTERVAL_S = 0.0005  # A worker thread gives the interpreter back to the loop after this long.
 
@@ -66,19 +68,25 @@ class Server:
         self._looking: asyncio.TimerHandle | None = None
         self._requests_max = requests_max
         self._in_flight_bytes_max = in_flight_bytes_max
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
 
     async def listen(self, host: str, port: int) -> int:
         """Begin to accept; returns the port, which 0 leaves to the system. BadSetting if it can't be had."""
         loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(self._accept, host, port, backlog=ACCEPT_QUEUE)
+            listener = await loop.create_server(self._accept, host, port, backlog=ACCEPT_QUEUE)
         except OSError as error:
             if error.errno not in _LISTEN_FAULTS and not isinstance(error, socket.gaierror):
                 raise
             why = error.strerror or str(error)
             raise BadSetting(f"{host}:{port} can't be listened on ({why}); choose another host or port") from error
-        bound: int = self._listener.sockets[0].getsockname()[1]
+        self._listeners = [listener]
+        for line in listener.sockets:
+            # When all clients come back and each asks for much, a turn is long, and the last one would wait too long.
+            for _ in range(ACCEPTS_A_TURN - 1):
+                again = socket.socket(fileno=os.dup(line.fileno()))
+                self._listeners.append(await loop.create_server(self._accept, sock=again, backlog=ACCEPT_QUEUE))
+        bound: int = listener.sockets[0].getsockname()[1]
         log.info("listening host=%s port=%d connections_max=%d", host, bound, self._connections_max)
         self._watch.start()
         self._look()
@@ -95,8 +103,8 @@ class Server:
 
     def stop_accepting(self) -> None:
         """Take no further connection; those that stand go on."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     async def close(self) -> None:
         """Take no further connection, let what was answered leave, and end every connection."""

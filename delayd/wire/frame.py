@@ -181,10 +181,24 @@ class FrameReader:
         """Whether `next` has something to look at."""
         return self._end - self._start >= self._needed and self.fault is None
 
+    @property
+    def next_type(self) -> int:
+        """The type that the next frame claims; only while it `may_have_next`."""
+        return self._view[self._start + 5]
+
     def rest(self) -> None:
         """Give back a chunk of which nothing is unfinished; whoever holds frames of it keeps it alive."""
         if self._start == self._end:
             self._drop_chunk()
+
+    def compact(self) -> None:
+        """Give back a chunk that frames have filled and of which only the beginning of the next frame is still needed.
+
+        Else a peer that sends many frames and one byte more would hold a whole chunk with that byte.
+        """
+        unfinished = self._end - self._start
+        if self._start > unfinished > 0:
+            self._move_to(np.empty(unfinished + READ_BYTES_MIN, dtype=np.uint8).data)
 
     def drop(self) -> None:
         """Give back the chunk and forget what is in it: nothing is cut from this stream any more."""
@@ -232,9 +246,12 @@ class FrameReader:
         self._start = frame_end
         self._needed = HEADER_BYTES
         self._frame_bytes = 0
-        if frame_end == self._end and len(view) > CHUNK_BYTES:
+        if len(view) > CHUNK_BYTES:
             # It was made for this frame, and the next one may be small: an idle connection holds no megabytes.
-            self._drop_chunk()
+            if frame_end == self._end:
+                self._drop_chunk()
+            else:
+                self._next_chunk(self._end - frame_end)
         body = view[body_start:frame_end] if body_bytes else _NO_BODY
         try:
             return Frame(frame_type, flags, request_id, _decode_head(packed), body)
@@ -249,7 +266,10 @@ class FrameReader:
 
     def _next_chunk(self, unfinished: int) -> None:
         size = max(CHUNK_BYTES, unfinished + READ_BYTES_MIN, min(self._frame_bytes, GROWTH * unfinished))
-        chunk = np.empty(size, dtype=np.uint8).data
+        self._move_to(np.empty(size, dtype=np.uint8).data)
+
+    def _move_to(self, chunk: memoryview) -> None:
+        unfinished = self._end - self._start
         chunk[:unfinished] = self._chunk[self._start : self._end]
         self._chunk = chunk
         self._view = chunk.toreadonly()

@@ -19,6 +19,7 @@ from delayd.net.budget import FRESH_UNITS, QUEUED_UNITS, SHARE_UNITS, UNIT_BYTES
 from delayd.net.connection import Connection
 from delayd.net.files import CONNECTIONS_MAX, CONNECTIONS_MIN, connections_for
 from delayd.net.loop_watch import LoopWatch
+from delayd.net.server import ACCEPTS_A_TURN
 from delayd.wire.frame import CHUNK_BYTES, Frame, FrameReader, HeadValue, encode_frame
 from delayd.wire.limits import (
     DELAY_LIMITS,
@@ -109,6 +110,78 @@ def test_rule_B2_a_large_request_costs_as_many_units_as_its_bytes() -> None:
         body = bytes(SHARE_UNITS * UNIT_BYTES)
         await asyncio.gather(*(client.request(SEND, {}, [body]) for _ in range(40)))
         assert max(sum(turn.values()) for turn in handler.turns) <= 2
+
+    on_loop(scenario)
+
+
+def test_rule_B2_a_request_that_takes_long_costs_what_it_took() -> None:
+    class Slow(Counting):
+        def received(self, connection: Connection, frame: Frame) -> None:
+            super().received(connection, frame)
+            until = time.perf_counter() + 0.003
+            while time.perf_counter() < until:
+                pass
+
+    async def scenario(loopback: Loopback) -> None:
+        handler = Slow()
+        _, port = await loopback.serve(handler)
+        lines = [await asyncio.open_connection(HOST, port) for _ in range(60)]
+        for _, writer in lines:
+            writer.write(frames(PULL, 4))
+        await until(lambda: sum(sum(turn.values()) for turn in handler.turns) == 240, "all requests")
+        # One is more than a turn's share of the queue, and two are more than what is left for all others.
+        assert max(sum(turn.values()) for turn in handler.turns) <= 2 * 3
+        for _, writer in lines:
+            writer.close()
+
+    on_loop(scenario)
+
+
+def test_rule_B2_who_may_cost_much_or_has_cost_much_waits_behind_who_asks_little() -> None:
+    order: list[tuple[int, Connection]] = []
+
+    def slowly(connection: Connection, frame: Frame) -> None:
+        order.append((frame.type, connection))
+        if frame.type == PULL:
+            ends = time.perf_counter() + 0.004
+            while time.perf_counter() < ends:
+                pass
+        connection.answer(frame.request_id, {})
+
+    async def scenario(loopback: Loopback) -> None:
+        _, port = await loopback.serve(Echo(slowly))
+        many = [await asyncio.open_connection(HOST, port) for _ in range(50)]
+        one = await loopback.connect(port)
+        await one.request(PING, {})
+        for _, writer in many:
+            writer.write(frames(PULL, 5))
+        await until(lambda: len(order) > 60, "a part of the flood")
+        before = len(order)
+        await one.request(PING, {})
+        # What was begun in that turn and the next one, of 190 that stood before it.
+        assert len(order) - before <= 12
+        await until(lambda: len(order) == 252, "all of them, for those that wait behind get their turns as well")
+        for _, writer in many:
+            writer.close()
+
+    on_loop(scenario)
+
+
+def test_connections_that_come_at_once_are_accepted_in_few_turns() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        server, port = await loopback.serve(Echo())
+        lines = [socket.create_connection((HOST, port)) for _ in range(80)]
+        turns = 0
+        while len(server.connections) < 80:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns <= 80 // ACCEPTS_A_TURN + 5
+        server.stop_accepting()
+        await asyncio.sleep(0.01)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, port))
+        for line in lines:
+            line.close()
 
     on_loop(scenario)
 
@@ -206,6 +279,77 @@ def test_rule_B1_room_comes_as_the_bytes_do_and_an_idle_connection_holds_none() 
     assert len(reader.received(len(small))) == 1 and len(reader._chunk) == CHUNK_BYTES
     reader.rest()
     assert len(reader._chunk) == 0
+
+
+def test_rule_B1_one_byte_behind_a_frame_holds_no_more_than_a_byte_of_the_next_one() -> None:
+    reader = FrameReader()
+    # The frame is a little longer than a chunk that was filled, so the next chunk has room behind it.
+    stream = frames(SEND, 1, {}, bytes(9 * CHUNK_BYTES)) + frames(PING, 1)[:3]
+    assert feed(reader, stream) == 1 and len(reader._chunk) == CHUNK_BYTES
+    small = frames(PING, 3_000)
+    assert feed(reader, small[3:-1]) == 2_999
+    reader.compact()
+    assert len(reader._chunk) < CHUNK_BYTES // 2 and reader.unfinished_bytes == len(frames(PING, 1)) - 1
+    assert feed(reader, small[-1:]) == 1
+
+
+def feed(reader: FrameReader, stream: bytes) -> int:
+    """How many frames come of a stream."""
+    position = count = 0
+    while position < len(stream):
+        room = reader.get_buffer()
+        size = min(len(room), len(stream) - position)
+        room[:size] = stream[position : position + size]
+        count += len(reader.received(size))
+        position += size
+    return count
+
+
+def test_rule_B1_chunks_behind_which_a_frame_has_begun_are_given_back_within_a_moment() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Counting()
+        server, port = await loopback.serve(handler)
+        hostile = [await asyncio.open_connection(HOST, port) for _ in range(20)]
+        for _, writer in hostile:
+            writer.write(frames(PING, 5_000)[:-1])
+        await until(lambda: sum(sum(turn.values()) for turn in handler.turns) == 20 * 4_999, "all whole requests")
+
+        def held() -> int:
+            return sum(len(connection._reader._chunk) for connection in server.connections)
+
+        assert server.budget.unfinished_bytes < CHUNK_BYTES
+        await until(lambda: held() < 20 * CHUNK_BYTES // 4, "the chunks")
+        for _, writer in hostile:
+            writer.close()
+
+    on_loop(scenario)
+
+
+def test_rule_B1_answers_below_the_mark_of_a_full_transport_are_counted_as_well() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        handler = Echo(answer_nothing)
+        server, port = await loopback.serve(handler, untaken_bytes_max=4 << 20)
+        deaf = [socket.socket() for _ in range(8)]
+        for line in deaf:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            line.connect((HOST, port))
+            line.sendall(frames(PULL, 100))
+        await until(lambda: len(handler.received_frames) == 800, "the requests")
+        for connection in handler.connections:
+            for request_id in range(1, 101):
+                # As much as the kernel takes, and somewhat more.
+                if connection.is_open and connection.buffered_bytes < 900_000:
+                    connection.answer(request_id, {}, [bytes(128 << 10)])
+                    await asyncio.sleep(0)
+        assert all(connection.writable for connection in handler.connections)
+        await until(lambda: bool(handler.ends), "the end of those that take nothing")
+        assert all(isinstance(end, SlowDown) for end in handler.ends) and len(handler.ends) < 8
+        assert server.budget.untaken_bytes <= 4 << 20
+        for line in deaf:
+            line.close()
+        await until(lambda: server.budget.untaken_bytes == 0, "all given back")
+
+    on_loop(scenario)
 
 
 def test_rule_B1_answers_that_are_not_taken_are_bounded_over_all_connections() -> None:

@@ -7,7 +7,7 @@ import pytest
 from delayd.batch import HEADER_BYTES, ColumnId, DispatchPart, parse
 from delayd.errors import BadRequest, BadSubject, BatchMalformed, SlowDown
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_maps
+from delayd.wire.requests import RequestType, need_maps, need_rows
 from realtime import handoff as handoff_module
 from realtime import index as index_module
 from realtime import pulls as pulls_module
@@ -182,6 +182,52 @@ def test_more_polls_than_one_turn_may_answer_are_answered_in_the_next_ones(monke
         world.core.wake()
         turns += 1
     assert len(waiting.answers) == 20 and turns >= 4
+
+
+def turns_of(world: World, waiting: SimPeer) -> list[int]:
+    """How many answers each turn of the loop adds, until none is due at once."""
+    added: list[int] = []
+    while world.core.next_wake_ms() <= world.clock.monotonic_ms():
+        before = len(waiting.answers)
+        world.core.wake()
+        added.append(len(waiting.answers) - before)
+    return added
+
+
+def test_rule_B2_large_answers_are_bounded_by_their_bytes_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulls_module, "TURN_BYTES", 30_000)
+    world, peer = served()
+    subjects = [f"s{number}" for number in range(12)]
+    waiting = SimPeer()
+    for subject in subjects:
+        world.pull(peer, subject=subject)
+        world.send(waiting, RequestType.PULL, pull_head(subject=subject, wait_ms=50_000))
+    batches = [dispatch_batch(number, [bytes(10_000)], subject=subject) for number, subject in enumerate(subjects, 1)]
+    world.dispatch(peer, 1, *batches)
+    assert len(waiting.answers) == 3
+    added = turns_of(world, waiting)
+    assert len(waiting.answers) == 12 and max(added) == 3
+
+
+def test_a_pull_that_does_not_wait_gets_what_is_there_though_its_turn_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pulls_module, "TURN_BYTES", 1)
+    world, peer = served()
+    subjects = [f"s{number}" for number in range(6)]
+    waiting, hasty = SimPeer(), SimPeer()
+    for subject in subjects:
+        world.pull(peer, subject=subject)
+        world.send(waiting, RequestType.PULL, pull_head(subject=subject, wait_ms=50_000))
+    batches = [dispatch_batch(number, [b"x"], subject=subject) for number, subject in enumerate(subjects, 1)]
+    world.dispatch(peer, 1, *batches)
+    world.send(hasty, RequestType.PULL, pull_head(subject="s0", group="hasty", wait_ms=0))
+    assert len(waiting.answers) < 6 and not hasty.answers  # Others were there before it.
+    for _ in range(5):
+        turns_of(world, waiting)
+        world.clock.advance(1)
+    ((head, _),) = hasty.answers[hasty.last_id]
+    assert len(waiting.answers) == 6 and len(need_rows(head, "parts", 4)) == 1
 
 
 INSTANTS = (-(1 << 63), -1, 253_402_300_800_000, (1 << 63) - 1)
