@@ -22,7 +22,7 @@ from delayd.reading.directory import Role, find_directories
 from delayd.reading.findings import Finding
 from delayd.reading.histogram import QUANTILES
 from delayd.reading.seals import SealState
-from delayd.reading.summary import HourSummary
+from delayd.reading.summary import CLASSES, HourSummary
 
 from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
@@ -42,12 +42,10 @@ R = TypeVar("R")
 _MS = timedelta(milliseconds=1)
 _QUANTILE_NAMES = tuple(f"late_p{f'{100 * quantile:g}'.replace('.', '')}_ms" for quantile in QUANTILES)
 _FAULTS = ("lost", "duplicate", "early", "orphan", "mismatch", "conservation")
-_CLASSES = ("cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
-_SELDOM = ("dead", *_CLASSES, *_FAULTS, "late")
+_SELDOM = (*CLASSES[1:], *_FAULTS, "late")
 HOUR_COLUMNS = (
     Column("hour"),
-    *(Column(name, Kind.NUMBER) for name in ("scheduled", "dispatched", "dead")),
-    *(Column(name, Kind.NUMBER) for name in _CLASSES),
+    *(Column(name, Kind.NUMBER) for name in ("scheduled", *CLASSES)),
     *(Column(name, Kind.NUMBER) for name in _FAULTS),
     Column("late", Kind.NUMBER),
     *(Column(name, Kind.NUMBER, detail=True) for name in ("unproven", "past_due")),
@@ -208,7 +206,7 @@ def _columns(hours: Sequence[Sequence[Cell]]) -> list[Column]:
 
 
 def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:
-    counts = ("scheduled", "dispatched", "dead", *_CLASSES, *_FAULTS, "late", "unproven", "past_due")
+    counts = ("scheduled", *CLASSES, *_FAULTS, "late", "unproven", "past_due")
     figures: Iterator[int] = (getattr(summary, name) for name in counts)
     quantiles = (summary.late_ms(quantile) for quantile in QUANTILES)
     name = hour_name(summary.hour) if summary.hour else "all"
@@ -248,9 +246,7 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     if total.dispatched > total.past_due:
         figures = [f"p{100 * quantile:g} {duration_text(total.late_ms(quantile) or 0)}" for quantile in QUANTILES]
         yield f"lateness: {', '.join(figures)}, max {duration_text(total.late_ms_max)}"
-    classes = [(name, getattr(total, name)) for name in ("dispatched", "dead", *_CLASSES)]
-    parts = " + ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in classes if count) or "0"
-    yield f"scheduled {total.scheduled:,} = {parts}"
+    yield total.equation
     if report.seals:
         states = Counter(seal.state for seal in report.seals)
         yield f"seals: {', '.join(f'{count:,} {state}' for state, count in states.items())}"

@@ -59,7 +59,7 @@ def main() -> int:
     print(f"the consumer has {seen.astype(bool).sum():,} of {count:,} messages, {(seen > 1).sum()} of them twice")
 
     total = (report := audit_directory(arguments.data, now_ms=time.time_ns() // 1_000_000)).total
-    print(f"the logs: scheduled {total.scheduled:,} = dispatched {total.dispatched:,} + pending {total.pending:,}")
+    print(f"the logs: {total.equation}")
     print(f"lost {total.lost}, duplicate {total.duplicate}, early {total.early}, orphan {total.orphan}")
     return 0 if report.balanced and (seen == 1).all() else 1
 

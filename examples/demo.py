@@ -165,7 +165,7 @@ def show(seen: Seen, report: AuditReport) -> int:
     console.print("[bold]Consumer[/]")
     console.print(f"  delivered {len(seen.bodies):,}, missing {missing}, early {seen.early}, twice {seen.repeated}")
     console.print("[bold]Audit of the logs[/] (schedule, dispatch and realtime, compared message by message)")
-    console.print(f"  scheduled {total.scheduled:,} = dispatched {total.dispatched:,} + pending {total.pending:,}")
+    console.print(f"  {total.equation}")
     console.print(f"  lost {total.lost}, early {total.early}, duplicate {total.duplicate}, orphan {total.orphan}")
     for found in report.findings:
         console.print(f"  {found.kind.name} message {found.sequence} of {found.subject}: {found.detail}")

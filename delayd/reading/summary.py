@@ -56,6 +56,13 @@ class HourSummary:
         faults = self.lost, self.duplicate, self.early, self.orphan, self.mismatch, self.conservation
         return not any(faults)
 
+    @property
+    def equation(self) -> str:
+        """What became of the scheduled rows, as people read it: ``scheduled 3 = dispatched 2 + pending 1``."""
+        classes = [(name, getattr(self, name)) for name in CLASSES]
+        parts = " + ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in classes if count) or "0"
+        return f"scheduled {self.scheduled:,} = {parts}"
+
     def late_ms(self, quantile: float) -> int | None:
         """Lateness at a quantile, such as 0.99; None when nothing was dispatched."""
         found = quantile_ms(self.lateness, quantile)
@@ -67,6 +74,7 @@ class HourSummary:
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in FIGURES)
 
 
+CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
 FIGURES = tuple(figure.name for figure in fields(HourSummary))
 COUNTS = FIGURES[2:-2]  # What is a single number; the last of them is a maximum, the others are sums.
 

@@ -17,10 +17,10 @@ from delayd.reading.findings import Finding, FindingKind
 from delayd.reading.lives import Span, Spans
 from delayd.reading.realtime import BATCH, TargetRows
 from delayd.reading.seals import SealState
+from delayd.reading.summary import CLASSES, HourSummary
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
 
 LATER_MS = START_MS + 60_000
-CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
 
 
 @pytest.fixture
@@ -395,3 +395,11 @@ def test_a_row_that_the_schedule_side_holds_twice_is_a_duplicate() -> None:
     found, summary = audit_hour(1, HOUR, rows, decode_outcomes([]), stored, terms)
     assert [finding.detail for finding in found] == ["the schedule side holds it 2 times"]
     assert (summary.duplicate, summary.pending, summary.scheduled) == (1, 3, 3)
+
+
+def test_what_people_read_of_the_books_names_every_class_that_has_rows() -> None:
+    summary = HourSummary(scheduled=4_000, dispatched=3_991, cancelled=1, in_doubt=2, pending=3, waiting=1, missing=2)
+    assert summary.equation == (
+        "scheduled 4,000 = dispatched 3,991 + cancelled 1 + in doubt 2 + pending 3 + waiting 1 + missing 2"
+    )
+    assert HourSummary().equation == "scheduled 0 = 0"
