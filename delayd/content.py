@@ -165,6 +165,32 @@ class Region:
         self._words = words
         self._lengths = lengths
 
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    @classmethod
+    def joined(cls, regions: Sequence["Region"]) -> "Region":
+        """The items of several regions as those of one."""
+        if len(regions) == 1:
+            return regions[0]
+        words = np.concatenate([region._words for region in regions])
+        return cls(words, np.concatenate([region._lengths for region in regions]))
+
+    @classmethod
+    def empty(cls, count: int) -> "Region":
+        """So many items without a byte."""
+        return cls(np.empty(0, np.uint64), np.zeros(count, np.int64))
+
+    @property
+    def lengths(self) -> Int64s:
+        """The exact length of each item in bytes: int64[n], not to be changed."""
+        return self._lengths
+
+    @property
+    def word_count(self) -> int:
+        """The words of all items."""
+        return len(self._words)
+
     def values(self, state: int = 0) -> UInt64s:
         """The value of each item, as the page defines it, added to ``state``: uint64[n], a new array."""
         lengths, words = self._lengths, self._words

@@ -16,6 +16,7 @@ from delayd.reading.dispatch import read_outcomes
 from delayd.reading.findings import Finding, FindingKind, Findings, join_findings
 from delayd.reading.groups import TornTail, file_size
 from delayd.reading.lives import Life
+from delayd.reading.pieces import by_sequence, cut, stored_by_sequence
 from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
 from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
@@ -200,10 +201,19 @@ def _audit_part(
 ) -> tuple[tuple[Findings, HourSummary], int]:
     """Audit an hour or a part of one, and say how many of its rows are filed; nothing else of it stays in memory."""
     schedule, outcomes = part.schedule(), part.outcomes()
+    sealed = outcomes if check is None else _sealed_outcomes(part, outcomes)
+    again = sealed is not outcomes
+    outcomes = by_sequence(outcomes)
     if check is not None:
-        check.add(schedule, _sealed_outcomes(part, outcomes))
+        check.add(schedule, by_sequence(sealed) if again else outcomes)
+    del sealed
+    realtime = stored_by_sequence(part.realtime())
     accepted = part.accepted()._replace(before=before if last else None)
-    found = audit_hour(part.log_id, part.hour, schedule, outcomes, part.realtime(), part.terms, accepted)
+    audited = [
+        audit_hour(part.log_id, part.hour, piece.schedule, piece.outcomes, piece.realtime, part.terms, piece.accepted)
+        for piece in cut(schedule, outcomes, realtime, accepted)
+    ]
+    found = join_findings([each for each, _ in audited]), join_parts([each for _, each in audited])
     return found, schedule.filed_count()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s, padded
-from delayd.content import Region, hash_items, hash_rows, subject_states
+from delayd.content import PIECE_WORDS, Region, hash_items, region_of, subject_states
 from delayd.encode import PADS
 from delayd.hours import hours_of
 
@@ -29,6 +29,9 @@ NO_INT64S = np.empty(0, np.int64)
 NO_UINT32S = np.empty(0, np.uint32)
 # In the order of the columns of `ScheduleRows`.
 NO_ROWS: tuple[NDArray[Any], ...] = (NO_UINT64S, NO_INT64S, NO_INT64S, NO_UINT32S, NO_UINT32S, NO_UINT64S, NO_UINT64S)
+SUBJECT_COLUMN, BODY_BYTES_COLUMN, HASH_COLUMN = 3, 4, 6
+HASH_WORDS = PIECE_WORDS // 2  # Of the batches that are hashed in one go: half a MiB.
+ROWS_EXPECTED_MAX = 1 << 24  # A guess is no reason to set aside more than 900 MB, of which nothing is used yet.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,14 @@ class SubjectTable:
         self.names: list[str] = []
         self._ids: dict[str, int] = {}
         self._tables: dict[bytes, UInt32s] = {}
+        self._states = NO_UINT64S
+
+    def states(self) -> UInt64s:
+        """What the content hash is once it has taken each subject, by number."""
+        if len(self._states) < len(self.names):
+            new = [name.encode("ascii") for name in self.names[len(self._states) :]]
+            self._states = np.concatenate((self._states, subject_states(new)))
+        return self._states
 
     def ids(self, batch: Batch) -> UInt32s:
         """The number of each entry of a batch's subject table."""
@@ -109,15 +120,22 @@ class SubjectTable:
 
 
 class RowCollector:
-    """Gathers the rows of batches, in the order in which they are added; with a ``part`` those of its sequences."""
+    """Gathers the rows of batches, in the order in which they are added; with a ``part`` those of its sequences.
 
-    def __init__(self, part: range | None = None) -> None:
+    ``rows_expected`` is a guess: memory for so many rows is set aside, and taken when they come.
+    """
+
+    def __init__(self, part: range | None = None, rows_expected: int = 0) -> None:
         self.subjects = SubjectTable()
         self._part = part
-        self._pieces: list[tuple[NDArray[Any], ...]] = [NO_ROWS]
+        self._columns = [np.empty(min(rows_expected, ROWS_EXPECTED_MAX), none.dtype) for none in NO_ROWS]
+        self._count = self._hashed = 0
         self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
         self._left_out: list[UInt64s] = [NO_UINT64S]
         self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
+        # Headers and bodies of rows from `_hashed` on: many batches are hashed in one go.
+        self._regions: list[tuple[Region | None, Region]] = []
+        self._words = 0
 
     def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
         """Add a PRODUCER batch of a verified group; its rows count up from ``first_sequence``."""
@@ -128,86 +146,98 @@ class RowCollector:
             body_begin = batch.region_start(ColumnId.BODY_END)
             (due,) = I64.unpack_from(batch.buffer, batch.offsets[ColumnId.DELIVER_AT_MS])
             (body_end,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.BODY_END])
-            subject = 0
+            number = 0
             if ColumnId.SUBJECT in batch:
-                (subject,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.SUBJECT])
+                (number,) = U32.unpack_from(batch.buffer, batch.offsets[ColumnId.SUBJECT])
             self._singles.append(
-                (first_sequence, due, appended_at_ms, ids.item(subject), body_end - body_begin, location)
+                (first_sequence, due, appended_at_ms, ids.item(number), body_end - body_begin, location)
             )
             self._items.append((_headers_of_one(batch), bytes(batch.heap[body_begin : padded(body_end)])))
             if len(self._singles) == SINGLES_MAX:
                 self._close_singles()
             return
-        sequence = np.arange(first_sequence, first_sequence + count, dtype=np.uint64)
-        self._add(batch, sequence, np.full(count, appended_at_ms, np.int64), ids, location, hash_rows(batch))
+        self._close_singles()
+        headers = region_of(batch, ColumnId.HEADERS_END) if ColumnId.HEADERS_END in batch else None
+        bodies = region_of(batch, ColumnId.BODY_END)
+        sequence, due, appended, subject, body_bytes, locations, _ = self._more(count)
+        sequence[:] = np.arange(first_sequence, first_sequence + count, dtype=np.uint64)
+        due[:] = batch.int64s(ColumnId.DELIVER_AT_MS)
+        appended.fill(appended_at_ms)
+        subject[:] = ids[batch.uint32s(ColumnId.SUBJECT)] if ColumnId.SUBJECT in batch else ids[0]
+        body_bytes[:] = bodies.lengths
+        locations[:] = np.arange(location, location + count, dtype=np.uint64)
+        self._regions.append((headers, bodies))
+        self._words += bodies.word_count + (headers.word_count if headers else 0)
+        if self._words >= HASH_WORDS:
+            self._hash()
 
     def add_schedule_batch(self, batch: Batch, offset: int) -> None:
         """Add a SCHEDULE batch of a verified group."""
-        # A view keeps the whole group in memory, bodies too, so what a batch gives is copied.
-        sequence = batch.uint64s(ColumnId.SEQUENCE).copy()
-        if ColumnId.ACCEPTED_AT_MS in batch:
-            appended_at_ms = batch.int64s(ColumnId.ACCEPTED_AT_MS).copy()
-        else:
-            appended_at_ms = np.zeros(batch.count, np.int64)
-        hashes = batch.content_hashes().copy()
+        own: UInt64s = batch.uint64s(ColumnId.SEQUENCE)
         if ColumnId.BODY_LEFT_OUT in batch:
-            self._left_out.append(sequence[batch.uint32s(ColumnId.BODY_LEFT_OUT) > 0])
-        self._add(batch, sequence, appended_at_ms, self.subjects.ids(batch), offset << ROW_BITS, hashes)
+            self._left_out.append(own[batch.uint32s(ColumnId.BODY_LEFT_OUT) > 0])
+        rows = slice(None) if self._part is None else rows_of_part(own, self._part)
+        own = own[rows]
+        sequence, due, appended, subject, body_bytes, locations, hashes = self._more(len(own))
+        ids = self.subjects.ids(batch)
+        sequence[:] = own
+        due[:] = batch.int64s(ColumnId.DELIVER_AT_MS)[rows]
+        appended[:] = batch.int64s(ColumnId.ACCEPTED_AT_MS)[rows] if ColumnId.ACCEPTED_AT_MS in batch else 0
+        subject[:] = ids[batch.uint32s(ColumnId.SUBJECT)[rows]] if ColumnId.SUBJECT in batch else ids[0]
+        body_bytes[:] = batch.body_bytes()[rows]
+        location = offset << ROW_BITS
+        locations[:] = np.arange(location, location + batch.count, dtype=np.uint64)[rows]
+        hashes[:] = batch.content_hashes()[rows]
+        self._hashed = self._count
 
     def rows(self) -> ScheduleRows:
-        """All rows so far."""
+        """All rows; nothing is added behind it."""
         self._close_singles()
-        columns: list[tuple[NDArray[Any], ...]] = list(zip(*self._pieces, strict=True))
-        self._pieces = []
-        joined: list[NDArray[Any]] = []
-        while columns:
-            # The pieces of a column are gone before the next one is put together.
-            joined.append(np.concatenate(columns.pop(0)))
-        self._pieces = [tuple(joined)]
-        sequence, due, appended, subject, body_bytes, location, hashes = joined
+        self._hash()
+        columns = [column[: self._count] for column in self._columns]
+        sequence, due, appended, subject, body_bytes, location, hashes = columns
         names, left_out = self.subjects.names, np.concatenate(self._left_out)
         return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out)
 
-    def _add(
-        self,
-        batch: Batch,
-        sequence: UInt64s,
-        appended_at_ms: Int64s,
-        ids: UInt32s,
-        location: int,
-        hashes: UInt64s,
-    ) -> None:
-        self._close_singles()
-        body_bytes = batch.body_bytes().astype(np.uint32)
-        subject = np.full(batch.count, ids[0])
-        if ColumnId.SUBJECT in batch:
-            subject = ids[batch.uint32s(ColumnId.SUBJECT)]
-        due = batch.int64s(ColumnId.DELIVER_AT_MS).copy()
-        locations = np.arange(location, location + batch.count, dtype=np.uint64)
-        columns: tuple[NDArray[Any], ...] = (sequence, due, appended_at_ms, subject, body_bytes, locations, hashes)
-        if self._part is not None:
-            rows = rows_of_part(sequence, self._part)
-            columns = tuple(column[rows] for column in columns)
-        self._pieces.append(columns)
+    def _more(self, count: int) -> list[NDArray[Any]]:
+        """Room for more rows in each column."""
+        first, self._count = self._count, self._count + count
+        if self._count > len(self._columns[0]):
+            room = max(self._count, 2 * len(self._columns[0]))
+            for number, column in enumerate(self._columns):
+                self._columns[number] = np.empty(room, column.dtype)
+                self._columns[number][:first] = column[:first]
+        return [column[first : self._count] for column in self._columns]
+
+    def _hash(self) -> None:
+        """Hash what waits for it."""
+        if not self._regions:
+            return
+        rows = slice(self._hashed, self._count)
+        headers = None
+        if any(each is not None for each, _ in self._regions):
+            headers = Region.joined([each or Region.empty(len(bodies)) for each, bodies in self._regions])
+        bodies = Region.joined([bodies for _, bodies in self._regions])
+        states = self.subjects.states().take(self._columns[SUBJECT_COLUMN][rows])
+        self._columns[HASH_COLUMN][rows] = hash_items(states, headers, bodies)
+        self._regions, self._words, self._hashed = [], 0, self._count
 
     def _close_singles(self) -> None:
         if not self._singles:
             return
-        columns = zip(*self._singles, strict=True)
-        dtypes = (none.dtype for none in NO_ROWS)
-        made = tuple(map(np.array, columns, dtypes))
-        subjects, bodies = made[3], made[4].astype(np.int64)
-        used, subject_of = np.unique(subjects, return_inverse=True)
-        names = [self.subjects.names[number].encode("ascii") for number in used.tolist()]
+        self._hash()
+        for room, column in zip(self._more(len(self._singles)), zip(*self._singles, strict=True), strict=False):
+            room[:] = np.array(column, room.dtype)
         headers = None
         if any(item for item, _ in self._items):
             lengths = np.fromiter((len(item) for item, _ in self._items), np.int64, len(self._items))
             padded_items = b"".join([item + PADS[-len(item) & 7] for item, _ in self._items])
             headers = Region(np.frombuffer(padded_items, np.uint64), lengths)
         words = np.frombuffer(b"".join([body for _, body in self._items]), np.uint64)
-        hashes = hash_items(subject_states(names).take(subject_of), headers, Region(words, bodies))
-        self._pieces.append((*made, hashes))
+        lengths = self._columns[BODY_BYTES_COLUMN][self._hashed : self._count].astype(np.int64)
+        self._regions.append((headers, Region(words, lengths)))
         self._singles, self._items = [], []
+        self._hash()
 
 
 def _headers_of_one(batch: Batch) -> bytes:

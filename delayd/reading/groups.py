@@ -96,8 +96,12 @@ def read_groups(
         yield from held
 
 
-def read_log(disk: Disk, place: LogPlace, start: int, stop: int, torn: list[TornTail]) -> Iterator[Group]:
+def read_log(
+    disk: Disk, place: LogPlace, start: int, stop: int, torn: list[TornTail], previous_crc32c: int | None = None
+) -> Iterator[Group]:
     """Yield the durable groups of a log that lie in [start, stop), across its segments.
+
+    ``previous_crc32c`` is the header_crc32c of the group before ``start``; None when it is not known.
 
     Raises:
         LogMoved: segments were removed while they were to be read.
@@ -106,20 +110,20 @@ def read_log(disk: Disk, place: LogPlace, start: int, stop: int, torn: list[Torn
     bases = segment_bases(disk, place)
     if not bases or bases[0] > start:
         raise LogMoved(f"{place.folder} begins behind offset {start}")
-    offset, crc = start, None
+    offset, crc = start, previous_crc32c
     for index, base in enumerate(bases):
         last = index == len(bases) - 1
         until = stop if last else bases[index + 1]
         if until <= start or base >= stop:
             continue
-        segment = _open(disk, place, base, last=last)
+        segment = open_base(disk, place, base, last=last)
         if segment is None:
             return
         try:
-            if crc is not None and segment.header.previous_crc32c != crc:
-                raise DamagedData(segment.path, 0, "it does not follow the segment before it")
             begin = max(offset, base)
-            chain = segment.header.previous_crc32c if begin == base else None
+            if begin == base and crc is not None and segment.header.previous_crc32c != crc:
+                raise DamagedData(segment.path, 0, "it does not follow the segment before it")
+            chain = segment.header.previous_crc32c if begin == base else crc
             offset = begin
             for group in read_groups(segment, begin, min(stop, until), torn, previous_crc32c=chain, last=last):
                 offset, crc = group.end, group.header.header_crc32c
@@ -154,7 +158,8 @@ def file_size(disk: Disk, path: str) -> int:
         file.close()
 
 
-def _open(disk: Disk, place: LogPlace, base: int, *, last: bool) -> Segment | None:
+def open_base(disk: Disk, place: LogPlace, base: int, *, last: bool) -> Segment | None:
+    """Open the segment that begins at an offset; None for the last one when its creation did not finish."""
     path = f"{place.folder}/{segment_name(base)}"
     try:
         segment = open_segment(disk, path, place.kind, place.log_id, write=False)

@@ -5,6 +5,7 @@ and may repeat a sequence. Where the sequences of an hour lie close together, wh
 servers, places are read from a table with an entry for each number; else a binary search finds them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,13 @@ class Join:
 
     def __init__(self, scheduled: UInt64s, sequence: UInt64s) -> None:
         count = len(scheduled)
+        if _are_the_same(scheduled, sequence):
+            self.known: Mask = np.ones(count, np.bool_)
+            self.rows = self.scheduled = self.first = np.arange(count)
+            self.times = np.ones(count, np.int64)
+            return
         place = _places(scheduled, sequence)
-        self.known: Mask = place >= 0
+        self.known = place >= 0
         self.rows = np.flatnonzero(self.known)  # Rows of the other log that have a schedule row, and which.
         self.scheduled = place if len(self.rows) == len(place) else place[self.rows]
         self.times = np.bincount(self.scheduled, minlength=count)
@@ -64,6 +70,19 @@ class Facts:
         return field
 
 
+def reordered(columns: Sequence[NDArray[Any]], order: NDArray[np.intp]) -> list[NDArray[Any]]:
+    """Columns in another order; they are used up, for each one's memory takes the next one of its width."""
+    spare: dict[int, NDArray[Any]] = {}
+    moved: list[NDArray[Any]] = []
+    for column in columns:
+        room = spare.pop(column.itemsize, None)
+        # With another mode than this one numpy fills memory of its own first.
+        moved.append(np.take(column, order, out=None if room is None else room.view(column.dtype), mode="clip"))
+        if column.flags.writeable and len(column) == len(order):
+            spare[column.itemsize] = column
+    return moved
+
+
 def rising(sequences: UInt64s) -> NDArray[np.intp]:
     """The order in which sequences rise; of equal ones the first stays first."""
     table = _table(sequences)
@@ -74,12 +93,15 @@ def rising(sequences: UInt64s) -> NDArray[np.intp]:
     return np.argsort(sequences, kind="stable")
 
 
+def _are_the_same(scheduled: UInt64s, sequence: UInt64s) -> bool:
+    """Whether each scheduled row is there once, in its order: nearly all hours are so."""
+    return np.array_equal(scheduled, sequence) and bool((scheduled[1:] > scheduled[:-1]).all())
+
+
 def _places(scheduled: UInt64s, sequence: UInt64s) -> Places:
     """For each sequence its first place in ``scheduled``, which rises; -1 where it is not there."""
     if not len(scheduled) or not len(sequence):
         return np.full(len(sequence), -1, np.int64)
-    if np.array_equal(scheduled, sequence) and (scheduled[1:] > scheduled[:-1]).all():
-        return np.arange(len(sequence))
     table = _table(scheduled)
     if table is not None:
         numbers = sequence - scheduled[0]  # What is below wraps around and is far above.

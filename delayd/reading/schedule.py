@@ -5,7 +5,7 @@ batch gathered below the replay offset P, or from the message log from P on.
 """
 
 import sys
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,12 +27,15 @@ from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.follow import Follow
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, read_log, segment_bases
-from delayd.reading.join import rising
+from delayd.reading.join import reordered, rising
+from delayd.reading.skim import Skimmed, skim_log
 from delayd.reading.word import FiledHour, Word, filed_hours, read_word
 
 SAMPLE_ROWS = 64  # One sequence of so many says where an hour is to be parted.
 SEQUENCES_MAX = 1 << 64
 BESIDE_SUFFIX = ".schedule.log"  # Of what is filed in an hour while its schedule log is damaged.
+FEW_HOURS = 100  # So many are asked for one by one.
+ROW_BYTES_MIN = 12  # Of a batch: a due instant and an end.
 
 Collector = RowCollector | SequenceSampler
 
@@ -156,10 +159,10 @@ def read_tail(
         LogMoved: its segments are gone: take a new snapshot.
         DamagedData: a durable group does not check.
     """
-    tail, accepted = RowCollector(), RowCollector()
-    check = Follow(snapshot.word, snapshot.replay_offset, snapshot.appended_at_ms)
     start = min([snapshot.replay_offset, *segment_bases(disk, snapshot.place)[:1]])
-    for group in read_log(disk, snapshot.place, start, snapshot.message_stop, [] if torn is None else torn):
+    tail, accepted = RowCollector(), RowCollector(rows_expected=_kept_rows(snapshot, start))
+    check = Follow(snapshot.word, snapshot.replay_offset, snapshot.appended_at_ms)
+    for group in _groups_of_tail(disk, snapshot, start, [] if torn is None else torn, whole=hours is None):
         header = group.header
         sequence = header.base_sequence
         if header.kind == GroupKind.DATA:
@@ -168,6 +171,7 @@ def read_tail(
             for offset, batch in group.batches():
                 if batch.kind == BatchKind.PRODUCER:
                     if not filed or hours is None or _is_of(batch, header.appended_at_ms, hours):
+                        batch = group.whole(offset) if isinstance(group, Skimmed) else batch
                         collector.add_message_batch(batch, offset, sequence, header.appended_at_ms)
                     sequence += batch.count
         check.take(group, sequence)
@@ -178,11 +182,34 @@ def read_tail(
     )
 
 
+def _groups_of_tail(
+    disk: Disk, snapshot: ScheduleSnapshot, start: int, torn: list[TornTail], *, whole: bool
+) -> Iterator[Group | Skimmed]:
+    """The groups of the message log; where few rows are wanted, those below the replay offset without bodies."""
+    place, stop = snapshot.place, snapshot.message_stop
+    if whole:
+        yield from read_log(disk, place, start, stop, torn)
+        return
+    end, crc = start, None
+    for group in skim_log(disk, place, start, snapshot.replay_offset):
+        end, crc = group.end, group.header.header_crc32c
+        yield group
+    yield from read_log(disk, place, end, stop, torn, crc)
+
+
+def _kept_rows(snapshot: ScheduleSnapshot, start: int) -> int:
+    """How many rows the message log keeps below the replay offset at most, by its bytes and by what was given."""
+    return min(snapshot.word.next_sequence, (snapshot.replay_offset - start) // ROW_BYTES_MIN)
+
+
 def _is_of(batch: Batch, appended_at_ms: int, hours: Container[int]) -> bool:
     """Whether a row of a PRODUCER batch is filed in one of some hours."""
+    first, last = (hour_of_ms(max(due_ms, appended_at_ms)) for due_ms in batch.range_of(ColumnId.DELIVER_AT_MS))
+    if last - first <= FEW_HOURS and not any(hour in hours for hour in range(first, last + 1)):
+        return False
+    if first == last:
+        return True
     due_from_ms = np.maximum(batch.int64s(ColumnId.DELIVER_AT_MS), appended_at_ms)
-    if batch.count == 1:
-        return hour_of_ms(int(due_from_ms[0])) in hours
     return any(hour in hours for hour in np.unique(hours_of(due_from_ms)).tolist())
 
 
@@ -203,7 +230,7 @@ def read_hour(
         LogMoved: the schedule log is gone: take a new snapshot.
         DamagedData: it does not check, or is shorter than the checkpoint says.
     """
-    collector = RowCollector(part)
+    collector = RowCollector(part, _expected(snapshot.counted(hour), part))
     _collect(disk, snapshot, hour, collector)
     late = tail.of_hour(hour, part)
     early = collector.rows()
@@ -226,10 +253,20 @@ def read_hour(
     return _rising(rows)
 
 
+def _expected(rows: int, part: range | None) -> int:
+    """How many of an hour's rows a part of it has, about."""
+    return rows if part is None else min(rows, len(range(part.start, min(part.stop, part.start + rows))))
+
+
 def _rising(rows: ScheduleRows) -> ScheduleRows:
+    """The rows by rising sequence; ``rows`` are used up."""
     if (rows.sequence[1:] >= rows.sequence[:-1]).all():
         return rows
-    return rows.take(rising(rows.sequence))
+    order = rising(rows.sequence)
+    columns = rows.sequence, rows.deliver_at_ms, rows.appended_at_ms, rows.location, rows.hashes()
+    sequence, due, appended, location, hashes = reordered(columns, order)
+    subject, body_bytes = reordered((rows.subject, rows.body_bytes), order)
+    return ScheduleRows(sequence, due, appended, subject, body_bytes, location, rows.subjects, hashes, rows.left_out)
 
 
 def part_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: int, rows_max: int) -> list[range]:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delayd.batch import BatchKind
 from delayd.content import Tally, tally
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, DamagedData
-from delayd.log.dispatch import Outcome, OutcomeRows
+from delayd.log.dispatch import PART, Outcome, OutcomeRows
 from delayd.log.log import segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.seal import NO_SEAL, OUTCOME_ROW, SCHEDULE_ROW, Seal, SealFacts, decode_seals, seal_place
@@ -24,11 +23,12 @@ from delayd.reading.columns import NO_UINT64S, RowCollector, ScheduleRows
 from delayd.reading.directory import Role, find_directories
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
-from delayd.reading.join import rising
+from delayd.reading.pieces import by_sequence
 from delayd.reading.schedule import HourRows, MessageTail, ScheduleSnapshot, read_hour, take_snapshot
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
 FIGURES = ("rows", "body_bytes", "dispatched", "cancelled", "dead", "expired", "in_doubt", "due_min_ms", "due_max_ms")
+PART_FIELDS = tuple(name for name in OUTCOME_ROW.names or () if name in (PART.names or ()))
 NO_ROWS = HourRows(RowCollector().rows(), NO_UINT64S.astype(np.int64))
 NO_TAIL = MessageTail(*NO_ROWS, 0, NO_ROWS)  # A sealed hour gets no more messages.
 
@@ -240,15 +240,15 @@ class SealCheck:
 
     def add(self, schedule: ScheduleRows, outcomes: OutcomeRows) -> None:
         """Take the next rows."""
-        order = rising(outcomes.sequences)
-        self._paired &= np.array_equal(schedule.sequence, outcomes.sequences[order])
+        outcomes = by_sequence(outcomes)
+        self._paired &= np.array_equal(schedule.sequence, outcomes.sequences)
         self._kinds += np.bincount(outcomes.parts["outcome"][outcomes.part_of], minlength=len(self._kinds))
         self._rows += len(schedule)
         self._body_bytes += int(schedule.body_bytes.sum(dtype=np.uint64))
         if len(schedule):
             self._due += [int(schedule.deliver_at_ms.min()), int(schedule.deliver_at_ms.max())]
         self._add_schedule(schedule)
-        self._add_outcomes(outcomes, order)
+        self._add_outcomes(outcomes)
         self._tally += tally_of(outcomes)
 
     def differences(self, torn: Sequence[TornTail] = ()) -> list[str]:
@@ -297,25 +297,20 @@ class SealCheck:
             packed["subject"] = number_of[schedule.subject[piece]]
             packed["body_bytes"] = schedule.body_bytes[piece]
             packed["content_hash"] = schedule.hashes()[piece]
-            self._schedule.update(packed.tobytes())
+            self._schedule.update(packed.view(np.uint8).data)
 
-    def _add_outcomes(self, outcomes: OutcomeRows, order: NDArray[np.intp]) -> None:
-        for start in range(0, len(order), PIECE_ROWS):
-            rows = order[start : start + PIECE_ROWS]
-            part_of = outcomes.part_of[rows]
-            packed = np.zeros(len(rows), OUTCOME_ROW)
-            packed["sequence"] = outcomes.sequences[rows]
-            packed["deliver_at_ms"] = outcomes.deliver_at_ms[rows]
-            packed["claimed_at_ms"] = outcomes.parts["claimed_at_ms"][part_of]
-            packed["target_log_id"] = outcomes.parts["target_log_id"][part_of]
-            packed["epoch"] = outcomes.parts["epoch"][part_of]
-            packed["batch_id"] = outcomes.parts["batch_id"][part_of]
-            packed["target_appended_at_ms"] = outcomes.parts["target_appended_at_ms"][part_of]
-            packed["target_offset"] = outcomes.parts["target_offset"][part_of]
-            packed["outcome"] = outcomes.parts["outcome"][part_of]
-            packed["attempt"] = outcomes.parts["attempt"][part_of]
-            packed["content_hash"] = outcomes.content_hash[rows]
-            self._outcomes.update(packed.tobytes())
+    def _add_outcomes(self, outcomes: OutcomeRows) -> None:
+        parts = np.zeros(len(outcomes.parts), OUTCOME_ROW)
+        for name in PART_FIELDS:
+            parts[name] = outcomes.parts[name]
+        for start in range(0, len(outcomes.sequences), PIECE_ROWS):
+            piece = slice(start, start + PIECE_ROWS)
+            # One row is copied whole for what its part says; a field at a time costs three times as much.
+            packed = parts.take(outcomes.part_of[piece])
+            packed["sequence"] = outcomes.sequences[piece]
+            packed["deliver_at_ms"] = outcomes.deliver_at_ms[piece]
+            packed["content_hash"] = outcomes.content_hash[piece]
+            self._outcomes.update(packed.view(np.uint8).data)
 
 
 def tally_of(outcomes: OutcomeRows, target_log_id: int | None = None) -> Tally:

@@ -1,0 +1,113 @@
+"""Pieces: the rows of an hour cut by sequence, small enough that what is computed of them stays in a processor's cache.
+
+Invariant: each row of each log is in exactly one piece, and rows of one sequence are in the same; so what is found of
+the pieces is what is found of the hour.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s
+from delayd.log.dispatch import OutcomeRows
+from delayd.reading.columns import NO_UINT64S, ScheduleRows, UInt64s
+from delayd.reading.filed import Accepted
+from delayd.reading.join import reordered, rising
+from delayd.reading.realtime import TargetRows
+
+PIECE_ROWS = 65_536  # A column of so many rows is half a MiB; an hour's would be new memory for each step.
+ROWS_A_NAME = 8  # What is done for each name of a subject is done in each piece.
+
+
+class Piece(NamedTuple):
+    """What the logs of an hour hold of a range of sequences, each by rising sequence."""
+
+    schedule: ScheduleRows
+    outcomes: OutcomeRows
+    realtime: TargetRows
+    accepted: Accepted
+
+
+def cut(
+    schedule: ScheduleRows, outcomes: OutcomeRows, realtime: TargetRows, accepted: Accepted, rows_max: int = PIECE_ROWS
+) -> Iterator[Piece]:
+    """Cut an hour, or a part of one, whose rows rise in sequence; ``accepted.before`` is that of the last piece."""
+    names = len(schedule.subjects) + len(realtime.subjects) + len(accepted.rows.subjects)
+    rows_max = max(rows_max, ROWS_A_NAME * names)
+    # What operators gave up is compared with a number of the whole hour.
+    if len(schedule) <= rows_max or accepted.dropped:
+        yield Piece(schedule, outcomes, realtime, accepted)
+        return
+    bounds = np.unique(schedule.sequence[rows_max::rows_max])
+    columns = schedule.sequence, outcomes.sequences, realtime.sequence, accepted.rows.sequence
+    left_out = np.sort(schedule.left_out)
+    places = [_places(column, bounds) for column in (*columns, left_out)]
+    before = accepted.before
+    for number in range(len(bounds) + 1):
+        filed, decided, stored, taken, bare = (slice(at[number], at[number + 1]) for at in places)
+        piece = schedule.take(filed)
+        last = number == len(bounds)
+        said = accepted._replace(rows=accepted.rows.take(taken), before=before if last else None)
+        before = None if before is None else before + piece.filed_count()
+        yield Piece(
+            ScheduleRows(
+                *(piece.sequence, piece.deliver_at_ms, piece.appended_at_ms, piece.subject, piece.body_bytes),
+                *(piece.location, piece.subjects, piece.content_hash, left_out[bare]),
+            ),
+            _outcomes_of(outcomes, decided),
+            _stored_of(realtime, stored),
+            said,
+        )
+
+
+def by_sequence(outcomes: OutcomeRows) -> OutcomeRows:
+    """The outcomes by rising sequence, those of one sequence in their order; they are used up."""
+    if _rises(outcomes.sequences):
+        return outcomes
+    order = rising(outcomes.sequences)
+    columns = outcomes.sequences, outcomes.deliver_at_ms, outcomes.part_of, outcomes.content_hash
+    sequences, due, part_of, hashes = reordered(columns, order)
+    return OutcomeRows(sequences, due, outcomes.parts, part_of, hashes)
+
+
+def stored_by_sequence(rows: TargetRows) -> TargetRows:
+    """The rows of targets by rising sequence, those of one sequence in their order; they are used up."""
+    if _rises(rows.sequence):
+        return rows
+    order = rising(rows.sequence)
+    sequence, due, batch_of, hashes = reordered(
+        (rows.sequence, rows.deliver_at_ms, rows.batch_of, rows.hashes()), order
+    )
+    return TargetRows(sequence, due, batch_of, rows.batches, rows.targets, rows.subjects, hashes)
+
+
+def _rises(sequences: UInt64s) -> bool:
+    return bool((sequences[1:] >= sequences[:-1]).all())
+
+
+def _places(sequences: UInt64s, bounds: UInt64s) -> list[int]:
+    """Where the pieces begin in a column, and where the last one ends."""
+    return [0, *np.searchsorted(sequences, bounds).tolist(), len(sequences)]
+
+
+def _outcomes_of(outcomes: OutcomeRows, rows: slice) -> OutcomeRows:
+    parts, part_of = _own(outcomes.parts, outcomes.part_of[rows])
+    return OutcomeRows(
+        outcomes.sequences[rows], outcomes.deliver_at_ms[rows], parts, part_of, outcomes.content_hash[rows]
+    )
+
+
+def _stored_of(stored: TargetRows, rows: slice) -> TargetRows:
+    batches, batch_of = _own(stored.batches, stored.batch_of[rows])
+    hashes = NO_UINT64S if stored.content_hash is None else stored.content_hash[rows]
+    columns = stored.sequence[rows], stored.deliver_at_ms[rows], batch_of
+    return TargetRows(*columns, batches, stored.targets, stored.subjects, hashes)
+
+
+def _own(table: NDArray[np.void], index: Int64s) -> tuple[NDArray[np.void], Int64s]:
+    """A table and an index into it; of a table that has more rows than the index a copy of what it names."""
+    if len(table) <= len(index):
+        return table, index
+    return table.take(index), np.arange(len(index))
