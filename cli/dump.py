@@ -12,7 +12,7 @@ import numpy as np
 from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.disk import Disk
 from delayd.hours import hour_name
-from delayd.log.control import decode_records
+from delayd.log.control import Record, decode_records
 from delayd.log.dispatch import Outcome, decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.pull import decode_entries
@@ -112,7 +112,8 @@ def _rows(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
     match batch.kind:
         case BatchKind.CONTROL:
             for record in decode_records(batch):
-                yield None, None, None, " ".join(_fact(name, value) for name, value in record.items())
+                facts = " ".join(_fact(name, value) for name, value in record.items() if name != "subject")
+                yield None, _subject(record), None, facts
         case BatchKind.PULL:
             for entry in decode_entries(batch):
                 facts = " ".join(_fact(name, value) for name, value in entry._asdict().items() if name != "op")
@@ -158,6 +159,14 @@ def _messages(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
         body = bytes(batch.heap[int(starts[row]) : int(ends[row])])
         content = printable(body) if len(body) == body_bytes[row] else f"(left out, {body_bytes[row]} bytes)"
         yield sequences[row], subjects[int(numbers[row])], due_ms[row], content
+
+
+def _subject(record: Record) -> str | None:
+    """The subject that a control record is about; the delay server has it as bytes, the realtime server as text."""
+    subject = record.get("subject")
+    if isinstance(subject, bytes):
+        return subject.decode("ascii", "backslashreplace")
+    return subject if isinstance(subject, str) else None
 
 
 def _fact(name: str, value: object) -> str:

@@ -19,6 +19,8 @@ LOG_NAME = re.compile(r"[0-9]{20}\.log|[0-9]{10}\.log")  # Of a segment by its b
 OTHER_FILES = {
     CHECKPOINT: "a checkpoint",
     "LOCK": "what a server holds while it runs",
+    "place": "what tells a folder from its copies",
+    "cluster.secret": "the secret that the servers of a cluster share",
     "data.mdb": "the state of a server",
     "lock.mdb": "LMDB's, for its server alone",
 }

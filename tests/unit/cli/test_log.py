@@ -11,7 +11,7 @@ import pytest
 
 from delayd.disk import File, RealDisk
 from delayd.log.consume import ConsumeTail, append_entries, consume_place, entries_of
-from delayd.log.control import encode_records
+from delayd.log.control import Record, encode_records
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FILE_HEADER_BYTES
 from delayd.state import LmdbState
@@ -201,6 +201,15 @@ def test_outcomes_and_control_records_are_dumped_as_facts(books: Books) -> None:
     assert hello[0]["content"] == "type=hello log_id=000000000000de1a epoch=1 instance=1 session=1 w=[1, 3]"
 
 
+@pytest.mark.parametrize("subject", [b"orders.cancel", "orders.cancel"])
+def test_a_control_record_is_listed_with_its_subject_as_people_write_it(books: Books, subject: bytes | str) -> None:
+    record: Record = {"type": "target", "subject": subject, "log_id": 0xDE1A}
+    books.target.append([NewGroup(GroupKind.CONTROL, [encode_records([record])], 1, START_MS)], START_MS)
+    books.target.flush()
+    (row,) = _dump(sorted(Path(books.target.place.folder).iterdir())[-1], "messages")[-1:]
+    assert (row["subject"], row["content"]) == ("orders.cancel", "type=target log_id=000000000000de1a")
+
+
 def test_an_unfinished_end_is_told_behind_the_dump(books: Books) -> None:
     path = _message_files(books)[-1]
     with path.open("ab") as file:
@@ -228,6 +237,8 @@ def test_a_damaged_file_is_dumped_up_to_the_damage(books: Books) -> None:
         ("LOCK", "what a server holds while it runs"),
         ("state.lmdb/data.mdb", "the state of a server"),
         ("state.lmdb/lock.mdb", "LMDB's, for its server alone"),
+        ("place", "what tells a folder from its copies"),
+        ("cluster.secret", "the secret that the servers of a cluster share"),
         ("server.txt", "a file that delayd did not write"),
     ],
 )
