@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
 
 from delayd.disk import Buffer
@@ -21,6 +22,7 @@ from delayd.testing.tree import Cut, DataChange, Folder, Inode, PowerLoss, Write
 
 CAPACITY_BYTES = 1 << 40
 READ_FAILED = "this read failed"
+PATHS_KEPT = 1_024  # Paths are looked up more often than anything else; a run has some hundreds of them.
 
 
 class Crash(BaseException):
@@ -284,8 +286,8 @@ class MemoryDisk:
             raise OSError(errno.EIO, READ_FAILED, path)
 
     def _parent(self, path: str) -> tuple[Folder, str]:
-        path = _normal(path)
-        return self._folder(os.path.dirname(path)), os.path.basename(path)
+        folder, name = _split(path)
+        return self._folder(folder), name
 
     def _folder(self, path: str) -> Folder:
         node = self._find(path)
@@ -297,9 +299,7 @@ class MemoryDisk:
 
     def _find(self, path: str) -> Inode | Folder | None:
         node: Inode | Folder | None = self._root
-        for name in _normal(path).split("/"):
-            if not name:
-                continue
+        for name in _names(path):
             if isinstance(node, Inode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             if node is None:
@@ -389,8 +389,19 @@ def _nothing() -> None:
     """Nothing else happens."""
 
 
+@lru_cache(PATHS_KEPT)
 def _normal(path: str) -> str:
     return os.path.normpath(os.path.join("/", path))
+
+
+@lru_cache(PATHS_KEPT)
+def _split(path: str) -> tuple[str, str]:
+    return os.path.split(_normal(path))
+
+
+@lru_cache(PATHS_KEPT)
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(name for name in _normal(path).split("/") if name)
 
 
 def _missing(path: str) -> FileNotFoundError:

@@ -85,27 +85,29 @@ class Cluster:
 
     def moves(self) -> list[Move]:
         """Everything that could happen next without time passing."""
-        return list(self._moves())
+        held = tuple(self.held)
+        return [move for move in self._all_moves() if not (held and move.what.startswith(held))]
 
     def next_move(self) -> Move | None:
         """The first of all moves, or any one while they are mixed."""
         if self.mixed and (moves := self.moves()):
             return self.random.choice(moves)
-        return next(self._moves(), None)
-
-    def _moves(self) -> Iterator[Move]:
+        if not self.held:
+            return next(self._all_moves(), None)
         held = tuple(self.held)
-        for moves in self._sources():
-            for move in moves:
-                if not (held and move.what.startswith(held)):
-                    yield move
+        for move in self._all_moves():
+            if not move.what.startswith(held):
+                return move
+        return None
 
-    def _sources(self) -> Iterator[Iterator[Move]]:
+    def _all_moves(self) -> Iterator[Move]:
+        """Those of what stands still among them."""
         if self.delay_up:
-            yield self.world.own_moves()
+            yield from self.world.own_moves()
         for side in self.sides:
-            yield side.moves()
-        yield self.network.moves()
+            if side.life is not None:
+                yield from side.life.moves()
+        yield from self.network.moves()
 
     def hold(self, *what: str) -> None:
         """Let a thread or one direction of a line stand still until `held` is emptied."""

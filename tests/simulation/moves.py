@@ -33,7 +33,7 @@ class Threads:
         """Going on with the oldest job of each thread, and handing back its oldest result."""
         for thread, run, hear in self._threads:
             # Past the properties: this is asked more often than anything else.
-            if thread._begun is not None or thread._waiting:
+            if thread._begun is not None or any(thread._waiting.jobs):
                 yield run
             if thread._ran:
                 yield hear

@@ -60,7 +60,10 @@ class Network:
         if self._dials:
             yield Move(f"a dial to {self._dials[0][0]} ends", self._connect)
         for line in self.lines:
-            yield from line.moves()
+            if line.up or (line._up_ended and not line._up_told):
+                yield Move(f"{line.name} up {len(line.up) or 'end'}", line.carry_up)
+            if line.down or (line._down_ended and not line._down_told):
+                yield Move(f"{line.name} down {len(line.down) or 'end'}", line.carry_down)
 
     def process_died(self, process: object) -> None:
         """An asking or serving process is gone with everything that it would still have read."""
@@ -233,13 +236,6 @@ class Line:
         self.cut()
         self.up.clear()
         self._up_told, self.listener = True, None
-
-    def moves(self) -> Iterator[Move]:
-        """What may happen next on this line."""
-        if self.up or (self._up_ended and not self._up_told):
-            yield Move(f"{self.name} up {len(self.up) or 'end'}", self.carry_up)
-        if self.down or (self._down_ended and not self._down_told):
-            yield Move(f"{self.name} down {len(self.down) or 'end'}", self.carry_down)
 
     def carry_up(self) -> None:
         """Let some bytes arrive at the server, or the news that the line has ended."""
