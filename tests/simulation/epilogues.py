@@ -13,10 +13,13 @@ from delayd.errors import DelaydError, NotReady
 from delayd.log.dispatch import Outcome
 from delayd.log.segment import FileKind, open_segment
 from tests.delay_harness import FOLDER
+from tests.simulation.checks import DOUBT_STEP_MS, DRAIN_STEP_MS
 from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.realtime_side import RealtimeSide
 
 ALARM_MS = 40_000  # A target that refused is asked again within so long.
+ROUNDS_MAX = 8  # Of sends, until a realtime server has heard what the first ones came to.
+CONFIRMED_WITHIN_MS = 60_000  # A clock that nobody sets is believed after half a minute.
 
 
 class Epilogues(CopyScenarios):
@@ -29,6 +32,7 @@ class Epilogues(CopyScenarios):
     def restored_server_is_accepted(self) -> None:
         """An operator accepts a delay server that was restored: no two messages have one sequence (rule I5)."""
         cluster = self.cluster
+        self._confirm_the_clock()
         self._all_work()
         cluster.world.swept = False
         self._send_to_all()
@@ -37,22 +41,29 @@ class Epilogues(CopyScenarios):
             cluster.delay_backup(),
             {side.log_id: cluster.world.core._ends.of(side.log_id) for side in cluster.sides},
         )
-        for _ in range(3):
+        targets = set(cluster.world.core.dispatcher.targets.values())
+        sides = [side for side in cluster.sides if side.log_id in targets]
+        for _ in range(ROUNDS_MAX):
+            # Only what T knows to be decided proves that a backup is old: W goes with the next batch.
             self._send_to_all()
             cluster.calm(1_200)
-        if not all(self._decided(side) > ends[side.log_id] for side in cluster.sides):
-            return
+            if all(self._decided(side) > ends[side.log_id] for side in sides):
+                break
+        else:
+            raise AssertionError("realtime servers do not hear what is decided")
         cluster.delay_dies(None)
         cluster.remains = backup
         cluster.delay_starts(faults=False)
         self.tell("     the delay server is restored from a backup, for good")
-        cluster.calm(ALARM_MS)
         world = cluster.world
-        refused = [link for link in world.core.dispatcher.links.values() if link.refusal is not None]
-        assert refused and world.core.fence.waits(), "nobody notices that a delay server was restored"
-        for link in refused:
+        links = [world.core.dispatcher.links[side.log_id] for side in sides]
+        self._wait(lambda: all(link.refusal is not None for link in links) and bool(world.core.fence.waits()))
+        assert all(link.refusal is not None for link in links) and world.core.fence.waits(), (
+            "nobody notices that a delay server was restored"
+        )
+        for link in links:
             world.core.targets.accept(link.target, _nobody_hears)
-        cluster.calm(ALARM_MS)
+        self._wait(lambda: not world.core.fence.waits())
         waits = world.core.fence.waits()
         assert not waits, f"an operator's word changes nothing: {waits}"
         before = set(world.outside.accepted)
@@ -74,6 +85,7 @@ class Epilogues(CopyScenarios):
     def target_is_lost(self) -> None:
         """An operator gives a target up: what it may hold goes nowhere else, and all else does (rules H5, S2)."""
         cluster = self.cluster
+        self._confirm_the_clock()
         self._all_work()
         cluster.world.swept = False  # The books of the run know of no messages in doubt.
         lost = self.steps.side()
@@ -106,13 +118,38 @@ class Epilogues(CopyScenarios):
         # A death may have taken the word with it.
         self._lose(lost, said)
         link = cluster.world.core.dispatcher.links.get(lost.log_id)
-        if link is not None and not link.is_lost:
-            self.tell("     the word was not taken, for the clock stayed in doubt")
-            return
-        cluster.calm(ALARM_MS)
-        self._repeat_what_is_unanswered()
+        assert link is None or link.is_lost, f"an operator's word is not taken: {said}"
         cluster.calm(5_000)
+        self._repeat_what_is_unanswered()
+        self._wait(lambda: self._all_told(first))
+        cluster.calm(1_200)
         self._check_lost(lost, other, first)
+
+    def _confirm_the_clock(self) -> None:
+        """Let time pass until the clock is believed, which nobody sets any more: operators' words need it."""
+        cluster = self.cluster
+        begun_ms = cluster.machine.monotonic_ms
+        while not cluster.world.clock.confirmed:
+            assert cluster.machine.monotonic_ms - begun_ms < CONFIRMED_WITHIN_MS, "the clock stays in doubt"
+            cluster.machine.advance(DOUBT_STEP_MS)
+            cluster.calm(DRAIN_STEP_MS)
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        """Let time pass until it is so, or an alarm's time is over."""
+        for _ in range(ALARM_MS // DRAIN_STEP_MS):
+            if until():
+                return
+            self.cluster.calm(DRAIN_STEP_MS)
+
+    def _all_told(self, first: int) -> bool:
+        """Whether all that was sent behind a batch has an outcome."""
+        told = self._outcomes_now()
+        return not self.cluster.world.outside.unanswered and all(
+            sequence in told
+            for number, (_, accepted) in self.cluster.world.outside.accepted.items()
+            if number > first
+            for sequence in range(accepted.base_sequence, accepted.base_sequence + accepted.rows)
+        )
 
     def _lose(self, lost: RealtimeSide, said: list[DelaydError | str]) -> None:
         core = self.cluster.world.core
@@ -122,6 +159,7 @@ class Epilogues(CopyScenarios):
                 core.targets.lose(lost.log_id, said.append)
             except NotReady as error:
                 self.tell(f"     not yet: {error}")
+                said.append(error)
 
     def _repeat_what_is_unanswered(self) -> None:
         world = self.cluster.world
