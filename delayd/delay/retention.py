@@ -287,6 +287,7 @@ class Retention:
             return [], {}
         table = published.get("hours", b"")
         assert isinstance(table, bytes), "this server wrote the table"
+        self._executor.give_way()
         told = {int(row["hour"]) for row in decode_hours(table) if row["flags"] & REMOVED}
         gone = [hour for hour in files if hour in told]
         for hour in gone:
@@ -294,8 +295,8 @@ class Retention:
                 if self._disk.exists(path):
                     self._disk.remove(path)
                     self._disk.sync_folder(path.rpartition("/")[0])
-            # Each sync may take long, and the coming hour may wait to be loaded (rule B2).
-            self._executor.give_way()
+                # Each sync may take long, and the coming hour may wait to be loaded (rule B2).
+                self._executor.give_way()
         marked = {
             hour: file.with_flags(REMOVED) for hour, file in files.items() if hour not in told and not file.removed
         }

@@ -15,11 +15,12 @@ from delayd.delay.core import DelayCore
 from delayd.delay.hour_table import load_hours
 from delayd.delay.quarantine import missing_parts
 from delayd.delay.sealing import ContentDiffers, compare
+from delayd.disk import Disk
 from delayd.errors import DispatchRefused
 from delayd.executor import Priority
 from delayd.gather import Pick, compose, gather
 from delayd.hours import hour_of_ms
-from delayd.log.checkpoint import read_checkpoint
+from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows, decode_outcomes, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
@@ -519,7 +520,7 @@ def test_rule_S4_the_seal_of_a_deleted_hour_outlives_restarts() -> None:
     assert not load_hours(world.state.scan(b"hour/"))
 
 
-def test_rule_B2_a_load_that_falls_due_while_hours_are_deleted_waits_for_one_hour_at_most(
+def test_rule_B2_a_load_that_falls_due_while_hours_are_deleted_waits_for_one_file_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = ready_world(retention_hours=10)
@@ -544,7 +545,36 @@ def test_rule_B2_a_load_that_falls_due_while_hours_are_deleted_waits_for_one_hou
     monkeypatch.setattr(world.disk, "remove", removing)
     world.sweep()
     assert len(done) >= 2 * 2 + 1, "hours have two files each"
-    assert done.index("load") == 2, done
+    assert done.index("load") == 1, done
+
+
+def test_rule_B2_a_load_that_falls_due_while_the_published_table_is_read_does_not_wait_for_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = ready_world(retention_hours=10)
+    world.send(wanted(1, world.clock.now_ms() - START_MS, "m"))
+    over(world)
+    world.sweep()
+    world.clock.advance(20 * HOUR_MS)
+    world.pass_ms(1_000)
+    world.sweep()
+    world.pass_ms(61_000)
+    done: list[str] = []
+    _, _, worker = world.executors()
+    remove = world.disk.remove
+
+    def reading(disk: Disk, folder: str, log_id: int | None = None) -> Payload | None:
+        worker.submit(lambda: done.append("load"), lambda ended: None, Priority.DUE)
+        return read_checkpoint(disk, folder, log_id)
+
+    def removing(path: str) -> None:
+        done.append(path)
+        remove(path)
+
+    monkeypatch.setattr("delayd.delay.retention.read_checkpoint", reading)
+    monkeypatch.setattr(world.disk, "remove", removing)
+    world.sweep()
+    assert len(done) >= 3 and done[0] == "load", done
 
 
 def test_rule_B2_a_load_that_falls_due_while_segments_are_removed_waits_for_one_at_most() -> None:
