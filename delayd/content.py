@@ -28,6 +28,7 @@ _FACTOR_WORD = np.uint64(_FACTOR)
 _ONE = np.uint64(1)
 _SUBJECTS_REMEMBERED = 65_536  # 255 bytes each at most: 20 MB.
 FEW_SUBJECTS = 32  # Most of these are remembered; many at once are made together.
+EVENED_MOST = 4  # Few items are made equally long unless that makes them so many times as long altogether.
 PIECE_WORDS = 128 << 10  # Hashed in one go: 1 MiB stays in the processor's cache between the calls.
 
 
@@ -193,16 +194,23 @@ class Region:
 
     def values(self, state: int = 0) -> UInt64s:
         """The value of each item, as the page defines it, added to ``state``: uint64[n], a new array."""
-        lengths, words = self._lengths, self._words
+        lengths, words, count = self._lengths, self._words, len(self._lengths)
+        if count <= FEW_ROWS:
+            exact = lengths.tolist()
+            shortest, longest = min(exact), max(exact)
+        else:
+            exact = []
+            shortest, longest = int(lengths.min()), int(lengths.max())
+        size = (longest + 7) >> 3
         values: UInt64s
-        size = len(words) // len(lengths)
-        if size * len(lengths) == len(words) and _all_have(lengths, size):
-            values = np.einsum("ij,j->i", words.view(HALVES).reshape(len(lengths), 2 * size), _KEYS.of_halves(2 * size))
+        if exact and size * count != len(words) and size * count <= EVENED_MOST * len(words):
+            words = _evened(words, exact, size)
+        if size * count == len(words):
+            values = np.einsum("ij,j->i", words.view(HALVES).reshape(count, 2 * size), _KEYS.of_halves(2 * size))
         else:
             values = self._ragged()
-        length = int(lengths[0])
-        if _all_are(lengths, length):
-            values += np.uint64(state + length * _KEY_0 & _MASK)
+        if shortest == longest:
+            values += np.uint64(state + longest * _KEY_0 & _MASK)
         else:
             values += lengths.view(np.uint64) * _KEY_0_WORD
             values += np.uint64(state)
@@ -224,16 +232,16 @@ class Region:
         return values
 
 
-def _all_are(lengths: Int64s, length: int) -> bool:
-    """Whether all items are that long."""
-    if len(lengths) <= FEW_ROWS:
-        return bool(lengths.tolist().count(length) == len(lengths))
-    return bool((lengths == length).all())
-
-
-def _all_have(lengths: Int64s, size: int) -> bool:
-    """Whether each of the items has so many words."""
-    return bool(((lengths + 7) >> 3 == size).all())
+def _evened(words: UInt64s, lengths: list[int], size: int) -> UInt64s:
+    """The words of few items with zeros behind each of them, up to ``size`` words: zeros change no value."""
+    data, width = words.tobytes(), WORD_BYTES * size
+    items: list[bytes] = []
+    start = 0
+    for length in lengths:
+        end = start + (length + 7 & ~7)
+        items.append(data[start:end].ljust(width, b"\0"))
+        start = end
+    return np.frombuffer(b"".join(items), np.uint64)
 
 
 def _add_ragged(values: UInt64s, words: UInt64s, counts: Int64s) -> None:

@@ -12,14 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS, Batch, BatchKind, Buffer, ColumnId, Columns, Int64s, KindPart
-from delayd.content import NOT_STATED, Region, hash_bare, hash_items, subject_state, subject_states
-from delayd.encode import encode, encode_subject_table
+from delayd.content import NOT_STATED, Region, hash_items, subject_state, subject_states
+from delayd.encode import encode_pieces, encode_subject_table, one_subject_table
 
 DUE = struct.Struct("<q")
 U64 = struct.Struct("<Q")
 ONE_END = struct.Struct("<I")
 TWO_ENDS = struct.Struct("<II")
 PIECE_ROWS = 8_000  # The index of a piece stays in the cache.
+# Without the look-up in the enumeration, which costs as much as what is done with them.
+_DUE, _SEQUENCE, _HEADERS, _BODY, _HASH = (
+    ColumnId.DELIVER_AT_MS,
+    ColumnId.SEQUENCE,
+    ColumnId.HEADERS_END,
+    ColumnId.BODY_END,
+    ColumnId.CONTENT_HASH,
+)
 SUBJECT_NONE = np.empty(0, np.uint32)
 
 
@@ -90,56 +98,52 @@ def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
     Raises:
         BatchMalformed: a source's checksum differs.
     """
-    due, headers_lengths, headers, body_lengths, bodies = [], [], list[Buffer](), [], list[Buffer]()
+    due, headers_lengths, headers, body_lengths, bodies = list[int](), [], list[Buffer](), [], list[Buffer]()
     hashes: list[int] = []
+    states_hashes = False
     for batch, row in zip(batches, rows, strict=True):
         if not batch.verified:
             batch.verify()
-        due.append(DUE.unpack_from(batch.buffer, batch.offsets[ColumnId.DELIVER_AT_MS] + 8 * row)[0])
-        if ColumnId.HEADERS_END in batch.offsets:
-            length, piece = _item(batch, ColumnId.HEADERS_END, row)
+        buffer, offsets = batch.buffer, batch.offsets
+        due += DUE.unpack_from(buffer, offsets[_DUE] + 8 * row)
+        if _HEADERS in offsets:
+            length, piece = _item(batch, _HEADERS, row)
             headers_lengths.append(length)
             headers.append(piece)
         else:
             headers_lengths.append(0)
-        length, piece = _item(batch, ColumnId.BODY_END, row)
-        body_lengths.append(length)
-        bodies.append(piece)
-        offset = batch.offsets.get(ColumnId.CONTENT_HASH)
-        hashes.append(0 if offset is None else U64.unpack_from(batch.buffer, offset + 8 * row)[0])
+        if row:
+            # As `_item` has it: nearly every row comes here.
+            before, end = TWO_ENDS.unpack_from(buffer, offsets[_BODY] + 4 * row - 4)
+            start = (before + 7) & ~7
+            body_lengths.append(end - start)
+            heap = batch.heap_offset
+            bodies.append(buffer[heap + start : heap + ((end + 7) & ~7)])
+        else:
+            length, piece = _item(batch, _BODY, row)
+            body_lengths.append(length)
+            bodies.append(piece)
+        if _HASH in offsets:
+            states_hashes = True
+            hashes += U64.unpack_from(buffer, offsets[_HASH] + 8 * row)
+        else:
+            hashes.append(NOT_STATED)
     return Gathered(
         np.array(due, np.int64),
         np.array(headers_lengths, np.int64) if headers else None,
         headers,
         np.array(body_lengths, np.int64),
         bodies,
-        np.array(hashes, np.uint64) if any(hashes) else None,
+        np.array(hashes, np.uint64) if states_hashes else None,
     )
 
 
-def hashes_of(gathered: Gathered, subject: bytes) -> NDArray[np.uint64]:
-    """The content hashes of gathered rows of one subject: those that their sources state.
+class Composed(NamedTuple):
+    """A batch of gathered rows in two pieces, so that its heap need not be copied once more, and the rows' hashes."""
 
-    Where a source states none, they are made from the bytes.
-    """
-    stated = gathered.hashes
-    if stated is not None and bool((stated != NOT_STATED).all()):
-        return stated
-    if len(gathered.body_lengths) == 1 and gathered.headers_lengths is None:
-        return np.array([hash_bare(subject, gathered.bodies[0], int(gathered.body_lengths[0]))], np.uint64)
-    made = hash_items(subject_state(subject), *_regions(gathered))
-    return made if stated is None else np.where(stated == NOT_STATED, made, stated)
-
-
-def _regions(gathered: Gathered) -> tuple[Region | None, Region]:
-    bodies = Region(_words(gathered.bodies), gathered.body_lengths)
-    if gathered.headers_lengths is None:
-        return None, bodies
-    return Region(_words(gathered.headers), gathered.headers_lengths), bodies
-
-
-def _words(pieces: list[Buffer]) -> NDArray[np.uint64]:
-    return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint64)
+    front: bytes
+    heap: bytes
+    hashes: NDArray[np.uint64]
 
 
 def compose(
@@ -153,36 +157,75 @@ def compose(
     left_out: NDArray[np.uint32] | None = None,
     hashes: NDArray[np.uint64] | None = None,
 ) -> bytes:
+    """`compose_pieces` in one piece."""
+    made = compose_pieces(
+        kind,
+        part,
+        gathered,
+        sequences,
+        subjects,
+        subject_of,
+        accepted_at_ms=accepted_at_ms,
+        left_out=left_out,
+        hashes=hashes,
+    )
+    return b"".join((made.front, made.heap))
+
+
+def compose_pieces(
+    kind: BatchKind,
+    part: KindPart,
+    gathered: Gathered,
+    sequences: NDArray[np.uint64],
+    subjects: Sequence[bytes],
+    subject_of: NDArray[np.uint32] = SUBJECT_NONE,
+    *,
+    accepted_at_ms: Int64s | None = None,
+    left_out: NDArray[np.uint32] | None = None,
+    hashes: NDArray[np.uint64] | None = None,
+) -> Composed:
     """Make a batch of gathered rows; ``subject_of`` is empty when all rows have the one subject.
 
     ``left_out`` has the lengths of bodies that are not among the gathered ones, where there are such. ``hashes`` are
-    the content hashes of the rows; without them they are made here, from the bytes.
+    the content hashes of the rows; without them they are those that the sources state, and where a source states none
+    they are made from the bytes.
     """
+    table = one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
+    heap = b"".join((table, *gathered.headers, *gathered.bodies))
     if hashes is None:
-        states = subject_states(subjects)
-        hashes = hash_items(states.take(subject_of) if len(subject_of) else int(states[0]), *_regions(gathered))
-    table = encode_subject_table(subjects)
-    heap: list[Buffer] = [table]
-    columns: list[tuple[ColumnId, Columns]] = [
-        (ColumnId.DELIVER_AT_MS, gathered.deliver_at_ms),
-        (ColumnId.SEQUENCE, sequences),
-    ]
+        hashes = _hashes_of(gathered, heap, len(table), subjects, subject_of)
+    columns: list[tuple[ColumnId, Columns]] = [(_DUE, gathered.deliver_at_ms), (_SEQUENCE, sequences)]
     if len(subject_of):
         columns.append((ColumnId.SUBJECT, subject_of))
     begin = len(table)
     if gathered.headers_lengths is not None:
         ends, begin = _ends(gathered.headers_lengths, begin)
-        columns.append((ColumnId.HEADERS_END, ends))
-        heap.extend(gathered.headers)
+        columns.append((_HEADERS, ends))
     ends, _ = _ends(gathered.body_lengths, begin)
-    columns.append((ColumnId.BODY_END, ends))
-    heap.extend(gathered.bodies)
+    columns.append((_BODY, ends))
     if accepted_at_ms is not None:
         columns.append((ColumnId.ACCEPTED_AT_MS, accepted_at_ms))
     if left_out is not None:
         columns.append((ColumnId.BODY_LEFT_OUT, left_out))
-    columns.append((ColumnId.CONTENT_HASH, hashes))
-    return encode(kind, part, len(sequences), columns, heap, len(subjects))
+    columns.append((_HASH, hashes))
+    return Composed(*encode_pieces(kind, part, len(sequences), columns, (heap,), len(subjects)), hashes)
+
+
+def _hashes_of(
+    gathered: Gathered, heap: bytes, begin: int, subjects: Sequence[bytes], subject_of: NDArray[np.uint32]
+) -> NDArray[np.uint64]:
+    """The content hashes of gathered rows, whose headers and bodies stand in ``heap`` from ``begin`` on."""
+    stated = gathered.hashes
+    if stated is not None and bool((stated != NOT_STATED).all()):
+        return stated
+    states = subject_states(subjects).take(subject_of) if len(subject_of) else subject_state(subjects[0])
+    words = np.frombuffer(heap, np.uint64)[begin >> 3 :]
+    headers = None
+    if gathered.headers_lengths is not None:
+        split = sum(map(len, gathered.headers)) >> 3
+        headers, words = Region(words[:split], gathered.headers_lengths), words[split:]
+    made = hash_items(states, headers, Region(words, gathered.body_lengths))
+    return made if stated is None else np.where(stated == NOT_STATED, made, stated)
 
 
 def reorder(gathered: Gathered, order: Int64s) -> Gathered:

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, Int64s
+from delayd.content import NOT_STATED, hash_bare
 from delayd.delay.ready import NO_ROWS
 from delayd.delay.rows import BATCH_ROW_BITS, Rows
 from delayd.encode import encode_one
-from delayd.gather import Gathered, Pick, compose, gather, gather_singles, reorder
+from delayd.gather import Gathered, Pick, compose_pieces, gather, gather_singles, reorder
 
 ROW_MASK = (1 << BATCH_ROW_BITS) - 1
 PICK_ROWS = 8  # A pick costs as much as so many rows one by one: numpy calls against plain integers.
@@ -117,11 +118,16 @@ def _rows(numbers: Int64s) -> range | Int64s:
 
 
 def encode_dispatch(
-    part: DispatchPart, rows: Rows, gathered: Gathered, subject: bytes, hashes: NDArray[np.uint64]
-) -> bytes:
-    """Make the batch that is handed over."""
+    part: DispatchPart, rows: Rows, gathered: Gathered, subject: bytes
+) -> tuple[tuple[bytes, ...], NDArray[np.uint64]]:
+    """Make the batch that is handed over, in one or two pieces: the pieces, and the rows' content hashes."""
     if len(rows) == 1 and gathered.headers_lengths is None:
         # Of many subjects most batches of a frame are one row.
-        values = int(gathered.deliver_at_ms[0]), int(rows["sequence"][0]), int(hashes[0])
-        return encode_one(BatchKind.DISPATCH, part, values, subject, gathered.bodies[0], int(gathered.body_lengths[0]))
-    return compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject], hashes=hashes)
+        body, length = gathered.bodies[0], int(gathered.body_lengths[0])
+        stated = NOT_STATED if gathered.hashes is None else int(gathered.hashes[0])
+        content_hash = stated or hash_bare(subject, body, length)
+        values = int(gathered.deliver_at_ms[0]), int(rows["sequence"][0]), content_hash
+        one = encode_one(BatchKind.DISPATCH, part, values, subject, body, length)
+        return (one,), np.array([content_hash], np.uint64)
+    front, heap, hashes = compose_pieces(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject])
+    return (front, heap), hashes

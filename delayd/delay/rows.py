@@ -98,13 +98,12 @@ def latest_due_ms(rows: Rows) -> int:
     """The latest instant at which one of the rows fires; of one row at least."""
     if len(rows) > FEW_ROWS:
         return int(due_at_ms(rows).max())
-    # A loop over so few takes a third of the time of the arrays.
-    latest_ms = 0
-    for hour, due_ms in zip(rows["hour"].tolist(), rows["due_ms"].tolist(), strict=True):
-        at_ms = hour * HOUR_MS + (due_ms if due_ms >= -COARSE_FROM_MS else decode_due(due_ms))
-        if at_ms > latest_ms:
-            latest_ms = at_ms
-    return latest_ms
+    # Plain integers take a third of the time of the arrays for so few, and nearly always all are of one hour.
+    hours: list[int] = rows["hour"].tolist()
+    due_ms: list[int] = rows["due_ms"].tolist()
+    if hours.count(hours[0]) == len(hours):
+        return hours[0] * HOUR_MS + decode_due(max(due_ms))
+    return max(hour * HOUR_MS + decode_due(after_ms) for hour, after_ms in zip(hours, due_ms, strict=True))
 
 
 def encode_due(after_ms: int) -> int:

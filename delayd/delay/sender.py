@@ -25,7 +25,6 @@ from delayd.delay.waiting import WaitingRows, lowest_offset
 from delayd.delay.window import SentBatch, Window
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.fence import Fence
-from delayd.gather import hashes_of
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Frame, HeadValue
@@ -289,9 +288,10 @@ class Sender:
         w_epoch, w_id = self.window.w
         batch_id = self.window.next_id()
         part = DispatchPart(self._origin.log_id, self._origin.epoch, batch_id, w_epoch, w_id, claimed_at_ms, hour)
-        hashes = hashes_of(gathered, subject)
-        batches.append(encode_dispatch(part, rows, gathered, subject, hashes))
-        sent = SentBatch(batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, len(batches[-1]), hashes)
+        made, hashes = encode_dispatch(part, rows, gathered, subject)
+        batches += made
+        size_bytes = sum(map(len, made))
+        sent = SentBatch(batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, size_bytes, hashes)
         self.window.add(sent)
         return [sent]
 

@@ -55,16 +55,14 @@ class Sources:
             DamagedData: its bytes do not check or can't be read, with path and position.
             Shortage: this process can't read now.
         """
+        # The locations of a schedule log are above those of all batches that stay as they came.
+        batch = self._tail.get(location >> BATCH_ROW_BITS)
+        if batch is not None:
+            return batch
         offset = location >> BATCH_ROW_BITS & BATCH_OFFSET_MAX
         if offset >= BESIDE and location >= SCHEDULE_BIT and hour in self._joined:
             offset += self._joined[hour] - BESIDE
-        if location < SCHEDULE_BIT:
-            batch = self._tail.get(offset)
-            if batch is not None:
-                return batch
-            key = (0, offset)
-        else:
-            key = (hour, offset)
+        key = (0 if location < SCHEDULE_BIT else hour, offset)
         batch = self._cache.get(key)
         if batch is None:
             batch = self._read(key[0], offset)
