@@ -185,15 +185,15 @@ def _clock_text(seen: Seen) -> str:
 
 
 BACKLOG = {
-    "meta": (("servers", "servers"), ("routes", "routes")),
+    "meta": (("servers", "server|servers"), ("routes", "route|routes")),
     "delay": (
         ("loaded_rows", "loaded"),
         ("pending_rows", "not filed"),
         ("waiting_rows", "due and waiting"),
-        ("undecided_batches", "batches under way"),
-        ("targets_away", "targets away"),
+        ("undecided_batches", "batch under way|batches under way"),
+        ("targets_away", "target away|targets away"),
         ("quarantined_rows", "quarantined"),
-        ("quarantined_hours", "hours quarantined"),
+        ("quarantined_hours", "hour quarantined|hours quarantined"),
         ("dead_rows", "dead"),
     ),
     "realtime": (("messages", "taken"), ("pulled", "pulled"), ("acked", "acknowledged")),
@@ -203,7 +203,13 @@ ALWAYS = frozenset({"servers", "routes", "loaded_rows", "waiting_rows", "message
 
 def _backlog_text(seen: Seen) -> str:
     counts = [(seen.counter(name), name, words) for name, words in BACKLOG.get(seen.role, ())]
-    return ", ".join(f"{count:,} {words}" for count, name, words in counts if count or name in ALWAYS)
+    return ", ".join(_counted(count, words) for count, name, words in counts if count or name in ALWAYS)
+
+
+def _counted(count: int, words: str) -> str:
+    """A number and what it counts; ``words`` may be one for one thing and another one for several."""
+    one, _, several = words.partition("|")
+    return f"{count:,} {one if count == 1 or not several else several}"
 
 
 def _write_json(found: list[Seen], waits: list[tuple[str, Wait]], refuses: list[tuple[str, Wait]], code: int) -> None:

@@ -23,7 +23,7 @@ from .table import Cell, Column, Kind
 PAGE = 1_000  # Subjects asked for at once: an answer of at most 256 KB.
 COLUMNS = (
     Column("subject"),
-    Column("realtime_log_id"),
+    Column("realtime_log_id", spare=True),
     Column("address", spare=True),
     Column("state"),
     Column("messages", Kind.NUMBER),

@@ -124,6 +124,8 @@ class Arguments:
     ) -> Columns:
         """Check many sends of one subject; row numbers in errors count from 0."""
         name = check_subject(subject)
+        if isinstance(bodies, bytes | bytearray | memoryview | str):
+            raise BadArgument(f"bodies are a list of bytes, not {type(bodies).__name__}; one message is sent by `send`")
         bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
         body_bytes = sizes = check_bodies(bodies)
         packed = _pack_each(headers, len(bodies))

@@ -87,7 +87,8 @@ class BatchReceipt:
         return sum(len(part.rows) for part in self.parts)
 
     def __repr__(self) -> str:
-        return f"BatchReceipt({len(self)} messages in {len(self.parts)} batches)"
+        batches = "1 batch" if len(self.parts) == 1 else f"{len(self.parts)} batches"
+        return f"BatchReceipt({len(self)} messages in {batches})"
 
     @property
     def rows(self) -> Int64s:

@@ -76,6 +76,8 @@ def test_faulty_columns_are_named_by_their_row() -> None:
             text: bytes = "text"  # type: ignore[assignment]
             assert "row 1" in (await error_of(producer.send_batch("a", [b"", text], PAST_MS))).message
             assert "row 2" in (await error_of(producer.send_batch("a", [b"", b"", bytes(5 << 20)], PAST_MS))).message
+            alone: list[bytes] = b"one body"  # type: ignore[assignment]
+            assert "a list of bytes, not bytes" in (await error_of(producer.send_batch("a", alone, PAST_MS))).message
             faults: list[DelaydError] = [
                 await error_of(producer.send_batch("a", [b"x"] * 3, [PAST_MS, PAST_MS])),
                 await error_of(producer.send_batch("a", [b"x"], [1.5])),  # type: ignore[list-item]
