@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from delayd.client.link import unreadable
 from delayd.client.retry import Backoff, spread_ms
-from delayd.errors import DelaydError, RequestFailed, RetryLater, StaleHandle
+from delayd.errors import BadRequest, DelaydError, RequestFailed, RetryLater, StaleHandle
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import HANDLE_MOST, RequestType, need_rows
@@ -117,8 +118,11 @@ class AckLane:
                 connection = await self._connection()
                 left_ms = max((deadline - self._loop.time()) * 1000, 1)
                 answer = await connection.request(self._request, head, timeout_ms=left_ms)
-                stale = need_rows(answer.head, "stale", 3, HANDLE_MOST)
-                self._on_answer(answer.head)
+                try:
+                    stale = need_rows(answer.head, "stale", 3, HANDLE_MOST)
+                    self._on_answer(answer.head)
+                except BadRequest as error:
+                    raise unreadable(connection, error) from error
                 return stale
             except (RequestFailed, RetryLater) as error:
                 # Acknowledged twice is acknowledged once, so an unknown outcome is simply tried again.

@@ -345,6 +345,7 @@ class ConsumerCore(Generic[Batch]):
         """Take an answer in; what is wrong with it."""
         try:
             pulled = self._read(answer, asked_us)
+            wanted = _wanted(answer.head)
         except DelaydError as error:
             return error
         self._served()
@@ -360,7 +361,7 @@ class ConsumerCore(Generic[Batch]):
                 self._enough = target - size
             if self._watch is None:
                 self._watch = self._loop.call_later(self._pace.hold_s, self._look_after)
-        self._heard(answer.head)
+        self._spare(wanted)
         return None
 
     def _served(self) -> None:
@@ -370,8 +371,10 @@ class ConsumerCore(Generic[Batch]):
         self._backoff.reset()
 
     def _heard(self, head: Head) -> None:
+        self._spare(_wanted(head))
+
+    def _spare(self, wanted: int) -> None:
         """Give back a part of what is in stock when others wait with empty hands, while this caller is busy."""
-        wanted = need_int(head, "wanted") if "wanted" in head else 0
         if not wanted or self._waiters:
             return
         count = self._stock.count
@@ -493,6 +496,11 @@ class ConsumerCore(Generic[Batch]):
         else:
             await self._link.close()
             self._link = Link(server.host, server.port, server.log_id)
+
+
+def _wanted(head: Head) -> int:
+    """How many messages others wait for with empty hands, as an answer says it."""
+    return need_int(head, "wanted") if "wanted" in head else 0
 
 
 def _give_up(waiter: asyncio.Future[bool]) -> None:

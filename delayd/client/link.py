@@ -12,7 +12,7 @@ import logging
 
 from delayd.client.instants import ServerClock, monotonic_us
 from delayd.client.retry import Backoff
-from delayd.errors import DelaydError, ServerUnavailable
+from delayd.errors import ConnectionLost, DelaydError, ServerUnavailable
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_u64
@@ -158,3 +158,13 @@ class Link:
                 if connection.is_open:
                     log.warning("server_silent address=%s code=%s", self.address, error.code)
                     connection.abort()
+
+
+def unreadable(connection: Connection, error: DelaydError) -> ConnectionLost:
+    """What an answer is that can't be read: it says nothing of what was asked, and the connection ends.
+
+    It must not be taken for a refusal, for the request may have been served (rule I3).
+    """
+    connection.abort()
+    why = f"{connection.peer} gave an answer that can't be read ({error.message})"
+    return ConnectionLost(f"{why}; the request may have been served", sent=True)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from delayd.batch import ROWS_MAX, ProducerPart
 from delayd.client.groups import Group, Groups
 from delayd.client.instants import monotonic_us
+from delayd.client.link import unreadable
 from delayd.client.meta import MetaView
 from delayd.client.receipt import Accepted
 from delayd.client.retry import Backoff, spread_ms
@@ -124,9 +125,16 @@ class Sender:
             "producer_batch": handle.producer_batch,
         }
         answer = await connection.request(RequestType.OUTCOME, head, timeout_ms=self._timeout_s * 1000)
-        if need_str(answer.head, "state") != "accepted":
-            return None
-        return _accepted(need_map(answer.head, "result"), handle.log_id)
+        try:
+            _check_log(answer.head, handle.log_id)
+            state = need_str(answer.head, "state")
+            if state == "accepted":
+                return _accepted(need_map(answer.head, "result"), handle.log_id)
+            if state != "unknown":
+                raise BadRequest(f"the state is {state}, which is neither accepted nor unknown")
+        except BadRequest as error:
+            raise unreadable(connection, error) from error
+        return None
 
     async def close(self) -> None:
         """End all connections."""
@@ -199,13 +207,15 @@ class Sender:
         asked_us = monotonic_us()
         limit_ms = (parcel.deadline - self._loop.time()) * 1000
         answer = await connection.request(RequestType.SEND, {}, parcel.data, limit_ms)
-        group.link.clock.hear(asked_us, monotonic_us(), answer.head)
-        if need_u64(answer.head, "log_id") != group.log_id:
-            raise BadRequest(f"{group.link.address} answered for another log than {group.log_id:016x}")
-        results = need_maps(answer.head, "results")
-        if len(results) != 1:
-            raise BadRequest(f"{len(results)} results came for one batch")
-        return _outcome(results[0], group.log_id, parcel.rows.count)
+        try:
+            group.link.clock.hear(asked_us, monotonic_us(), answer.head)
+            _check_log(answer.head, group.log_id)
+            results = need_maps(answer.head, "results")
+            if len(results) != 1:
+                raise BadRequest(f"{len(results)} results came for one batch")
+            return _outcome(results[0], group.log_id, parcel.rows.count)
+        except BadRequest as error:
+            raise unreadable(connection, error) from error
 
     def _refused(self, parcel: Parcel, refusal: Refusal) -> list[tuple[Parcel, float]]:
         named = sorted(set(refusal.rows))
@@ -258,6 +268,12 @@ class Sender:
         if not self.producer_id:
             self.producer_id = int.from_bytes(os.urandom(8), "little") | 1  # 0 would mean that none was drawn.
         return self.producer_id
+
+
+def _check_log(head: Head, log_id: int) -> None:
+    answered = need_u64(head, "log_id")
+    if answered != log_id:
+        raise BadRequest(f"it is for the log {answered:016x} instead of {log_id:016x}")
 
 
 def _outcome(result: Head, log_id: int, count: int) -> Accepted | Refusal:

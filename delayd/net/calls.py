@@ -131,12 +131,16 @@ def lost(ending: DelaydError, *, sent: bool) -> ConnectionLost:
 
 
 def outcome(frame: Frame) -> Frame | DelaydError:
-    """What an answer says: itself, or the error in it."""
-    if frame.fault is not None:
-        return frame.fault
-    if not frame.flags & ERROR:
-        return frame
-    try:
-        return error_from_head(frame.head)
-    except BadRequest as fault:
-        return fault
+    """What an answer says: itself, or the error in it.
+
+    An answer that can't be read refuses nothing: what was asked may have been done.
+    """
+    fault = frame.fault
+    if fault is None:
+        if not frame.flags & ERROR:
+            return frame
+        try:
+            return error_from_head(frame.head)
+        except BadRequest as unreadable:
+            fault = unreadable
+    return lost(fault, sent=True)

@@ -106,11 +106,11 @@ class MessageTail:
         return HourRows(self.rows, self.hours).of_hour(hour, part)
 
 
-def take_snapshot(disk: Disk, directory: Directory) -> ScheduleSnapshot:
-    """Read the published checkpoint, then the message log's size.
+def take_snapshot(disk: Disk, directory: Directory, *, tail: bool = True) -> ScheduleSnapshot:
+    """Read the published checkpoint, then the message log's size; without `tail` nothing of the log is looked at.
 
     Raises:
-        DamagedData, NewerFormat: the checkpoint can't be read.
+        DamagedData, NewerFormat: the checkpoint can't be read, or the message log ends before it.
     """
     published = read_checkpoint(disk, directory.path, directory.log_id) or {}
     replay_offset, table = published.get("replay_offset", 0), published.get("hours", b"")
@@ -125,7 +125,7 @@ def take_snapshot(disk: Disk, directory: Directory) -> ScheduleSnapshot:
     if not isinstance(outcomes, bytes):
         raise DamagedData(f"{directory.path}/checkpoint", 0, "outcomes has another type")
     ends = {hour: end for hour, _, end in np.frombuffer(outcomes, END_ROW).tolist()}
-    stop = log_size(disk, place)
+    stop = log_size(disk, place) if tail else replay_offset
     bases = segment_bases(disk, place)
     if bases and stop < replay_offset:
         path = f"{place.folder}/{segment_name(bases[-1])}"

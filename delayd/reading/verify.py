@@ -244,7 +244,8 @@ def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
     """What the checkpoint calls durable, by path; nothing when it can't be read, which is reported."""
     try:
         published = read_checkpoint(disk, directory.path, directory.log_id) or {}
-        snapshot = take_snapshot(disk, directory) if directory.role == Role.DELAY else None
+        # The message log may be what is damaged, so what the checkpoint says of the other files does not depend on it.
+        snapshot = take_snapshot(disk, directory, tail=False) if directory.role == Role.DELAY else None
     except DataError:
         return {}
     filed = snapshot.hours if snapshot else {}

@@ -1,5 +1,6 @@
 """Verification names damage with path and position, reports torn tails, and reads on."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -130,6 +131,20 @@ def test_a_log_that_ends_before_what_a_checkpoint_counts_is_damage(books: Books)
     path.write_bytes(path.read_bytes()[: FILE_HEADER_BYTES - 1])
     (damaged,) = verify_directory(books.root).damaged
     assert damaged.path == str(path) and "a checkpoint counts what is in it" in damaged.damage
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.9])
+def test_a_message_log_that_ends_before_its_checkpoint_is_damage_and_other_files_are_looked_at(
+    books: Books, left: float
+) -> None:
+    path = message_log(books)
+    size = path.stat().st_size
+    ends = np.array([(HOUR, 0, books.path_of("dispatch").stat().st_size - FILE_HEADER_BYTES)], END_ROW)
+    books.publish(outcomes=ends.tobytes())
+    os.truncate(path, int(size * left) & -8)
+    os.truncate(books.path_of("dispatch"), 0)
+    report = verify_directory(books.root)
+    assert {found.path for found in report.damaged} == {str(path), str(books.path_of("dispatch"))}
 
 
 def test_a_schedule_log_that_is_shorter_than_its_checkpoint_is_damage(books: Books) -> None:
