@@ -60,6 +60,9 @@ def run(folder: str, yes: bool) -> None:
 def _decide(disk: RealDisk, state: State, home: str, kind: FileKind, yes: bool) -> None:
     now_ms = time.time_ns() // 1_000_000
     damage = _damage(disk, state, home, kind, now_ms)
+    if damage is None and kind is FileKind.PULL:
+        # It may name messages that the message log has lost with its end.
+        damage = _all_behind_checkpoint(disk, state, home, kind, now_ms, "nothing in it is damaged by itself")
     if damage is None:
         raise BadArgument(f"nothing in {home}/{_folder_of(kind)} keeps its server from starting")
     confirm(
@@ -73,7 +76,8 @@ def _decide(disk: RealDisk, state: State, home: str, kind: FileKind, yes: bool) 
         kinds.append(FileKind.PULL)
     put_aside: list[str] = []
     for each in kinds:
-        cut = damage if each is kind else _all_behind_checkpoint(disk, state, home, each, now_ms)
+        why = "it is given up with the message log"
+        cut = damage if each is kind else _all_behind_checkpoint(disk, state, home, each, now_ms, why)
         groups = [_skip(state, cut)] if each is FileKind.MESSAGE else []
         put_aside += give_up(disk, _place(state, home, each), cut, f"{home}/quarantine", now_ms, groups)
     puts, removes = OperatorLog(state).entry(now_ms, f"gave up {_folder_of(kind)} behind {damage.good_until}")
@@ -89,13 +93,13 @@ def _damage(disk: RealDisk, state: State, home: str, kind: FileKind, now_ms: int
     return find_damage(disk, _place(state, home, kind), marks.get(offset, 0), marks.get(crc32c, 0), now_ms)
 
 
-def _all_behind_checkpoint(disk: RealDisk, state: State, home: str, kind: FileKind, now_ms: int) -> Damage:
+def _all_behind_checkpoint(disk: RealDisk, state: State, home: str, kind: FileKind, now_ms: int, why: str) -> Damage:
     found = _damage(disk, state, home, kind, now_ms)
     if found is not None and found.good_until == found.start:
         return found
     offset, crc32c = MARKS[kind]
     marks = _row(state, home, b"checkpoint")
-    error = DamagedData(f"{home}/{_folder_of(kind)}", 0, "it is given up with the message log")
+    error = DamagedData(f"{home}/{_folder_of(kind)}", 0, why)
     return Damage(error, marks.get(offset, 0), marks.get(crc32c, 0), marks.get(offset, 0), 0, 0, 0)
 
 

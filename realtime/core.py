@@ -28,6 +28,7 @@ from delayd.fence import Fence
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.control import Record
 from delayd.log.group import Group as LogGroup
+from delayd.log.log import Log
 from delayd.log.watch import write_again
 from delayd.log_limit import LogLimit
 from delayd.state import State
@@ -50,11 +51,13 @@ from .log_files import LogFiles
 from .operators import Operators
 from .peer import Peer
 from .pull_commit import PullCommit
+from .pull_replay import PullReplay
 from .pulls import Pulls
 from .rebuild import Rebuilder
 from .recovery import Recovered, read_window
 from .reserve import Reserve
 from .retention import keep_from, remove_old
+from .unread_pulls import UnreadPulls
 from .unseen import Unseen
 
 GROUPS_A_TURN = 100  # Whose oldest message is looked for, with a read of a consume log each.
@@ -109,25 +112,10 @@ class Core:
             recovered.appended_at_ms,
         )
         self._commit.on_commit, self._commit.on_failure = self._committed, self.fail
-        self._pull_log = PullCommit(
-            recovered.pull_log, executors.pull, clock, identity.epoch, recovered.pull_appended_at_ms
-        )
+        self._pull_log = PullCommit(executors.pull, clock, identity.epoch)
         self._pull_log.on_failure = self.fail
-        self._pulls = Pulls(
-            identity.log_id,
-            identity.epoch,
-            recovered.next_pull,
-            recovered.lives,
-            recovered.groups.values(),
-            self._index,
-            self._stored,
-            self._pull_log,
-            clock,
-        )
-        self._pulls.lease_all()
-        self._pulls.roster.keep_lost(recovered.lost.values())
-        self._pulls.removes += recovered.removes
-        self._unseen = Unseen(self._index, self._pulls.roster.has, config.retention_ms)
+        self._pulls = Pulls(identity.log_id, identity.epoch, self._index, self._stored, self._pull_log, clock)
+        self._unseen = Unseen(self._index, self._pulls.has_group, config.retention_ms)
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
         self._next_sequence = recovered.next_sequence
         file = CheckpointFile(disk, config.folder, identity.log_id)
@@ -160,8 +148,14 @@ class Core:
         self._restored: dict[int, str] = {}  # Delay servers that were refused for it, and why.
         self._failed = False
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
+        self._read_pulls: tuple[PullReplay, Log] | None = None  # Which wait for the end of a checkpoint.
+        unread = UnreadPulls(
+            *(disk, state, recovered.pull_place, f"{config.folder}/quarantine", recovered.marks, recovered.new_replay),
+            *(executors.work, clock, recovered.pull_damage),
+        )
+        unread.on_read = self._pulls_read
         self._files = LogFiles(
-            *(recovered.message_log, recovered.pull_log, executors.commit, executors.work, clock),
+            *(recovered.message_log, unread, executors.commit, executors.work, clock),
             *(recovered.window_damage, min(recovered.marks.window_offset, recovered.marks.indexed_offset)),
         )
         self._files.on_whole = self._pulls.quarantine.try_soon
@@ -178,17 +172,22 @@ class Core:
             RequestType.HELLO: self._hello,
             RequestType.DISPATCH: self._dispatch,
             RequestType.ORIGIN_ACCEPT: self._accept_origin,
+            RequestType.QUARANTINE_LIST: self._operators.list,
+            RequestType.QUARANTINE_RELEASE: self._operators.release,
+            RequestType.QUARANTINE_DROP: self._operators.drop,
+            RequestType.SUBJECTS: consumers.subjects,
+        }
+        self._of_groups: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.PULL: consumers.pull,
             RequestType.ACK: consumers.ack,
             RequestType.NACK: consumers.nack,
             RequestType.PULL_END: consumers.pull_end,
             RequestType.GROUPS: consumers.groups,
             RequestType.DELETE_GROUP: self._operators.delete_group,
-            RequestType.QUARANTINE_LIST: self._operators.list,
-            RequestType.QUARANTINE_RELEASE: self._operators.release,
-            RequestType.QUARANTINE_DROP: self._operators.drop,
-            RequestType.SUBJECTS: consumers.subjects,
         }
+        self._handlers.update(dict.fromkeys(self._of_groups, self._refuse_unread))
+        if recovered.pulls is not None and recovered.pull_log is not None:
+            self._begin_pulls(recovered.pulls, recovered.pull_log)
 
     def received(self, peer: Peer, frame: Frame) -> None:
         """Serve a request, now or later; a DelaydError raised here is its answer."""
@@ -273,8 +272,8 @@ class Core:
 
     def close(self) -> None:
         """Close the files, after a stop or a failure."""
-        self._state.message_log.close()
-        self._state.pull_log.close()
+        for each in self._logs():
+            each.close()
         self._closed.close()
         self._file.close()
 
@@ -464,6 +463,13 @@ class Core:
             pass
         return snapshot
 
+    def _pull_marks(self) -> tuple[int, int, int]:
+        """Up to where a checkpoint holds the pull log; while that can't be read, what the last one said of it."""
+        if self._pulls.known:
+            return self._pull_log.end, self._pull_log.crc32c, self._pulls.next_pull
+        last = self._checkpoints.last
+        return last.pull_offset, last.pull_crc32c, last.next_pull
+
     def _begin_snapshot(self) -> Snapshot:
         """Fix what a checkpoint will say; groups and consume logs are copied afterwards, as they are now."""
         unread = self._files.window_offset
@@ -472,9 +478,7 @@ class Core:
             self._indexed_crc32c,
             self._next_sequence,
             unread if unread is not None else self._origins.window_offset(self._indexed_offset),
-            self._pull_log.end,
-            self._pull_log.crc32c,
-            self._pulls.next_pull,
+            *self._pull_marks(),
             self._checkpoints.last.kept_from,
             self._closed.end,
         )
@@ -482,9 +486,9 @@ class Core:
         for origin in origins:
             origin.dirty = False
         pairs = list(map(encode_origin, origins))
-        if not self._lives_kept:
+        if not self._lives_kept and self._state.pulls is not None:
             self._lives_kept = True
-            pairs.append(encode_lives(self._state.lives))
+            pairs.append(encode_lives(self._state.pulls.lives))
         removes, self._pulls.removes = self._pulls.removes, []
         evidence = self._clock.restart_evidence()
         retains = self._retain_wanted and self._clock.confirmed
@@ -499,8 +503,12 @@ class Core:
             self._copying = snapshot
             return
         self._copying = None
-        # What the transaction says of the groups must not be newer than the durable pull log.
-        self._pull_log.when_durable(partial(self._checkpoints.take, snapshot, self._checkpointed))
+        take = partial(self._checkpoints.take, snapshot, self._checkpointed)
+        if self._pulls.known:
+            # What the transaction says of the groups must not be newer than the durable pull log.
+            self._pull_log.when_durable(take)
+        else:
+            take()
 
     def _copy_piece(self, snapshot: Snapshot) -> bool:
         """Copy as much as one turn of the loop may; whether that was all."""
@@ -538,7 +546,7 @@ class Core:
         if snapshot.groups_left:
             return False
         self._retain_wanted = False
-        if self._pulls.roster.all_lost:
+        if self._pulls.roster.all_lost or not self._pulls.known:
             # Nobody knows which messages they have not acknowledged (rule Q3).
             snapshot.keep_from = message_log.start
         self._index.leaving_below = snapshot.keep_from
@@ -558,12 +566,44 @@ class Core:
         """What is in doubt can be read again: from now on delay servers are answered."""
         read_window(self._origins, groups)
 
+    def _refuse_unread(self, peer: Peer, frame: Frame) -> None:
+        """Nothing is known of any group."""
+        raise self._files.unread_pulls.error()
+
+    def _pulls_read(self, replay: PullReplay, pull_log: Log) -> None:
+        """The pull log can be read: consumers are served, behind a checkpoint that is under way."""
+        if self._checkpoints.under_way:
+            self._read_pulls = replay, pull_log
+        else:
+            self._begin_pulls(replay, pull_log)
+
+    def _begin_pulls(self, replay: PullReplay, pull_log: Log) -> None:
+        self._state.pulls, self._state.pull_log = replay, pull_log
+        replay.begin_life(self.epoch)
+        if self._state.message_log.start:
+            replay.settle_starts()
+        self._pull_log.begin(pull_log, replay.appended_at_ms)
+        self._pulls.begin(replay)
+        self._files.watch_pull_log(pull_log)
+        self._handlers.update(self._of_groups)
+
+    def _logs(self) -> list[Log]:
+        """The open logs."""
+        waiting = self._read_pulls
+        return [
+            self._state.message_log,
+            *(each for each in (self._state.pull_log, waiting and waiting[1]) if each is not None),
+        ]
+
     def _rebuilt(self, subject: Subject) -> None:
         """A consume log is sound again: serve who waited for it."""
         if self._stopping is None:
             self._pulls.rebuilt(subject)
 
     def _checkpointed(self, snapshot: Snapshot, error: DelaydError | None) -> None:
+        read, self._read_pulls = self._read_pulls, None
+        if read is not None:
+            self._begin_pulls(*read)
         if error is not None:
             self._pulls.changes.again(snapshot.groups)
             self._lives_kept = False
@@ -586,7 +626,7 @@ class Core:
         if self._stopping is None or self._checkpoints.under_way or not self._commit.settled:
             return
         if self._last_checkpoint:
-            for each in (self._state.message_log, self._state.pull_log):
+            for each in self._logs():
                 write_again(each.segments)
             self._stopping()
             return

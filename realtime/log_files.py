@@ -18,7 +18,10 @@ from delayd.log.log import Log
 from delayd.log.watch import LOOK_MS, Append, LogWatch, Told
 from delayd.wire.quarantine import Quarantined
 
-MESSAGE, PULL = "message", "pull"
+from .unread_pulls import ID as PULL
+from .unread_pulls import UnreadPulls
+
+MESSAGE = "message"
 WINDOW = "window"  # The id of the entry for what is in doubt.
 AGAIN = "the file is looked for again now, and written again if it is gone and the server still has it open"
 WINDOW_AGAIN = "the file is read again now; nothing is lost by it"
@@ -40,7 +43,7 @@ class LogFiles:
     def __init__(
         self,
         message_log: Log,
-        pull_log: Log,
+        unread_pulls: UnreadPulls,
         commit: Executor,
         work: Executor,
         clock: Clock,
@@ -50,7 +53,9 @@ class LogFiles:
         self.on_whole: Callable[[], None] = lambda: None  # A file of the message log can be read again.
         self.on_pull_log_rolled: Callable[[], None] = lambda: None
         self.on_window: Callable[[list[LogGroup]], None] = lambda groups: None
-        self.due_ms = clock.monotonic_ms() + LOOK_MS
+        self.unread_pulls = unread_pulls
+        unread_pulls.on_due = self._set_due
+        self._look_ms = clock.monotonic_ms() + LOOK_MS
         self._message_log = message_log
         self._work = work
         self._clock = clock
@@ -59,11 +64,16 @@ class LogFiles:
         self._reading_window = False
         if window_damage is not None:
             self._put(WINDOW, window_damage)
-        self._watches = {
-            MESSAGE: self._watch(MESSAGE, message_log, commit.submit, lambda: None),
-            # The loop itself appends to the pull log.
-            PULL: self._watch(PULL, pull_log, lambda job, done: done(run(job)), lambda: self.on_pull_log_rolled()),
-        }
+        self._watches = {MESSAGE: self._watch(MESSAGE, message_log, commit.submit, lambda: None)}
+        self._set_due()
+
+    def watch_pull_log(self, pull_log: Log) -> None:
+        """Watch the pull log too, now that it could be read."""
+        # The loop itself appends to it.
+        self._watches[PULL] = self._watch(
+            PULL, pull_log, lambda job, done: done(run(job)), lambda: self.on_pull_log_rolled()
+        )
+        self._set_due()
 
     def __iter__(self) -> Iterator[Quarantined]:
         for id_, entry in self._entries.items():
@@ -72,9 +82,10 @@ class LogFiles:
                 yield Quarantined(id_, *what, release=WINDOW_AGAIN, drop=WINDOW_DROP)
             else:
                 yield Quarantined(id_, *what, release=AGAIN)
+        yield from self.unread_pulls
 
     def __contains__(self, id_: str) -> bool:
-        return id_ in self._entries
+        return id_ in self._entries or (id_ == PULL and self.unread_pulls.damage is not None)
 
     @property
     def window_offset(self) -> int | None:
@@ -92,16 +103,27 @@ class LogFiles:
 
     def wake(self) -> None:
         """Look when it is time."""
-        if self._clock.monotonic_ms() >= self.due_ms:
-            self.due_ms = self._clock.monotonic_ms() + LOOK_MS
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self.due_ms:
+            return
+        self.unread_pulls.wake()
+        if now_ms >= self._look_ms:
+            self._look_ms = now_ms + LOOK_MS
             for watch in self._watches.values():
                 watch.look()
             self._read_window()
+        self._set_due()
+
+    def _set_due(self) -> None:
+        unread_ms = self.unread_pulls.due_ms
+        self.due_ms = self._look_ms if unread_ms is None else min(unread_ms, self._look_ms)
 
     def release(self, id_: str, told: Told) -> None:
         """Look for one of them now, by an operator's word."""
         if id_ == WINDOW:
             self._read_window(told)
+        elif id_ == PULL:
+            self.unread_pulls.release(told)
         else:
             self._watches[id_.split("/")[1]].look(told)
 
@@ -155,6 +177,11 @@ class LogFiles:
             self._lift(WINDOW)
         if told is not None:
             told(True, "what is in doubt is known again")
+
+
+def _at_once(job: Callable[[], None], done: Callable[[Done[None]], None]) -> None:
+    """The loop itself appends to the pull log."""
+    done(run(job))
 
 
 def _groups_from(message_log: Log, offset: int) -> list[LogGroup]:

@@ -18,6 +18,7 @@ from .log_files import WINDOW, LogFiles
 from .peer import Peer
 from .pulls import Pulls
 from .rebuild import Rebuilder
+from .unread_pulls import ID as PULL
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,12 @@ class Operators:
             self._files.drop_window()
             answer()
             return
+        if id_ == PULL and id_ in self._files:
+            log.warning("operator drops=%s", id_)
+            self._files.unread_pulls.drop(
+                lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told))
+            )
+            return
         lost = self._lost(id_)
         bad = self._pulls.quarantine.find(id_)
         if lost is None and bad is None:
@@ -90,8 +97,9 @@ class Operators:
 
     def waits(self) -> Iterator[Wait]:
         """What waits for a file or an operator."""
+        yield from self._files.unread_pulls.waits()
         for entry in self._entries():
-            if not entry.id.startswith("consume/"):
+            if entry.id != PULL and not entry.id.startswith("consume/"):
                 yield Wait(entry.id, entry.reason, f"delayd quarantine release {entry.id}")
 
     def _entries(self) -> Iterator[Quarantined]:

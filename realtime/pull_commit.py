@@ -19,15 +19,24 @@ from delayd.log.pull import PullEntry, encode_entries
 class PullCommit:
     """Appends entries and tells when they are durable; belongs to the loop."""
 
-    def __init__(self, pull_log: Log, executor: Executor, clock: Clock, epoch: int, appended_at_ms: int) -> None:
+    def __init__(self, executor: Executor, clock: Clock, epoch: int) -> None:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
-        self._log = pull_log
+        self._opened: Log | None = None
         self._executor = executor
         self._clock = clock
         self._epoch = epoch
-        self._appended_at_ms = appended_at_ms
+        self._appended_at_ms = 0
         self._waiting: list[Callable[[], None]] = []
         self._under_way: list[Callable[[], None]] | None = None
+
+    def begin(self, pull_log: Log, appended_at_ms: int) -> None:
+        """Append to this log from now on; its groups were appended up to then."""
+        self._opened, self._appended_at_ms = pull_log, appended_at_ms
+
+    @property
+    def _log(self) -> Log:
+        assert self._opened is not None, "nothing is pulled before the pull log was read"
+        return self._opened
 
     @property
     def end(self) -> int:

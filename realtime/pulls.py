@@ -32,12 +32,12 @@ from .parts import Part, Parts
 from .peer import Peer
 from .polls import Waiting
 from .pull_commit import PullCommit
+from .pull_replay import DELETED_RECORD, GROUP_RECORD, PullReplay
 from .quarantine import Bad, Quarantine
 from .ranges import Ranges
 from .roster import RETRY_MS, Roster
 from .stored import StoredBatches
 
-GROUP_RECORD, DELETED_RECORD = "group", "group_deleted"  # Types of control records.
 HANDLES_MAX = 32_768  # Handles of one request, and of its answer: 28 bytes each at most, so either fits a head.
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
 HELD_OF_GROUP_MAX = 65_536  # One group leaves room for others.
@@ -85,18 +85,17 @@ class Pulls:
         self,
         log_id: int,
         epoch: int,
-        next_pull: int,
-        lives: Sequence[Life],
-        groups: Iterable[Group],
         index: Index,
         stored: StoredBatches,
         pull_log: PullCommit,
         clock: Clock,
     ) -> None:
-        self.roster = Roster(groups)
+        self.roster = Roster(())
         self.groups = self.roster.groups
-        self.given_out = GivenOut(lives, epoch)
-        self.next_pull = next_pull
+        self.given_out = GivenOut([Life(epoch, 0)], epoch)
+        self.next_pull = 0
+        self.known = False  # Whether the pull log was read; before that nothing is known of any group.
+        self._epoch = epoch
         self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered"), 0)
         self._log_id = log_id
         self._index = index
@@ -109,17 +108,32 @@ class Pulls:
         self._of_peer: dict[Peer, set[Waiting]] = {}
         self._incarnations: dict[Peer, int] = {}
         self._waiting = 0
-        self._held = sum(len(group.held) for group in self.groups.values())
-        self.changes = Changes(self.groups.values())
+        self._held = 0
+        self.changes = Changes(())
         self._to_serve: OrderedDict[Group, None] = OrderedDict()  # In the next turns of the loop.
         self._bytes_left = TURN_BYTES  # Of answers, until the next wake, however many groups get messages before it.
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
         self._pauses = Alarms(_is_paused)
         self._pausing = False  # Whether there may be any; looked at after every request.
-        self._given_back = sum(len(group.given_back) for group in self.groups.values())
-        for group in self.groups.values():
+        self._given_back = 0
+
+    def begin(self, replay: PullReplay) -> None:
+        """Serve the groups that a replay of the pull log has brought; nothing is asked of this one before."""
+        groups = replay.groups.values()
+        self.known = True
+        self.roster = Roster(groups)
+        self.groups = self.roster.groups
+        self.given_out = GivenOut(replay.lives, self._epoch)
+        self.next_pull = replay.next_pull
+        self._held = sum(len(group.held) for group in groups)
+        self._given_back = sum(len(group.given_back) for group in groups)
+        self.changes = Changes(groups)
+        for group in groups:
             group.on_pause = self._pause
+        self.lease_all()
+        self.roster.keep_lost(replay.lost.values())
+        self.removes += replay.removes
 
     def lease_all(self) -> None:
         """Give every pull that survived a restart the whole lease that it was given for."""
@@ -135,6 +149,10 @@ class Pulls:
         if found is None:
             found = self._incarnations[peer] = self.given_out.life << SECRET_BITS | secrets.randbits(SECRET_BITS)
         return found
+
+    def has_group(self, subject_name: str) -> bool:
+        """Whether messages of a subject are kept for anybody, as far as is known."""
+        return self.roster.has(subject_name) or not self.known
 
     def check_room(self) -> None:
         """Refuse a PULL that would be one too many to wait; SlowDown."""

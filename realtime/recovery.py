@@ -7,7 +7,8 @@ Nothing is indexed or answered before it is known to be durable: `open_log` writ
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from delayd.batch import ROWS_MAX, Batch, ColumnId
 from delayd.clock import Clock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
-from delayd.errors import BatchMalformed, DamagedData, DamagedValue, DataError, RetryLater, Shortage
+from delayd.errors import DamagedData, DamagedValue, DataError, Shortage
 from delayd.identity import Identity, open_identity
 from delayd.log.consume import (
     ROW_BITS,
@@ -28,21 +29,19 @@ from delayd.log.consume import (
     remove_segments,
     segment_bases,
 )
-from delayd.log.control import RecordValue, decode_records
+from delayd.log.control import decode_records
 from delayd.log.group import Group as LogGroup
 from delayd.log.group import GroupKind
-from delayd.log.log import Log, LogPlace, open_needed_log
-from delayd.log.pull import PullOp, decode_entries
+from delayd.log.log import Log, LogPlace, open_log, open_needed_log
 from delayd.log.segment import FileKind
 from delayd.log.tally import tally_place
 from delayd.state import State
 
 from .commit import accepted_of_record, hello_of_record
-from .groups import Group
 from .handoff import Origins
 from .index import Index
-from .kept import Kept, Life, LostGroup, Marks, copied, encode_marks, group_keys, subject_of_key
-from .pulls import DELETED_RECORD, GROUP_RECORD
+from .kept import Kept, Marks, copied, encode_marks, subject_of_key
+from .pull_replay import PullReplay
 from .rebuild import rows_of
 from .stored import StoredBatches
 from .tally_log import TallyLog
@@ -60,21 +59,17 @@ class Recovered:
     identity: Identity
     marks: Marks
     message_log: Log
-    pull_log: Log
     tally_log: TallyLog
     index: Index
     stored: StoredBatches
     origins: Origins
-    groups: dict[int, Group]
     next_sequence: int
-    next_pull: int
+    pull_place: LogPlace
+    new_replay: Callable[[], PullReplay]
     appended_at_ms: int = 0
-    pull_appended_at_ms: int = 0
-    lives: list[Life] = field(default_factory=list)  # This one is the last.
-    lost: dict[int, LostGroup] = field(default_factory=dict)  # Groups whose progress does not check.
-    removes: list[bytes] = field(
-        default_factory=list
-    )  # Keys of groups that are gone; the next checkpoint removes them.
+    pulls: PullReplay | None = None  # None: the pull log can't be read, for this reason.
+    pull_log: Log | None = None
+    pull_damage: DamagedData | None = None
     window_damage: DamagedData | None = None  # Why nobody can say which batches are in doubt.
 
 
@@ -111,57 +106,42 @@ def _recover(
     whole = (marks.indexed_offset, marks.indexed_crc32c)
     message_log = open_needed_log(disk, message_place, now_ms, *whole, kept_from=marks.kept_from)
     opened.callback(message_log.close)
-    pull_place = LogPlace(f"{config.folder}/pull", FileKind.PULL, identity.log_id, config.segment_bytes)
-    pull_log = open_needed_log(disk, pull_place, now_ms, marks.pull_offset, marks.pull_crc32c)
-    opened.callback(pull_log.close)
-    for found in (*message_log.recovered, *pull_log.recovered):
-        # After a SIGKILL bytes are written back that no header proves durable, and nothing is lost: no cause for alarm.
-        log.log(
-            logging.WARNING if found.cut_bytes else logging.INFO,
-            "tail_recovered path=%s cut_bytes=%d reason=%r rewritten_bytes=%d",
-            *(found.path, found.cut_bytes, found.cut_reason, found.rewritten_bytes),
-        )
+    _tell_recovered(message_log)
     place = tally_place(config.folder, identity.log_id)
     tally_log = TallyLog(disk, place, identity.epoch, now_ms, marks.tally_offset)
+    opened.callback(tally_log.close)
     index = Index(disk, config.folder, message_log)
     for damage in kept.subjects(index):
         _find_subject(disk, config.folder, index, message_log, marks.indexed_offset, damage)
     _check_consume_logs(disk, config.folder, identity.log_id, index)
     origins = Origins()
     kept.origins(origins)
-    groups, lost = kept.groups(index)
+    pull_place = LogPlace(f"{config.folder}/pull", FileKind.PULL, identity.log_id, config.segment_bytes)
     recovered = Recovered(
         identity,
         marks,
         message_log,
-        pull_log,
         tally_log,
         index,
         StoredBatches(message_log, config.tail_bytes),
         origins,
-        groups,
         marks.next_sequence,
-        marks.next_pull,
-        lives=kept.lives(),
-        lost={each.group_id: each for each in lost},
+        pull_place,
+        partial(PullReplay, kept, index, marks, pull_place.folder),
     )
     _read_message_log(recovered)
-    _replay_pull_log(recovered)
-    _live(recovered, identity.epoch)
-    if message_log.start:
-        _settle_starts(recovered)
+    _read_pull_log(disk, recovered, now_ms)
     return recovered
 
 
-def _settle_starts(recovered: Recovered) -> None:
-    """Groups that were made again while nobody could say which message is the first begin there, not at 0."""
-    for group in recovered.groups.values():
-        if min(group.next, group.next if group.redeliver.oldest is None else group.redeliver.oldest) == 0:
-            group.settled = False
-            try:
-                group.begin_at(recovered.index.first(group.subject))
-            except RetryLater:
-                continue  # Its consume log is rebuilt, or can be read again before the group gets anything.
+def _tell_recovered(opened: Log) -> None:
+    for found in opened.recovered:
+        # After a SIGKILL bytes are written back that no header proves durable, and nothing is lost: no cause for alarm.
+        log.log(
+            logging.WARNING if found.cut_bytes else logging.INFO,
+            "tail_recovered path=%s cut_bytes=%d reason=%r rewritten_bytes=%d",
+            *(found.path, found.cut_bytes, found.cut_reason, found.rewritten_bytes),
+        )
 
 
 def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> None:
@@ -295,53 +275,39 @@ def _remember(origins: Origins, group: LogGroup, offset: int, batch: Batch) -> N
     origin.highest_sequence = max(origin.highest_sequence, int(batch.uint64s(ColumnId.SEQUENCE).max()))
 
 
-def _replay_pull_log(recovered: Recovered) -> None:
-    marks, pull_log = recovered.marks, recovered.pull_log
-    by_id = recovered.groups
-    for group in pull_log.scan(marks.pull_offset, pull_log.durable, marks.pull_crc32c):
-        recovered.pull_appended_at_ms = max(recovered.pull_appended_at_ms, group.header.appended_at_ms)
-        _live(recovered, group.header.epoch)
-        for _, batch in group.batches():
-            if group.header.kind == GroupKind.CONTROL:
-                for record in decode_records(batch):
-                    _create_again(recovered, record)
-                continue
-            for entry in decode_entries(batch):
-                consumers = by_id.get(entry.group_id)
-                if consumers is None and entry.group_id in recovered.lost:
-                    recovered.next_pull = max(recovered.next_pull, entry.pull_first + entry.covered)
-                    continue
-                if consumers is None:
-                    what = f"an entry names the group {entry.group_id}, which no record before it made"
-                    raise DamagedData(pull_log.place.folder, group.header.offset, what)
-                consumers.apply(entry)
-                if entry.op == PullOp.PULL:
-                    recovered.next_pull = max(recovered.next_pull, entry.pull_first + entry.covered)
+def _read_pull_log(disk: Disk, recovered: Recovered, now_ms: int) -> None:
+    """Bring the groups to the end of the pull log; one that can't be read keeps consumers waiting, and nobody else."""
+    marks = recovered.marks
+    with ExitStack() as opened:
+        replay = recovered.new_replay()
+        try:
+            pull_log = open_log(
+                disk, recovered.pull_place, now_ms, marks.pull_offset, marks.pull_crc32c, leave_out=True
+            )
+            opened.callback(pull_log.close)
+            _tell_recovered(pull_log)
+            for group in pull_log.scan(marks.pull_offset, pull_log.durable, marks.pull_crc32c):
+                replay.take(group)
+        except DamagedData as damage:
+            recovered.pull_damage = damage
+            return
+        _check_end(recovered, replay)
+        recovered.pulls, recovered.pull_log = replay, pull_log
+        opened.pop_all()
 
 
-def _live(recovered: Recovered, epoch: int) -> None:
-    """Note where a life begins: it reuses the pull sequences that the one before gave out and lost."""
-    if not recovered.lives or recovered.lives[-1].epoch < epoch:
-        recovered.lives.append(Life(epoch, recovered.next_pull))
+def _check_end(recovered: Recovered, replay: PullReplay) -> None:
+    """Refuse a message log that ends before what was pulled: its end is gone, and new messages would get old numbers.
 
-
-def _create_again(recovered: Recovered, record: dict[str, RecordValue]) -> None:
-    kind, group_id = record.get("type"), record.get("group_id")
-    if kind not in (GROUP_RECORD, DELETED_RECORD):
-        return
-    if not isinstance(group_id, int):
-        raise BatchMalformed("a record of a group has no id")
-    recovered.lost.pop(group_id, None)
-    if kind == DELETED_RECORD:
-        recovered.groups.pop(group_id, None)
-        recovered.removes += group_keys(group_id)
-        return
-    subject_name, name = record.get("subject"), record.get("group")
-    if not isinstance(subject_name, str) or not isinstance(name, str):
-        raise BatchMalformed("a record of a group has no names")
-    subject = recovered.index.subject(subject_name)
-    try:
-        start = recovered.index.first(subject)
-    except RetryLater:
-        start = 0  # `_settle_starts` moves it to the first message that is kept.
-    recovered.groups[group_id] = Group(group_id, subject, name, start, recovered.next_pull)
+    A pull is of what was durable, so no crash does this. Whoever is about to get those numbers has acknowledged them.
+    """
+    for group in replay.groups.values():
+        subject = group.subject
+        if group.next > subject.end:
+            path = recovered.message_log.segments[-1].path
+            count, folder = group.next - subject.end, recovered.pull_place.folder
+            what = (
+                f"the log ends there, and {count} messages of {subject.name} behind it were pulled by {group.name}; "
+                f"where no copy is left `delayd log give-up {folder}` says what that costs"
+            )
+            raise DamagedData(path, recovered.message_log.file_position(recovered.message_log.end)[1], what)

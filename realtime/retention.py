@@ -45,8 +45,7 @@ def remove_old(
     ``removed`` is called on the loop when messages are not kept any more.
     """
     pull_log, message_log = recovered.pull_log, recovered.message_log
-    old = pull_log.detach_below(snapshot.marks.pull_offset)
-    if old:
+    if pull_log is not None and (old := pull_log.detach_below(snapshot.marks.pull_offset)):
         work.submit(partial(pull_log.remove, old), _removed)
     if snapshot.keep_from is not None and snapshot.keep_from > message_log.start:
         detach = partial(message_log.detach_below, snapshot.keep_from)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 from delayd.batch import Batch
 from delayd.log import pull
 from delayd.log.pull import PullEntry, PullOp
-from realtime import given_out, recovery
+from realtime import given_out, pull_replay
 from realtime.groups import Group, GroupCopy
 from realtime.kept import Kept, Life
 from realtime.pulls import Pulls
@@ -114,5 +114,7 @@ PLANTED: Bugs = {
     "Q3: a checkpoint forgets what pauses": [Patch(Group, "copy", _forget_what_pauses)],
     "L5: a checkpoint forgets what is quarantined": [Patch(Group, "copy", _forget_what_is_quarantined)],
     "Q3: retention looks at new messages only": [Patch(Group, "oldest", property(_nothing_is_older))],
-    "Q1: a replay takes what was given back for acknowledged": [Patch(recovery, "decode_entries", _nacks_acknowledge)],
+    "Q1: a replay takes what was given back for acknowledged": [
+        Patch(pull_replay, "decode_entries", _nacks_acknowledge)
+    ],
 }

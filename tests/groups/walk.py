@@ -237,7 +237,9 @@ class Walk:
         disk = old.disk.after_crash(self.random.choice(CRASHES), self.random.randrange(1000))
         state = old.state.after_crash(disk)
         self.world = World(disk, state, old.clock.reboot(), pulls=self.sync, settings=self.settings)
-        end = self.world.recovered.pull_log.end
+        pull_log = self.world.recovered.pull_log
+        assert pull_log is not None, self.world.recovered.pull_damage
+        end = pull_log.end
         found = [moment for moment in self.moments if moment.pull_end == end]
         if not found:
             raise Between

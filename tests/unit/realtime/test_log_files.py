@@ -194,16 +194,36 @@ def test_rule_L9_a_start_leaves_out_a_message_file_that_it_does_not_need(way: st
     assert sorted(got + pulled(again, "g")) == sorted([*bodies, b"new"]) and listed(again) == []
 
 
-@pytest.mark.parametrize("folder", [MESSAGE, PULL])
-def test_a_start_that_is_refused_says_what_helps(folder: str) -> None:
+def test_a_start_that_is_refused_says_what_helps() -> None:
     world, _ = filled()
     world.pull(SimPeer(), most=3)
     world.core.checkpoint()
     disk = world.disk.after_kill()
-    file = disk.open(files(disk, folder)[-1], write=True)
+    file = disk.open(files(disk, MESSAGE)[-1], write=True)
     file.truncate(70)
-    with pytest.raises(DamagedData, match=f"delayd log give-up {folder}"):
+    with pytest.raises(DamagedData, match=f"delayd log give-up {MESSAGE}"):
         World(disk, world.state.after_crash(disk), settings=SETTINGS)
+
+
+def test_a_message_log_that_ends_before_what_was_pulled_is_no_torn_one() -> None:
+    """New messages would get the numbers of those that are gone, which consumers have acknowledged."""
+    world, _ = filled()
+    peer = SimPeer()
+    world.hello(peer, 9)
+    world.dispatch(peer, 9, dispatch_batch(900, [b"new"], w=(1, 24)))
+    assert world.ack(peer, world.pull(peer, most=100).handles) == []
+    disk = world.disk.after_crash()
+    path = files(disk, MESSAGE)[-1]
+    whole = content(disk, path)
+    put(disk, path, whole[:-8])
+    state = world.state.after_crash(disk)
+    with pytest.raises(DamagedData, match="1 messages of orders behind it were pulled by billing") as caught:
+        World(disk, state, settings=SETTINGS)
+    assert caught.value.path == path
+    put(disk, path, whole)
+    disk._locks.clear()
+    again = World(disk, state, settings=SETTINGS)
+    assert again.pull(SimPeer()).bodies == []
 
 
 @pytest.mark.parametrize("how", ["restored", "released", "dropped"])

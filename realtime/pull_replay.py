@@ -1,0 +1,99 @@
+"""Pull replay: what groups have done, from the checkpoint's values and from the pull log above them, entry by entry.
+
+Invariant: entries are applied in the order of the log, so a replay ends in the state of the life that wrote them
+(docs/formats/pull.md). One that met damage is thrown away, and the next one begins at the checkpoint again.
+"""
+
+from __future__ import annotations
+
+from delayd.errors import BatchMalformed, DamagedData, RetryLater
+from delayd.log.control import RecordValue, decode_records
+from delayd.log.group import Group as LogGroup
+from delayd.log.group import GroupKind
+from delayd.log.pull import PullOp, decode_entries
+
+from .groups import Group
+from .index import Index
+from .kept import Kept, Life, Marks, group_keys
+
+GROUP_RECORD, DELETED_RECORD = "group", "group_deleted"  # Types of control records.
+
+
+class PullReplay:
+    """The groups of a server on their way from its checkpoint to the end of its pull log."""
+
+    def __init__(self, kept: Kept, index: Index, marks: Marks, folder: str) -> None:
+        self.groups, lost = kept.groups(index)
+        self.lost = {each.group_id: each for each in lost}  # Groups whose progress does not check.
+        self.lives = kept.lives()  # The last one is the one that was taken last.
+        self.next_pull = marks.next_pull
+        self.appended_at_ms = 0
+        self.removes: list[bytes] = []  # Keys of groups that are gone; the next checkpoint removes them.
+        self.offset, self.crc32c = marks.pull_offset, marks.pull_crc32c  # Behind what was taken.
+        self._index = index
+        self._folder = folder
+
+    def take(self, group: LogGroup) -> int:
+        """Apply one group of the pull log: how many entries it had.
+
+        Raises:
+            DamagedData: an entry is of no group that is known.
+        """
+        header, taken = group.header, 0
+        self.appended_at_ms = max(self.appended_at_ms, header.appended_at_ms)
+        self.begin_life(header.epoch)
+        for _, batch in group.batches():
+            if header.kind == GroupKind.CONTROL:
+                for record in decode_records(batch):
+                    self._create(record)
+                continue
+            for entry in decode_entries(batch):
+                taken += 1
+                consumers = self.groups.get(entry.group_id)
+                if consumers is None and entry.group_id in self.lost:
+                    self.next_pull = max(self.next_pull, entry.pull_first + entry.covered)
+                    continue
+                if consumers is None:
+                    what = f"an entry names the group {entry.group_id}, which no record before it made"
+                    raise DamagedData(self._folder, header.offset, what)
+                consumers.apply(entry)
+                if entry.op == PullOp.PULL:
+                    self.next_pull = max(self.next_pull, entry.pull_first + entry.covered)
+        self.offset, self.crc32c = header.offset + header.total_bytes, header.header_crc32c
+        return taken
+
+    def begin_life(self, epoch: int) -> None:
+        """Note where a life begins: it reuses the pull sequences that the one before gave out and lost."""
+        if not self.lives or self.lives[-1].epoch < epoch:
+            self.lives.append(Life(epoch, self.next_pull))
+
+    def settle_starts(self) -> None:
+        """Groups that were made again while nobody could say which message is the first begin there, not at 0."""
+        for group in self.groups.values():
+            if min(group.next, group.next if group.redeliver.oldest is None else group.redeliver.oldest) == 0:
+                group.settled = False
+                try:
+                    group.begin_at(self._index.first(group.subject))
+                except RetryLater:
+                    continue  # Its consume log is rebuilt, or can be read again before the group gets anything.
+
+    def _create(self, record: dict[str, RecordValue]) -> None:
+        kind, group_id = record.get("type"), record.get("group_id")
+        if kind not in (GROUP_RECORD, DELETED_RECORD):
+            return
+        if not isinstance(group_id, int):
+            raise BatchMalformed("a record of a group has no id")
+        self.lost.pop(group_id, None)
+        if kind == DELETED_RECORD:
+            self.groups.pop(group_id, None)
+            self.removes += group_keys(group_id)
+            return
+        subject_name, name = record.get("subject"), record.get("group")
+        if not isinstance(subject_name, str) or not isinstance(name, str):
+            raise BatchMalformed("a record of a group has no names")
+        subject = self._index.subject(subject_name)
+        try:
+            start = self._index.first(subject)
+        except RetryLater:
+            start = 0  # `settle_starts` moves it to the first message that is kept.
+        self.groups[group_id] = Group(group_id, subject, name, start, self.next_pull)

@@ -1,0 +1,274 @@
+"""Unread pulls: a pull log that a start could not read above its checkpoint, until it can be read or is given up.
+
+Nobody knows meanwhile which messages are leased, acknowledged or of which group, so nothing is pulled or acknowledged,
+nothing is removed by retention, and checkpoints repeat what the last one said of groups. All else goes on, and with the
+file back, or an operator's word, consumers do too (rules Q1, L10).
+
+Invariant: nothing is read of a file that somebody may still be writing: the end of a log that is being copied looks
+like one that a crash has torn, which would be cut off.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from delayd.clock import Clock
+from delayd.disk import Disk, list_named, open_named
+from delayd.errors import DamagedData, DataError, DelaydError, NotReady
+from delayd.executor import Done, Executor
+from delayd.log.give_up import find_damage, give_up
+from delayd.log.group import Group as LogGroup
+from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.watch import Told
+from delayd.operator_log import OperatorLog
+from delayd.state import State
+from delayd.wire.quarantine import Quarantined
+from delayd.wire.waits import Wait
+
+from .kept import Marks
+from .pull_replay import PullReplay
+
+ID = "pull"  # Of the entry, as an operator names it.
+LOOK_MS = 5_000  # How often the files are looked at; those that were the same twice are not being copied any more.
+AGAIN_MS = 30_000  # A disk may read again what it did not: tried without a change of the files.
+RETRY_MS = 5_000  # For consumers.
+PIECE_BYTES = 4 << 20  # Read at a time beside the loop.
+TURN_ENTRIES = 2_000  # Applied in one turn of the loop, a few microseconds each.
+RELEASE = "its files are read again now; that is also done when they have changed"
+DROP = (
+    "what can't be read of it is given up: what was acknowledged there comes again, and groups that were made there "
+    "begin anew"
+)
+
+log = logging.getLogger(__name__)
+
+Seen = list[tuple[str, int | None, int]]
+
+
+class UnreadPulls:
+    """Reads the pull log as soon as that is possible; belongs to the loop.
+
+    ``replay`` makes a new replay; ``on_read`` gets one that is done, and the log that it has read.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        state: State,
+        place: LogPlace,
+        aside: str,
+        marks: Marks,
+        replay: Callable[[], PullReplay],
+        worker: Executor,
+        clock: Clock,
+        damage: DamagedData | None,
+    ) -> None:
+        self.on_read: Callable[[PullReplay, Log], None] = lambda replay, log: None
+        self.on_due: Callable[[], None] = lambda: None  # ``due_ms`` has changed.
+        self.damage = damage  # None when all is read.
+        self._disk = disk
+        self._state = state
+        self._place = place
+        self._aside = aside
+        self._marks = marks
+        self._replay = replay
+        self._worker = worker
+        self._clock = clock
+        self._since_ms = clock.now_ms()
+        self._due_ms = clock.monotonic_ms() + LOOK_MS
+        self._busy = False
+        self._seen: Seen = []
+        self._tried: Seen | None = None
+        self._again_ms = clock.monotonic_ms() + AGAIN_MS
+        self._told: list[Told] = []
+        self._reading: tuple[Log, PullReplay] | None = None
+        self._groups: deque[LogGroup] = deque()  # Read and not applied yet.
+        if damage is not None:
+            self._name(damage)
+
+    def __iter__(self) -> Iterator[Quarantined]:
+        if self.damage is not None:
+            what = (self.damage.path, self.damage.position, str(self.damage), 0, self._since_ms)
+            yield Quarantined(ID, *what, release=RELEASE, drop=DROP)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When `wake` is next needed, monotonic; None when all is read."""
+        if self.damage is None:
+            return None
+        return self._clock.monotonic_ms() if self._groups else self._due_ms
+
+    def error(self) -> NotReady:
+        """What consumers are told."""
+        why = self.damage or "it is being read"
+        return NotReady(
+            f"nobody can say what was acknowledged here, for the pull log can't be read: {why}. Restore the file; or "
+            f"`delayd quarantine drop {ID}`, after which messages come again",
+            retry_after_ms=RETRY_MS,
+        )
+
+    def waits(self) -> Iterator[Wait]:
+        """What waits for the file or an operator."""
+        if self.damage is not None:
+            what = "all pulls and acknowledgements, and retention"
+            yield Wait(what, str(self.damage), f"put the file back, then delayd quarantine release {ID}")
+
+    def wake(self) -> None:
+        """Go on with what is being read; look at the files when it is time."""
+        now_ms = self._clock.monotonic_ms()
+        if self.damage is None:
+            return
+        if self._groups:
+            self._apply_some()
+        elif now_ms >= self._due_ms:
+            self._due_ms = now_ms + LOOK_MS
+            if not self._busy:
+                self._busy = True
+                self._worker.submit(partial(_look, self._disk, self._place.folder), self._looked)
+
+    def release(self, told: Told) -> None:
+        """Read it now, by an operator's word."""
+        self._told.append(told)
+        self._try()
+
+    def drop(self, told: Told) -> None:
+        """Give up what can't be read, by an operator's word."""
+        if self._busy:
+            told(False, "it is being read")
+            return
+        self._busy = True
+        now_ms = self._clock.now_ms()
+        work = partial(_give_up, self._disk, self._state, self._place, self._aside, self._marks, now_ms)
+        self._worker.submit(work, partial(self._given_up, told))
+
+    def _given_up(self, told: Told, done: Done[None]) -> None:
+        self._busy = False
+        try:
+            done.result()
+        except (DelaydError, OSError) as error:
+            told(False, str(error))
+            return
+        self.release(told)
+
+    def _looked(self, done: Done[Seen]) -> None:
+        self._busy = False
+        try:
+            found = done.result()
+        except (DataError, OSError) as error:
+            log.warning("pull_log_not_looked_at reason=%r", str(error))
+            return
+        rested, self._seen = found == self._seen, found
+        if rested and (found != self._tried or self._clock.monotonic_ms() >= self._again_ms):
+            self._try()
+
+    def _try(self) -> None:
+        if self._busy or self.damage is None:
+            return
+        self._busy = True
+        self._tried, self._again_ms = self._seen, self._clock.monotonic_ms() + AGAIN_MS
+        marks = (self._marks.pull_offset, self._marks.pull_crc32c)
+        work = partial(open_log, self._disk, self._place, self._clock.now_ms(), *marks, leave_out=True)
+        self._worker.submit(work, self._opened)
+
+    def _opened(self, done: Done[Log]) -> None:
+        try:
+            opened = done.result()
+        except (DataError, OSError) as error:
+            self._failed(error)
+            return
+        try:
+            self._reading = opened, self._replay()
+        except DataError as error:
+            opened.close()
+            self._failed(error)
+            return
+        self._read_on()
+
+    def _read_on(self) -> None:
+        assert self._reading is not None, "a log is open"
+        opened, replay = self._reading
+        if replay.offset >= opened.durable:
+            self._reading, self.damage, self._busy = None, None, False
+            log.warning("pull_log_read_again path=%s groups=%d", self._place.folder, len(replay.groups))
+            self.on_read(replay, opened)
+            self._tell(True, "consumers are served again")
+            return
+        self._worker.submit(partial(_piece, opened, replay.offset, replay.crc32c), self._read)
+
+    def _read(self, done: Done[list[LogGroup]]) -> None:
+        try:
+            self._groups.extend(done.result())
+        except (DataError, OSError) as error:
+            self._failed(error)
+            return
+        self._apply_some()
+
+    def _apply_some(self) -> None:
+        assert self._reading is not None, "a log is open"
+        left = TURN_ENTRIES
+        try:
+            while self._groups and left > 0:
+                left -= 1 + self._reading[1].take(self._groups.popleft())
+        except DamagedData as error:
+            self._failed(error)
+            return
+        if self._groups:
+            self.on_due()
+        else:
+            self._read_on()
+
+    def _failed(self, error: DelaydError | OSError) -> None:
+        """Nothing of this try counts; the next one begins anew."""
+        if self._reading is not None:
+            self._reading[0].close()
+        self._reading, self._busy = None, False
+        self._groups.clear()
+        if isinstance(error, DamagedData) and str(error) != str(self.damage):
+            self._name(error)
+        self._tell(False, str(error))
+
+    def _name(self, damage: DamagedData) -> None:
+        self.damage = damage
+        log.critical("pull_log_unread reason=%r fix=delayd_quarantine_release_or_drop_%s", str(damage), ID)
+
+    def _tell(self, done: bool, what: str) -> None:
+        told, self._told = self._told, []
+        for each in told:
+            each(done, what)
+
+
+def _look(disk: Disk, folder: str) -> Seen:
+    """What stands in the folder of the log: name, file and size of each."""
+    found: Seen = []
+    for name in list_named(disk, folder):
+        path = f"{folder}/{name}"
+        file = open_named(disk, path)
+        try:
+            found.append((name, disk.file_id(path), file.size()))
+        finally:
+            file.close()
+    return found
+
+
+def _piece(opened: Log, offset: int, crc32c: int) -> list[LogGroup]:
+    groups: list[LogGroup] = []
+    size = 0
+    for group in opened.scan(offset, opened.durable, crc32c):
+        groups.append(group)
+        size += group.header.total_bytes
+        if size >= PIECE_BYTES:
+            break
+    return groups
+
+
+def _give_up(disk: Disk, state: State, place: LogPlace, aside: str, marks: Marks, now_ms: int) -> None:
+    damage = find_damage(disk, place, marks.pull_offset, marks.pull_crc32c, now_ms)
+    if damage is None:
+        return
+    for path in give_up(disk, place, damage, aside, now_ms):
+        log.warning("put_aside path=%s", path)
+    puts, removes = OperatorLog(state).entry(now_ms, f"gave up pull behind {damage.good_until}")
+    state.commit(puts, removes)

@@ -1,0 +1,223 @@
+"""A pull log that can't be read above its checkpoint keeps consumers waiting and nobody else, until it is mended."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from delayd.errors import NotReady
+from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.testing.disk import MemoryDisk
+from delayd.testing.executor import StepExecutor
+from delayd.testing.state import MemoryState
+from delayd.wire.frame import Head
+from delayd.wire.quarantine import read_list
+from delayd.wire.requests import RequestType
+from realtime.unread_pulls import AGAIN_MS, LOOK_MS
+
+from .batches import dispatch_batch
+from .test_log_files import PULL, content, files, put
+from .world import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
+
+SETTINGS = {"segment_bytes": 1 << 20, "retention_ms": 1_000, "lease_ms": 5_000}
+
+
+def filled() -> tuple[World, Pulled, list[bytes]]:
+    """Of twenty messages five are acknowledged below the checkpoint, five above it, five held; and a group is made."""
+    world, peer = World(settings=SETTINGS), SimPeer()
+    world.hello(peer, 1)
+    bodies = [f"{number}".encode() for number in range(20)]
+    world.dispatch(peer, 1, dispatch_batch(1, bodies))
+    assert world.ack(peer, world.pull(peer, most=5).handles) == []
+    world.core.checkpoint()
+    assert world.ack(peer, world.pull(peer, most=5).handles) == []
+    held = world.pull(peer, most=5)
+    assert len(world.pull(peer, "late", most=20).bodies) == 20
+    return world, held, bodies
+
+
+def damaged(world: World) -> tuple[MemoryDisk, MemoryState, str, bytes]:
+    """What a kill leaves, with a flipped bit in the pull log right above the checkpoint; its path, and what it was."""
+    disk = world.disk.after_kill()
+    (path,) = files(disk, PULL)
+    whole = content(disk, path)
+    at = FILE_HEADER_BYTES + world.core._checkpoints.last.pull_offset + 70
+    put(disk, path, whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    return disk, world.state.after_crash(disk), path, whole
+
+
+def refused(world: World, kind: RequestType, head: Head | None = None) -> str:
+    peer = SimPeer()
+    number = world.send(peer, kind, {"subject": SUBJECT, "group": GROUP, **(head or {})})
+    error = peer.errors[number]
+    assert isinstance(error, NotReady) and error.retry_after_ms
+    return error.message
+
+
+def again(world: World) -> None:
+    """Let the files be looked at three times: the second look sees a change, the third that it has rested."""
+    for _ in range(3):
+        world.pass_time(LOOK_MS)
+
+
+def decide(world: World, kind: RequestType) -> tuple[bool, str]:
+    head, _ = world.ask(SimPeer(), kind, {"id": "pull"})
+    return bool(head["done"]), str(head["message"])
+
+
+def test_rule_L10_an_unread_pull_log_keeps_consumers_waiting_and_takes_messages_all_the_same() -> None:
+    disk, state, path, _ = damaged(filled()[0])
+    world = World(disk, state, settings=SETTINGS)
+    peer = SimPeer()
+    world.hello(peer, 9)
+    world.dispatch(peer, 9, dispatch_batch(2, [b"new"]))
+    asked: list[tuple[RequestType, Head]] = [
+        (RequestType.PULL, pull_head()),
+        (RequestType.ACK, {"handles": [[1, 0, 1]]}),
+        (RequestType.NACK, {"handles": [[1, 0, 1]]}),
+        (RequestType.PULL_END, {}),
+        (RequestType.GROUPS, {}),
+        (RequestType.DELETE_GROUP, {}),
+    ]
+    for kind, head in asked:
+        assert path in refused(world, kind, head)
+    (wait,) = world.core.waits()
+    assert wait.what.startswith("all pulls") and path in wait.why and "delayd quarantine release pull" in wait.command
+    listed, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 9})
+    assert [entry.id for entry in read_list(listed)[0]] == ["pull"]
+    subjects, _ = world.ask(SimPeer(), RequestType.SUBJECTS, {"prefix": "", "after": "", "limit": 9})
+    assert subjects["subjects"][0]["end"] == 21  # type: ignore[index, call-overload]
+    assert not world.failures
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_rule_Q1_what_was_acknowledged_in_an_unread_pull_log_never_comes_again_once_it_is_back(restarts: bool) -> None:
+    before, held, bodies = filled()
+    disk, state, path, whole = damaged(before)
+    world = World(disk, state, settings=SETTINGS)
+    peer = SimPeer()
+    world.hello(peer, 9)
+    world.dispatch(peer, 9, dispatch_batch(2, [b"new"]))
+    # Checkpoints and retention go on, and say nothing new of groups.
+    world.clock.advance(3_600_000)
+    world.core.retain()
+    world.core.checkpoint()
+    if restarts:
+        world = world.restarted()
+    put(disk, path, whole)
+    again(world)
+    assert not list(world.core.waits())
+    assert world.ack(SimPeer(), held.handles) == [], "what was pulled before is acknowledged"
+    assert world.pull(SimPeer()).bodies == [*bodies[15:], b"new"]
+    world.pass_time(60_000)
+    assert world.pull(SimPeer(), "late").bodies == [*bodies, b"new"], "its lease has ended"
+    later = world.restarted()
+    assert later.pull(SimPeer(), "late").bodies == []
+    assert not world.failures
+
+
+def test_rule_Q3_nothing_is_removed_while_nobody_knows_what_is_acknowledged() -> None:
+    world, _, _ = filled()
+    for number in range(2, 12):
+        peer = SimPeer()
+        world.hello(peer, number)
+        world.dispatch(peer, number, dispatch_batch(number, [bytes(400_000)]))
+    disk, state, path, whole = damaged(world)
+    unread = World(disk, state, settings=SETTINGS)
+    unread.hello(SimPeer(), 90, w=(1, 50))
+    unread.clock.advance(3_600_000)
+    retain(unread)
+    assert unread.recovered.message_log.start == 0
+    put(disk, path, whole)
+    again(unread)
+    unread.pass_time(60_000)
+    for group in (GROUP, "late"):
+        while (pulled := unread.pull(SimPeer(), group, max_bytes=16 << 20)).bodies:
+            unread.ack(SimPeer(), pulled.handles, group)
+            unread.pass_time(1)
+    retain(unread)
+    assert unread.recovered.message_log.start > 0
+
+
+def retain(world: World) -> None:
+    """Have all removed that may be."""
+    for _ in range(20):
+        world.core.retain()
+        world.pass_time(1_000)
+
+
+def test_an_operator_has_it_read_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    disk, state, path, whole = damaged(filled()[0])
+    world = World(disk, state, settings=SETTINGS)
+    done, message = decide(world, RequestType.QUARANTINE_RELEASE)
+    assert not done and path in message
+    put(disk, path, whole)
+    assert decide(world, RequestType.QUARANTINE_RELEASE) == (True, "consumers are served again")
+    assert len(world.pull(SimPeer()).bodies) == 5
+    assert "pull_log_unread" in caplog.text and "pull_log_read_again" in caplog.text
+
+
+def test_an_operator_gives_up_what_can_not_be_read_and_it_comes_again() -> None:
+    before, held, bodies = filled()
+    disk, state, _, _ = damaged(before)
+    world = World(disk, state, settings=SETTINGS)
+    assert decide(world, RequestType.QUARANTINE_DROP)[0]
+    assert disk.list_folder("/data/realtime/quarantine")
+    assert world.ack(SimPeer(), held.handles) == held.handles, "nobody holds it any more"
+    assert world.pull(SimPeer()).bodies == bodies[5:]
+    assert world.pull(SimPeer(), "late").bodies == bodies, "a group that was made there is made again"
+    assert b"gave up pull" in b"".join(value for key, value in state.scan(b"operator/"))
+    later = world.restarted()
+    assert later.pull(SimPeer()).bodies == [] and not list(later.core.waits())
+
+
+def test_rule_L5_a_file_that_is_being_copied_is_not_read() -> None:
+    disk, state, path, whole = damaged(filled()[0])
+    world = World(disk, state, settings=SETTINGS)
+    for size in range(1_000, len(whole), 8):
+        put(disk, path, whole[:size])
+        world.pass_time(LOOK_MS)
+        assert list(world.core.waits()) and len(content(disk, path)) == size
+    put(disk, path, whole)
+    again(world)
+    assert len(world.pull(SimPeer()).bodies) == 5
+
+
+def test_a_disk_that_reads_again_is_found_without_a_change_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _, _ = filled()
+    disk = world.disk.after_kill()
+    reads = 0
+
+    def refuse(path: str, *, write: bool = False, create: bool = False) -> object:
+        nonlocal reads
+        if path.startswith(PULL) and write:
+            reads += 1
+            raise OSError(5, "Input/output error", path)
+        return MemoryDisk.open(disk, path, write=write, create=create)
+
+    monkeypatch.setattr(disk, "open", refuse)
+    unread = World(disk, world.state.after_crash(disk), settings=SETTINGS)
+    assert "can't be read" in refused(unread, RequestType.PULL, pull_head())
+    tries = reads
+    monkeypatch.undo()
+    for _ in range(AGAIN_MS // LOOK_MS + 2):
+        unread.pass_time(LOOK_MS)
+    assert tries and len(unread.pull(SimPeer()).bodies) >= 5
+
+
+def test_consumers_are_served_behind_a_checkpoint_that_is_under_way() -> None:
+    disk, state, path, whole = damaged(filled()[0])
+    work = StepExecutor()
+    world = World(disk, state, settings=SETTINGS, work=work)
+    work.run_all()
+    put(disk, path, whole)
+    world.send(SimPeer(), RequestType.QUARANTINE_RELEASE, {"id": "pull"})
+    world.core.checkpoint()
+    while work.step():
+        assert not world.failures
+    assert len(world.pull(SimPeer()).bodies) == 5
+    world.core.checkpoint()
+    work.run_all()
+    assert world.core._checkpoints.last.pull_offset > 0
