@@ -4,12 +4,15 @@ Invariant: the exit code is 0 when no seal is broken and 3 when one is, whatever
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 import click
 
+from delayd.disk import RealDisk
 from delayd.hours import hour_name
 from delayd.reading.seals import SealReport, SealsReport, SealState, verify_seals
+from delayd.reading.side_lines import Compared, compare_sides, parse_lines, read_sides
 
 from .damage import all_damage_named
 from .exits import NOT_BALANCED, OK
@@ -41,22 +44,60 @@ COLUMNS = (
     Column("delay_log_id", detail=True),
 )
 
+SIDES_COLUMNS = (
+    Column("hour"),
+    Column("state"),
+    Column("target"),
+    Column("differs"),
+    Column("delay_log_id", detail=True),
+)
+NOTHING = "nothing to compare: it takes the lines of a delay server and of a realtime server, and a sealed hour"
+_STATES = {True: "agree", False: "DIFFER", None: "left open"}
 
-@click.command(epilog=examples("delayd seals --data /var/lib/delayd --from -24h"))
+
+@click.command(
+    epilog=examples(
+        "delayd seals --data /var/lib/delayd --from -24h",
+        "delayd seals --data /var/lib/delayd --tallies > here.tallies",
+        "delayd seals --data /var/lib/delayd --against there.tallies",
+    )
+)
 @data_option
 @click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC.")
 @click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour before this, or that holds it.")
+@click.option("--tallies", is_flag=True, help="Print lines that delay and realtime servers agree on; verify nothing.")
+@click.option(
+    "--against",
+    multiple=True,
+    type=click.File(),
+    metavar="FILE",
+    help="Compare with the lines that --tallies printed on another machine; may be repeated.",
+)
 @limit_option
 @format_option
-def seals(data: str, from_ms: int | None, to_ms: int | None, limit: int, form: str) -> int:
+def seals(
+    data: str,
+    from_ms: int | None,
+    to_ms: int | None,
+    tallies: bool,
+    against: tuple[TextIO, ...],
+    limit: int,
+    form: str,
+) -> int:
     """Verify the seals of hours, from files.
 
     Reads the rows of each sealed hour that still stands, recomputes what its seal says, and follows the chain of all
     seals, those of deleted hours too. Names what differs.
 
-    Exit codes: 0 no seal is broken, 3 one is or a file is damaged.
+    With --tallies it prints what delay servers call handed over, and realtime servers held, hour by hour, one line
+    each: the same on both sides when they agree, also after the messages are removed. --against compares such lines,
+    kept in a file or brought from the other machine, with this directory.
+
+    Exit codes: 0 no seal is broken, 3 one is, both sides differ, or a file is damaged.
     """
     hours = HourRange.of(from_ms, to_ms)
+    if tallies or against:
+        return _sides(data, hours, against, limit, form)
     with all_damage_named(data), progress("hours", None) as advance:
         report = verify_seals(data, hours=hours, progress=Hours(advance))
     listed = [each for each in report.seals if each.hour in hours or each.state is SealState.BROKEN]
@@ -66,6 +107,29 @@ def seals(data: str, from_ms: int | None, to_ms: int | None, limit: int, form: s
         for line in _verdict(report, bool(listed)):
             click.echo(line)
     return NOT_BALANCED if report.broken else OK
+
+
+def _sides(data: str, hours: HourRange, against: Sequence[TextIO], limit: int, form: str) -> int:
+    with all_damage_named(data), progress("hours", None) as advance:
+        sides = read_sides(RealDisk(), data, hours, Hours(advance))
+    if not against:
+        for line in sides.lines(hours):
+            click.echo(line)
+        return OK
+    for file in against:
+        sides = sides.join(parse_lines(file, file.name))
+    found = [each for each in compare_sides(sides) if each.hour in hours]
+    if form != "table" or any(not each.agrees for each in found):
+        show(SIDES_COLUMNS, (_side_row(each) for each in found if form != "table" or not each.agrees), form, limit)
+    states = Counter(_STATES[each.agrees] for each in found)
+    if form == "table":
+        click.echo(f"both sides: {', '.join(f'{count:,} {state}' for state, count in states.items()) or NOTHING}")
+    return NOT_BALANCED if states[_STATES[False]] else OK
+
+
+def _side_row(found: Compared) -> tuple[Cell, ...]:
+    target = f"{found.target:016x}" if found.target else "all"
+    return hour_name(found.hour), _STATES[found.agrees], target, found.differs, f"{found.log_id:016x}"
 
 
 def _row(report: SealReport) -> tuple[Cell, ...]:

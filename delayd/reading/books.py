@@ -7,7 +7,11 @@ import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from delayd.content import Tally
 from delayd.disk import Disk, RealDisk
+from delayd.hours import hour_name
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import dispatch_path
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
@@ -20,6 +24,7 @@ from delayd.reading.pieces import by_sequence, cut, stored_by_sequence
 from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
 from delayd.reading.seals import SealBook, SealCheck, SealReport, SealState
+from delayd.reading.sides import SidesCheck, deleted_hour_differs
 from delayd.reading.summary import HourSummary, join_parts, sum_up
 
 FINDINGS_LIMIT = 1_000
@@ -155,6 +160,7 @@ def report_plan(
 def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> list[Finding]:
     """What the totals of each delay server of a plan contradict (rule S5)."""
     found = [server_faults(disk, one.snapshot, one.follows, books[one.log_id]) for one in plan.origins]
+    found += [list(_deleted_hours(disk, plan, one.log_id, books[one.log_id])) for one in plan.origins]
     found.append([Finding(0, FindingKind.CONSERVATION, 0, 0, "", what, log_id) for log_id, what in plan.index.faults])
     return [fault for faults in found for fault in faults]
 
@@ -180,14 +186,18 @@ def audit_plan(
     for hour in plan_hours(disk, plan, tails):
         book = books[hour.log_id]
         check = book.check(hour.hour) if book.has_standing(hour.hour) else None
+        # What sealed since the checkpoint may be at a target only since its log was read.
+        counted = hour.origin.snapshot.hours.get(hour.hour)
+        compared = plan.helds if check is not None and counted is not None and counted.sealed else ()
+        sides = SidesCheck(compared, plan.index, hour.log_id, hour.hour)
         parts = hour.parts()
         found: list[tuple[Findings, HourSummary]] = []
         before = 0
         for part in parts:
-            result, filed = _audit_part(part, before, check, last=part is parts[-1])
+            result, filed = _audit_part(part, before, check, sides, last=part is parts[-1])
             found.append(result)
             before += filed
-        differs = None if check is None else check.differences(hour.torn)
+        differs = None if check is None else [*check.differences(hour.torn), *sides.differences()]
         yield join_findings([each for each, _ in found]), join_parts([each for _, each in found]), differs
 
 
@@ -196,8 +206,24 @@ def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:
     return {origin.snapshot.directory.log_id: SealBook(disk, origin.snapshot) for origin in plan.origins}
 
 
+def _deleted_hours(disk: Disk, plan: AuditPlan, log_id: int, book: SealBook) -> Iterator[Finding]:
+    """Hours of which the seal is what is left, against what the targets held of them."""
+    batches = plan.index.batches
+    hours = set(batches["hour"][batches["origin_log_id"] == log_id].tolist())
+    for held in plan.helds:
+        hours |= set(held.entries["hour"][held.entries["origin_log_id"] == np.uint64(log_id)].tolist())
+    for seal in book.deleted() if hours else ():
+        facts = seal.facts
+        if facts.hour in hours:
+            sealed = Tally(facts.dispatched, facts.tally_first, facts.tally_second)
+            key = log_id, facts.hour
+            if what := deleted_hour_differs(disk, plan.helds, plan.index, key, sealed, facts.in_doubt):
+                what = f"hour {hour_name(facts.hour)} was removed: {what}"
+                yield Finding(facts.hour, FindingKind.CONSERVATION, 0, 0, "", what, log_id)
+
+
 def _audit_part(
-    part: HourBooks, before: int, check: SealCheck | None, *, last: bool
+    part: HourBooks, before: int, check: SealCheck | None, sides: SidesCheck, *, last: bool
 ) -> tuple[tuple[Findings, HourSummary], int]:
     """Audit an hour or a part of one, and say how many of its rows are filed; nothing else of it stays in memory."""
     schedule, outcomes = part.schedule(), part.outcomes()
@@ -205,9 +231,13 @@ def _audit_part(
     again = sealed is not outcomes
     outcomes = by_sequence(outcomes)
     if check is not None:
-        check.add(schedule, by_sequence(sealed) if again else outcomes)
+        sealed = by_sequence(sealed) if again else outcomes
+        check.add(schedule, sealed)
+        sides.add_sent(sealed)
     del sealed
     realtime = stored_by_sequence(part.realtime())
+    if check is not None:
+        sides.add_held(realtime)
     accepted = part.accepted()._replace(before=before if last else None)
     audited = [
         audit_hour(part.log_id, part.hour, piece.schedule, piece.outcomes, piece.realtime, part.terms, piece.accepted)

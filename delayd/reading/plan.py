@@ -33,6 +33,7 @@ from delayd.reading.schedule import (
     take_snapshot,
     was_removed,
 )
+from delayd.reading.sides import Held, read_held
 
 PART_ROWS_MAX = 1_000_000  # An hour of more rows is read in parts: an audit takes about 300 bytes for each row.
 ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always does.
@@ -67,6 +68,7 @@ class AuditPlan:
     deleted_rows: int = 0  # Rows of the targets whose hours the delay server's retention has removed.
     missed: tuple[Life, ...] = ()  # The servers that keep messages waiting, if any wait.
     holds_up: tuple[str, ...] = ()  # What keeps them waiting, by their delay server's word.
+    helds: tuple[Held, ...] = ()  # What the targets' tally logs say, in the order of the index.
 
     @property
     def hour_count(self) -> int:
@@ -88,7 +90,7 @@ class AuditPlan:
             origins.append(Origin(replace(origin.snapshot, hours=filed), sizes, origin.terms, hours))
             log_id = origin.snapshot.directory.log_id
             keep |= np.isin(self.index.batches["hour"], hours) & (self.index.batches["origin_log_id"] == log_id)
-        return AuditPlan(tuple(origins), replace(self.index, batches=self.index.batches[keep]))
+        return AuditPlan(tuple(origins), replace(self.index, batches=self.index.batches[keep]), helds=self.helds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ def plan_audit(
         need_counted(disk, directory)
     torn: list[TornTail] = []
     realtimes = [directory for directory in directories if directory.role == Role.REALTIME]
+    helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
     indexer = TargetIndexer(disk, realtimes, torn)
     indexer.scan(newer=False)
     sizes = [dispatch_sizes(disk, directory) for directory in delays]
@@ -208,7 +211,8 @@ def plan_audit(
     # The realtime logs are scanned twice; what the second scan saw of a tail is newer.
     tails_torn = {tail.path: tail for tail in torn}
     missed = who_is_missed(lives)
-    return AuditPlan(tuple(origins), index, tuple(tails_torn.values()), deleted_rows, missed, tuple(holds_up)), tails
+    plan = AuditPlan(tuple(origins), index, tuple(tails_torn.values()), deleted_rows, missed, tuple(holds_up), helds)
+    return plan, tails
 
 
 def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None) -> Iterator["HourBooks"]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from delayd.batch import BatchKind
-from delayd.content import Tally, tally
+from delayd.content import Tally
 from delayd.disk import Disk, RealDisk
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.dispatch import PART, Outcome, OutcomeRows
@@ -25,6 +25,7 @@ from delayd.reading.dispatch import read_outcomes
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log
 from delayd.reading.pieces import by_sequence
 from delayd.reading.schedule import HourRows, MessageTail, ScheduleSnapshot, read_hour, take_snapshot
+from delayd.reading.sides import tally_of
 
 PIECE_ROWS = 65_536  # Rows that are packed at a time: 4.5 MiB of outcomes.
 FIGURES = ("rows", "body_bytes", "dispatched", "cancelled", "dead", "expired", "in_doubt", "due_min_ms", "due_max_ms")
@@ -93,6 +94,10 @@ class SealBook:
     def standing(self) -> list[int]:
         """Hours that have a seal, and rows that it can be held against."""
         return [hour for hour in self._of_hour if self.has_standing(hour)]
+
+    def deleted(self) -> Iterator[Seal]:
+        """The seals of hours that retention has removed."""
+        return (seal for seal in self._seals if self._is_deleted(seal.facts.hour))
 
     def has_standing(self, hour: int) -> bool:
         """Whether an hour is one of them."""
@@ -311,12 +316,3 @@ class SealCheck:
             packed["deliver_at_ms"] = outcomes.deliver_at_ms[piece]
             packed["content_hash"] = outcomes.content_hash[piece]
             self._outcomes.update(packed.view(np.uint8).data)
-
-
-def tally_of(outcomes: OutcomeRows, target_log_id: int | None = None) -> Tally:
-    """The tally of what an hour's outcomes call DISPATCHED, to one realtime server or to all of them."""
-    handed_over = outcomes.parts["outcome"] == Outcome.DISPATCHED
-    if target_log_id is not None:
-        handed_over &= outcomes.parts["target_log_id"] == np.uint64(target_log_id)
-    rows = np.flatnonzero(handed_over[outcomes.part_of])
-    return tally(outcomes.sequences[rows], outcomes.deliver_at_ms[rows], outcomes.content_hash[rows])

@@ -6,6 +6,7 @@ Invariant: damage in one file is named, with path and position, and does not kee
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from delayd.disk import Disk, RealDisk, open_named
@@ -15,11 +16,13 @@ from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
+from delayd.log.tally import FOLDER, covered
 from delayd.place import MARKER
 from delayd.reading.counted import PUBLISHED_OFFSETS, missing_files
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
 from delayd.reading.groups import LogMoved, TornTail, file_size
 from delayd.reading.schedule import BESIDE_SUFFIX, beside_path, take_snapshot
+from delayd.reading.sides import read_held, segment_differs
 from delayd.reading.verify_file import HOURLY, FileReport, Place, State, damage_report, verify_file
 from delayd.state import LMDB_FILE, check_stored
 from delayd.state_file import Pair, read_pairs
@@ -100,8 +103,10 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     gone: list[FileReport] = []
     states: list[FileReport] = []
     missing: list[FileReport] = []
+    homes: list[_Home] = []
     for path in _home_paths(disk, data):
         home = _read_home(disk, path)
+        homes.append(home)
         own = list(_places(disk, home))
         places += own
         kinds = {place.kind for place in own}
@@ -114,7 +119,9 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     if not places:
         raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
     states += _state(disk, f"{data.rstrip('/')}/meta")
-    return VerifyReport((*gone, *_verify(disk, places, progress, chained=True), *missing, *states))
+    found = list(_verify(disk, places, progress, chained=True))
+    tallied = [report for home in homes for report in _tallied(disk, home, found)]
+    return VerifyReport((*gone, *found, *tallied, *missing, *states))
 
 
 def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:
@@ -197,6 +204,35 @@ def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
     directory = Directory(home.path, home.role, home.log_id)
     for error in missing_files(disk, directory):
         yield damage_report(error.path, error.path[len(home.path) + 1 :].partition("/")[0], error)
+
+
+def _tallied(disk: Disk, home: _Home, found: Sequence[FileReport]) -> Iterator[FileReport]:
+    """Entries of a tally log that say otherwise of a segment than its bytes give, and segments that were left out."""
+    if home.role is not Role.REALTIME or home.log_id is None:
+        return
+    try:
+        held = read_held(disk, Directory(home.path, home.role, home.log_id), [])
+    except (DataError, LogMoved):
+        return  # Its files have reports of their own.
+    folder, path = f"{home.path}/message/", f"{home.path}/{FOLDER}"
+    kind = FileKind.TALLY.name.lower()
+    for report in found:
+        if report.tallies is None or not report.path.startswith(folder):
+            continue
+        begin = report.tallies["begin"][0]
+        entries = held.entries[held.entries["begin"] == begin]
+        if not len(entries):
+            continue  # It is written to, or was closed a moment ago.
+        what = segment_differs(entries, report.tallies)
+        if (entries["end"] != report.tallies["end"][0]).any():
+            what = "it ends elsewhere"
+        if what:
+            error = DamagedData(path, 0, f"the entries of the segment at offset {begin} do not agree with it: {what}")
+            yield damage_report(error.path, kind, error)
+    for (_, end), (begin, _) in pairwise(covered(held.entries)):
+        if begin < end:
+            error = DamagedData(path, 0, f"two entries speak of the messages from offset {begin} on")
+            yield damage_report(error.path, kind, error)
 
 
 def _state(disk: Disk, path: str) -> Iterator[FileReport]:

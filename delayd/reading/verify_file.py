@@ -14,7 +14,7 @@ import numpy as np
 from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.content import hash_rows
 from delayd.disk import Disk
-from delayd.errors import BatchMalformed, DamagedData, DataError
+from delayd.errors import BatchMalformed, CallerError, DamagedData, DataError
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, check_pages
@@ -23,6 +23,8 @@ from delayd.log.dispatch import decode_outcomes
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import segment_name
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.log.tally import Tallies
+from delayd.log.tallying import Tallier
 from delayd.reading.directory import open_any
 from delayd.reading.groups import TornTail, read_groups
 from delayd.reading.schedule import BESIDE_SUFFIX
@@ -66,6 +68,7 @@ class FileReport:
     damage: str = ""
     position: int = 0
     sentence: str = ""
+    tallies: Tallies | None = None  # What the bytes of a segment of a realtime message log give.
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,7 @@ class _Found:
     filed: _Filed = field(default_factory=_Filed)
     state: State = State.OK
     sentence: str = ""
+    tallier: Tallier | None = None  # Of a realtime message log.
 
     def ends(self, state: State, sentence: str) -> None:
         """Note that there is nothing to read on from here, and why."""
@@ -171,7 +175,8 @@ class _Found:
         """Sum it up."""
         counts = (self.size_bytes, self.groups, self.batches, self.rows)
         torn = self.torn[0] if self.torn else None
-        return FileReport(self.path, self.kind, self.state, *counts, torn, damage, position, self.sentence)
+        tallies = self.tallier.entries() if self.tallier is not None and not damage else None
+        return FileReport(self.path, self.kind, self.state, *counts, torn, damage, position, self.sentence, tallies)
 
     def damaged(self, error: DataError) -> FileReport:
         """Sum up what was read before the damage, and name that."""
@@ -226,6 +231,7 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
     hourly = segment.header.kind in HOURLY
     end = begin = 0 if hourly else segment.header.base_offset
     crc = segment.header.previous_crc32c
+    found.tallier = Tallier(begin) if segment.header.kind == FileKind.REALTIME else None
     for group in read_groups(
         *(segment, begin, sys.maxsize, found.torn),
         previous_crc32c=crc,
@@ -273,13 +279,19 @@ def _check_group(segment: Segment, group: Group, found: _Found) -> None:
                 raise BatchMalformed(f"a batch of kind {batch.kind.name} has no place there")
             if batch.kind == BatchKind.SCHEDULE:
                 found.filed.check_order(batch)
-            if batch.kind in (BatchKind.SCHEDULE, BatchKind.DISPATCH):
+            if batch.kind == BatchKind.SCHEDULE:
                 _check_content(batch)
             if batch.kind == BatchKind.OUTCOME:
                 decode_outcomes([batch])
             found.batches += 1
             found.rows += 0 if batch.kind == BatchKind.CONTROL else batch.count
-    except BatchMalformed as error:
+        if found.tallier is not None:
+            # All of a group at once, for many batches have one row.
+            found.tallier.take(group)
+            for first in found.tallier.differing[:1]:
+                position = segment.position(first.offset)
+                raise BatchMalformed(f"row {first.row} has another content hash than its content gives")
+    except CallerError as error:
         raise DamagedData(segment.path, position, error.message) from error
 
 

@@ -19,6 +19,7 @@ from delayd.log.control import encode_records
 from delayd.log.dispatch import NewPart, Outcome, decode_outcomes
 from delayd.log.group import GroupKind
 from delayd.log.schedule import DEAD, REMOVED, RESTORED_STEP, SEALED, dispatch_path, schedule_path
+from delayd.log.tally import decode_tallies, encode_tallies
 from delayd.reading.directory import open_any
 from tests.simulation.audit import BOOKS
 from tests.tamper.honest import DELAY
@@ -51,6 +52,7 @@ def _lies() -> Iterator[tuple[str, Tell, str]]:
     yield from _message_log()
     yield from _seals()
     yield from _missing()
+    yield from _tallies()
 
 
 # Hours by what became of them, in the honest directory.
@@ -395,7 +397,7 @@ def _lose_batch(liar: Liar) -> None:
     _edit_target(liar, lambda batch: None)
     for number in (0, 1):
         folder = f"{BOOKS}/realtime-{number}"
-        path = liar.target_log(number)
+        path = liar.target_log(1)
         size = sum(map(_size_of, liar.groups(path)))
         liar.publish(folder, indexed_offset=min(size, cast(int, liar.checkpoint(folder)["indexed_offset"])))
 
@@ -664,6 +666,87 @@ def _truncate(liar: Liar, path: Callable[[Liar], str], size: int) -> None:
 def _remove_all(liar: Liar, folder: str) -> None:
     for name in liar.disk.list_folder(folder):
         liar.disk.remove(f"{folder}/{name}")
+
+
+# The tallies of a realtime server (docs/formats/tally.md).
+
+
+TARGET = f"{BOOKS}/realtime-0"
+
+
+def _tallies() -> Iterator[tuple[str, Tell, str]]:
+    def change(choose: Callable[[Liar], int], name: str, after: Tell | None = None) -> Tell:
+        """Raise a figure of the first entry of an hour by one."""
+
+        def tell(liar: Liar) -> None:
+            hour, done = choose(liar), list[bool]()
+
+            def changed(batch: Batch) -> bytes:
+                entries = decode_tallies(batch).copy()
+                rows = np.flatnonzero(entries["hour"] == hour)
+                if len(rows) and not done:
+                    entries[name][rows[0]] += 1
+                    done.append(True)
+                return encode_tallies(entries)[0]
+
+            if after is not None:
+                after(liar)
+            liar.edit_batches(f"{TARGET}/tally/{0:020}.log", changed)
+            assert done, "no entry of the hour was found"
+
+        return tell
+
+    def deleted(liar: Liar) -> int:
+        return min(seal.facts.hour for seal in liar.seals)
+
+    def sealed(liar: Liar) -> int:
+        return _hour(liar, "sealed")
+
+    for name in ("rows", "first", "second"):
+        yield f"a tally has other {name} of a deleted hour", change(deleted, name), "CONSERVATION"
+        yield f"a tally has other {name} of a sealed hour", change(sealed, name), "VERIFY"
+        what = f"a tally has other {name} of a sealed hour that the message log keeps no more"
+        yield what, change(sealed, name, _retain), "BROKEN"
+    yield "a tally of the entries is of another delay server", change(deleted, "origin_log_id"), "CONSERVATION VERIFY"
+    yield "a tally says that messages differ from their hash", change(sealed, "differing"), "VERIFY"
+    yield "a tally says another range of the message log", change(sealed, "end"), "VERIFY"
+    yield "the tally log is gone", lambda liar: _remove_all(liar, f"{TARGET}/tally"), "DAMAGE"
+    path = f"{TARGET}/tally/{0:020}.log"
+    yield "the last entries of the tally log are cut off", lambda liar: _cut_last(liar, path), "DAMAGE VERIFY"
+
+    def of_deleted_hour(change_row: Callable[[Row], list[Row]]) -> Tell:
+        def tell(liar: Liar) -> None:
+            hour, done = deleted(liar), list[bool]()
+
+            def changed(batch: Batch) -> bytes | None:
+                if batch.dispatch.hour != hour or done:
+                    return bytes(batch.buffer)
+                done.append(True)
+                first, *rest = rows_of(batch)
+                return batch_of(batch, [*change_row(first), *rest])
+
+            # Its messages are in the segment that is written to, so no entry speaks of them yet.
+            liar.edit_batches(liar.target_log(1), changed)
+            assert done, "no batch of the hour was found"
+
+        return tell
+
+    other = of_deleted_hour(lambda row: [replace(row, body=row.body + b"!").hashed()])
+    yield "a message of a deleted hour is another one at its target", other, "CONSERVATION"
+    more = of_deleted_hour(lambda row: [row, replace(row, sequence=row.sequence + 900).hashed()])
+    yield "a message of a deleted hour is invented at its target", more, "CONSERVATION"
+
+
+def _retain(liar: Liar) -> None:
+    """What the retention of a realtime server may do."""
+    bases = [int(name[:-4]) for name in liar.disk.list_folder(f"{TARGET}/message")]
+    for base in bases[:-1]:
+        liar.disk.remove(f"{TARGET}/message/{base:020}.log")
+    liar.publish(TARGET, keep_from=bases[-1])
+
+
+def _cut_last(liar: Liar, path: str) -> None:
+    liar.edit(path, lambda groups: groups[:-1])
 
 
 # What nothing tells.

@@ -1,0 +1,213 @@
+"""Both sides: what realtime servers held of a delay server's hours, by their tallies, against what it calls DISPATCHED.
+
+Invariant: only sealed hours are compared, for before a row may be at its target without a durable outcome; and only
+where every message that a realtime server ever had is tallied or still in its log (docs/formats/tally.md).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from delayd.batch import BatchKind
+from delayd.content import Tally, tally
+from delayd.disk import Disk
+from delayd.errors import CallerError, DamagedData
+from delayd.log.dispatch import Outcome, OutcomeRows
+from delayd.log.log import LogPlace, segment_name
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind
+from delayd.log.tally import NO_TALLIES, Tallies, covered, decode_tallies, joined, sum_tallies, tally_place
+from delayd.log.tallying import Tallier
+from delayd.reading.directory import Directory
+from delayd.reading.groups import TornTail, log_size, read_log, segment_bases
+from delayd.reading.realtime import TargetIndex, TargetRows, read_target_rows
+
+HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoch.
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the tally log of a realtime server says; ``end`` is where in its message log the entries end.
+
+    ``whole``: every message from the first one on is in an entry or behind ``end``.
+    """
+
+    log_id: int
+    entries: Tallies
+    start: int  # Where its message log began when this was read.
+
+    @property
+    def end(self) -> int:
+        """Entries speak of what is below."""
+        return int(self.entries["end"].max(initial=0))
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was left out: no gap, and none between the entries and the message log."""
+        ranges = covered(self.entries)
+        return ranges == [(0, self.end)] and self.start <= self.end if ranges else self.start == 0
+
+    def of_hour(self, origin: int, hour: int) -> Tallies:
+        """The entries of one hour."""
+        found: Tallies = self.entries[
+            (self.entries["origin_log_id"] == np.uint64(origin)) & (self.entries["hour"] == hour)
+        ]
+        return found
+
+
+def read_held(disk: Disk, directory: Directory, torn: list[TornTail]) -> Held:
+    """Read the tally log of a realtime server, before its message log is read.
+
+    Raises:
+        DamagedData: a group of it does not check.
+    """
+    place = tally_place(directory.path, directory.log_id)
+    bases = segment_bases(disk, _message_place(directory))
+    if not disk.list_folder(place.folder):
+        return Held(directory.log_id, NO_TALLIES, bases[0] if bases else 0)
+    groups = read_log(disk, place, 0, log_size(disk, place), torn)
+    batches = [batch for group in groups for _, batch in group.batches() if batch.kind == BatchKind.TALLY]
+    return Held(directory.log_id, joined([decode_tallies(batch) for batch in batches]), bases[0] if bases else 0)
+
+
+def held_now(disk: Disk, directory: Directory, torn: list[TornTail]) -> tuple[Held, dict[HourOf, Tally]]:
+    """All that a realtime server held, by delay server and hour: its entries, and the bytes that stand behind them.
+
+    Raises:
+        LogMoved: segments went away meanwhile.
+        DamagedData: a group does not check, or holds no messages.
+    """
+    held = read_held(disk, directory, torn)
+    place = _message_place(directory)
+    start = max(held.end, held.start)
+    tallier = Tallier(start)
+    for group in read_log(disk, place, start, log_size(disk, place), torn) if log_size(disk, place) > start else ():
+        try:
+            tallier.take(group)
+        except CallerError as error:
+            base = max(base for base in segment_bases(disk, place) if base <= group.header.offset)
+            path, position = f"{place.folder}/{segment_name(base)}", group.header.offset - base + FILE_HEADER_BYTES
+            raise DamagedData(path, position, f"the group there: {error.message}") from error
+    return held, {key: found for key, found, _ in sum_tallies(joined([held.entries, tallier.entries()]))}
+
+
+@dataclass(slots=True)
+class SidesCheck:
+    """One sealed hour on both sides; its rows come in parts. Targets that still have all of it are not looked at."""
+
+    helds: Sequence[Held]
+    index: TargetIndex
+    origin: int
+    hour: int
+    _own: dict[int, Tally] = field(default_factory=dict)  # What the dispatch log says, by target.
+    _kept: dict[int, Tally] = field(default_factory=dict)  # What the targets' logs still have behind their entries.
+    _in_doubt: bool = False
+
+    @property
+    def _wanted(self) -> Iterator[tuple[int, Held, Tallies]]:
+        """Targets by number that were tallied without a gap, and whose retention has removed rows of the hour."""
+        for number, held in enumerate(self.helds):
+            entries = held.of_hour(self.origin, self.hour)
+            start = self.index.targets[number].start
+            if held.whole and start <= held.end and (entries["begin"] < start).any():
+                yield number, held, entries
+
+    def add_sent(self, outcomes: OutcomeRows) -> None:
+        """Take the next outcomes."""
+        self._in_doubt |= bool((outcomes.parts["outcome"] == Outcome.IN_DOUBT).any())
+        for number, held, _ in self._wanted:
+            self._own[number] = self._own.get(number, Tally()) + tally_of(outcomes, held.log_id)
+
+    def add_held(self, realtime: TargetRows) -> None:
+        """Take the next rows that the targets' logs keep."""
+        for number, held, _ in self._wanted:
+            self._kept[number] = self._kept.get(number, Tally()) + _tally_behind(held, number, realtime)
+
+    def differences(self) -> list[str]:
+        """What differs, for people. Rows that an operator's word calls in doubt may be at a target or not."""
+        if self._in_doubt:
+            return []
+        found: list[str] = []
+        for number, held, entries in self._wanted:
+            own = self._own.get(number, Tally())
+            theirs = self._kept.get(number, Tally()) + _sum(entries)
+            if own != theirs:
+                found.append(
+                    f"the realtime server {held.log_id:016x} held {theirs.rows} messages of it with the tally "
+                    f"{theirs.digest}, the dispatch log says {own.rows} with {own.digest}"
+                )
+        return found
+
+
+def deleted_hour_differs(
+    disk: Disk, helds: Sequence[Held], index: TargetIndex, key: HourOf, sealed: Tally, in_doubt: int
+) -> str:
+    """What the targets say otherwise of an hour of which the seal is all that is left; "" where nothing does.
+
+    Targets whose logs are not here may have the rows that are missing, so fewer than were sealed are no difference.
+    """
+    origin, hour = key
+    batches = index.batches
+    found = Tally()
+    for number, held in enumerate(helds):
+        own = (batches["target"] == number) & (batches["origin_log_id"] == origin) & (batches["hour"] == hour)
+        own &= batches["offset"] >= held.end
+        found += _sum(held.of_hour(origin, hour))
+        if own.any():
+            found += _tally_behind(held, number, read_target_rows(disk, index, batches[own]))
+    differs = found.rows > sealed.rows + in_doubt or (found.rows == sealed.rows and not in_doubt and found != sealed)
+    if not differs:
+        return ""
+    return (
+        f"its realtime servers held {found.rows} messages of it with the tally {found.digest}, "
+        f"its seal says {sealed.rows} with {sealed.digest}"
+    )
+
+
+def tally_of(outcomes: OutcomeRows, target_log_id: int | None = None) -> Tally:
+    """The tally of what an hour's outcomes call DISPATCHED, to one realtime server or to all of them."""
+    handed_over = outcomes.parts["outcome"] == Outcome.DISPATCHED
+    if target_log_id is not None:
+        handed_over &= outcomes.parts["target_log_id"] == np.uint64(target_log_id)
+    rows = np.flatnonzero(handed_over[outcomes.part_of])
+    return tally(outcomes.sequences[rows], outcomes.deliver_at_ms[rows], outcomes.content_hash[rows])
+
+
+def tallies_by_target(outcomes: OutcomeRows) -> Mapping[int, Tally]:
+    """The same for each realtime server that the outcomes name."""
+    handed_over = outcomes.parts["outcome"] == Outcome.DISPATCHED
+    targets = np.unique(outcomes.parts["target_log_id"][handed_over]).tolist()
+    return {target: tally_of(outcomes, target) for target in targets}
+
+
+def segment_differs(entries: Tallies, found: Tallies) -> str:
+    """What the entries of a segment say otherwise than its bytes give; "" where nothing does."""
+    said = {key: (total, differing) for key, total, differing in sum_tallies(entries)}
+    given = {key: (total, differing) for key, total, differing in sum_tallies(found)}
+    for key in sorted(said.keys() | given.keys()):
+        if said.get(key) != given.get(key):
+            own, theirs = said.get(key, (Tally(), 0))[0], given.get(key, (Tally(), 0))[0]
+            return (
+                f"it says {own.rows} messages of the delay server {key[0]:016x} and hour {key[1]} with the tally "
+                f"{own.digest}, the message log has {theirs.rows} with {theirs.digest}"
+            )
+    return ""
+
+
+def _sum(entries: Tallies) -> Tally:
+    total = Tally()
+    for _, found, _ in sum_tallies(entries):
+        total += found
+    return total
+
+
+def _tally_behind(held: Held, number: int, realtime: TargetRows) -> Tally:
+    """The tally of a target's rows that no entry speaks of, by the hashes that stand beside them."""
+    batches = realtime.batches
+    own = (batches["target"] == number) & (batches["offset"] >= held.end)
+    rows = np.flatnonzero(own[realtime.batch_of])
+    return tally(realtime.sequence[rows], realtime.deliver_at_ms[rows], realtime.hashes()[rows])
+
+
+def _message_place(directory: Directory) -> LogPlace:
+    return LogPlace(directory.message_folder, FileKind.REALTIME, directory.log_id)

@@ -1,0 +1,82 @@
+"""Two machines compare what one handed over and the other held, without their rows (rules S5, S6)."""
+
+import pytest
+
+from delayd.content import Tally
+from delayd.errors import BadArgument
+from delayd.hours import hour_name
+from delayd.reading.books import audit_directory
+from delayd.reading.side_lines import Sides, compare_sides, parse_lines, read_sides
+from delayd.reading.verify import verify_directory
+from tests.simulation.audit import BOOKS
+from tests.tamper.honest import DELAY, honest
+from tests.tamper.liar import Liar
+
+TARGET = f"{BOOKS}/realtime-0"
+OTHER = f"{BOOKS}/realtime-1"
+
+
+def liar() -> tuple[Liar, int]:
+    disk, now_ms = honest()
+    return Liar(disk), now_ms
+
+
+def retain(books: Liar) -> None:
+    """Remove what a realtime server's retention may: whole segments that were tallied."""
+    bases = [int(name[:-4]) for name in books.disk.list_folder(f"{TARGET}/message")]
+    for base in bases[:-1]:
+        books.disk.remove(f"{TARGET}/message/{base:020}.log")
+    books.publish(TARGET, keep_from=bases[-1])
+
+
+def lines_of(books: Liar, *folders: str) -> str:
+    return "\n".join(line for folder in folders for line in read_sides(books.disk, folder).lines())
+
+
+def found(*texts: str) -> dict[bool | None, int]:
+    sides = Sides()
+    for text in texts:
+        sides = sides.join(parse_lines(text.splitlines(), "lines"))
+    states = [each.agrees for each in compare_sides(sides)]
+    return {state: states.count(state) for state in set(states)}
+
+
+def test_rule_S5_an_honest_delay_server_and_its_realtime_servers_agree_on_each_sealed_hour() -> None:
+    books, _ = liar()
+    delay, targets = lines_of(books, DELAY), lines_of(books, TARGET, OTHER)
+    assert set(found(delay, targets)) == {True}
+    assert found(delay, targets)[True] >= 7
+    # Of an hour whose files stand, both print the very same lines.
+    hour = hour_name(max(key[1] for key, _ in read_sides(books.disk, DELAY).sent))
+    both = [
+        {line for line in text.splitlines() if line.startswith(hour) and " all " not in line}
+        for text in (delay, targets)
+    ]
+    assert both[0] == both[1] and len(both[0]) == 2
+
+
+def test_rule_S5_they_agree_after_the_realtime_server_has_removed_its_messages() -> None:
+    books, now_ms = liar()
+    before = lines_of(books, TARGET)
+    retain(books)
+    assert lines_of(books, TARGET) == before
+    assert set(found(lines_of(books, DELAY), before, lines_of(books, OTHER))) == {True}
+    report = audit_directory(BOOKS, now_ms=now_ms, disk=books.disk)
+    assert report.balanced and report.total.unproven > 0
+    assert verify_directory(BOOKS, disk=books.disk).sound
+
+
+def test_hours_whose_other_realtime_server_is_not_here_are_left_open() -> None:
+    books, _ = liar()
+    states = found(lines_of(books, DELAY), lines_of(books, TARGET))
+    assert set(states) == {True, None}
+
+
+def test_lines_that_nobody_printed_are_refused_by_number() -> None:
+    good = "delay 000000000000000a\n2026112016 000000000000000a all 3 " + 32 * "0"
+    assert list(parse_lines(good.splitlines(), "f").sealed.values()) == [Tally(3, 0, 0)]
+    for bad in ("x", "2026112016 000000000000000a all 3 " + 31 * "0", "2026119916 000000000000000a all 3 " + 32 * "0"):
+        with pytest.raises(BadArgument, match="f, line 3"):
+            parse_lines([*good.splitlines(), bad], "f")
+    with pytest.raises(BadArgument, match="f, line 1"):
+        parse_lines(good.splitlines()[1:], "f")
