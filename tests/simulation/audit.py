@@ -21,6 +21,7 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
+from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.findings import FindingKind
@@ -126,7 +127,7 @@ def directories_of(cluster: Cluster) -> MemoryDisk:
     return disk
 
 
-def copy_tree(source: MemoryDisk, folder: str, target: MemoryDisk, place: str) -> None:
+def copy_tree(source: MemoryDisk, folder: str, target: Disk, place: str) -> None:
     """Copy a folder and all that is in it."""
     target.make_folder(place)
     for name in source.list_folder(folder):
