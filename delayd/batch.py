@@ -192,11 +192,6 @@ class Batch:
         """View a column: ``count`` items of its dtype; KeyError when it is absent."""
         return np.frombuffer(self.buffer, DTYPES[column], self.count, self.offsets[column])
 
-    def column_bytes(self, column: int) -> bytes:
-        """Copy a column's bytes."""
-        offset = self.offsets[column]
-        return bytes(self.buffer[offset : offset + DTYPES[column].itemsize * self.count])
-
     def int64s(self, column: int) -> Int64s:
         """View a column of i64."""
         return np.frombuffer(self.buffer, np.int64, self.count, self.offsets[column])

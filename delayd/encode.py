@@ -85,6 +85,14 @@ def encode_pieces(
     return _front(kind, kind_part, count, len(columns), columns_bytes, heap_bytes, subject_count), heap_bytes
 
 
+def encode_column(kind: BatchKind, column: ColumnId, packed: bytes, count: int) -> bytes:
+    """`encode` for rows of one column, packed already and a multiple of 8 bytes, without a heap."""
+    entry = DIRECTORY_ENTRY.pack(column, DTYPES[column].itemsize, HEADER_BYTES + DIRECTORY_ENTRY.size)
+    if len(packed) & 7 or not 0 < count <= ROWS_MAX:
+        raise BatchMalformed(f"{count} rows in {len(packed)} bytes are not possible")
+    return _front(kind, b"", count, 1, entry + packed, b"", 0)
+
+
 def encode_one(
     kind: BatchKind, part: ProducerPart | DispatchPart, values: RowValues, subject: bytes, body: Buffer, length: int
 ) -> bytes:

@@ -4,11 +4,11 @@ A batch is taken only from the session whose hello was heard last in this life; 
 """
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from delayd.batch import Batch, ColumnId, DispatchPart
+from delayd.batch import HEADER_BYTES, Batch, ColumnId, DispatchPart
 from delayd.errors import FencedInstance, RestoredOrigin, SlowDown, StaleEpoch, StaleSession
 from delayd.identity import check_epoch
 
@@ -43,10 +43,29 @@ class InDoubt(NamedTuple):
     appended_at_ms: int
     claimed_at_ms: int
     rows: int
-    sequences: bytes
-    deliver_at_ms: bytes
-    hashes: bytes
+    columns: bytes  # All of the batch's columns as they stand in it: few windows are ever asked for one of them.
+    columns_at: int
+    places: Mapping[int, int]  # By column: where in the batch it begins.
     group_offset: int
+
+    @property
+    def sequences(self) -> bytes:
+        """The sequences of the rows, u64 each."""
+        return self._column(ColumnId.SEQUENCE)
+
+    @property
+    def deliver_at_ms(self) -> bytes:
+        """The due instants of the rows, i64 each."""
+        return self._column(ColumnId.DELIVER_AT_MS)
+
+    @property
+    def hashes(self) -> bytes:
+        """The content hashes of the rows, u64 each; zeros where the batch states none."""
+        return self._column(ColumnId.CONTENT_HASH) if ColumnId.CONTENT_HASH in self.places else bytes(8 * self.rows)
+
+    def _column(self, column: ColumnId) -> bytes:
+        begin = self.places[column] - self.columns_at
+        return self.columns[begin : begin + 8 * self.rows]
 
 
 @dataclass(slots=True)
@@ -113,6 +132,7 @@ class Origin:
         key = (part.epoch, part.batch_id)
         if key <= self.w:
             return
+        columns_at = HEADER_BYTES + batch.kind_bytes
         self.window[key] = InDoubt(
             part.epoch,
             part.batch_id,
@@ -121,9 +141,9 @@ class Origin:
             appended_at_ms,
             part.claimed_at_ms,
             batch.count,
-            batch.column_bytes(ColumnId.SEQUENCE),
-            batch.column_bytes(ColumnId.DELIVER_AT_MS),
-            batch.content_hashes().tobytes(),
+            bytes(batch.buffer[columns_at : batch.heap_offset]),
+            columns_at,
+            batch.offsets,
             group_offset,
         )
         if self.keys and key < self.keys[-1]:

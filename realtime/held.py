@@ -116,8 +116,14 @@ class Held:
 
     def take(self, start: int, end: int, incarnation: int) -> list[Run]:
         """Hold nothing of [start, end) any more that was pulled in this incarnation; returns what it was."""
-        taken: list[Run] = []
         at, index = self._find(start)
+        if at < len(self._pieces):
+            run = self._pieces[at][index]
+            if run.start == start and run.end == end and run.incarnation == incarnation:
+                # Nearly every consumer acknowledges what it was given as a whole.
+                self._drop(at, index)
+                return [run]
+        taken: list[Run] = []
         begin = at
         while at < len(self._pieces) and self._pieces[at][index].start < end:
             self._take_of_piece(at, index, (start, end, incarnation), taken)
@@ -151,6 +157,16 @@ class Held:
         piece[index:until] = left
         if piece:
             self._changed(at)
+
+    def _drop(self, at: int, index: int) -> None:
+        piece = self._pieces[at]
+        run = piece.pop(index)
+        self._count -= 1
+        self.messages -= run.end - run.start
+        if piece:
+            self._changed(at)
+        else:
+            del self._pieces[at], self._firsts[at], self._oldest[at]
 
     def _find(self, start: int) -> tuple[int, int]:
         """The piece, and the place in it, of the first run that ends behind ``start``; behind all pieces: none."""

@@ -393,6 +393,9 @@ class Pulls:
                     break
             if planned:
                 self._answer(planned)
+                for plan in planned:
+                    if not plan.group.waiting:
+                        self._to_serve.pop(plan.group, None)
 
     def _planned(self, group: Group) -> Planned | None:
         """What the first who waits is to get; None when nobody does, or there is nothing."""

@@ -22,7 +22,7 @@ from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.executor import Done, Executor
 from delayd.hours import hour_name
-from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
+from delayd.log.dispatch import NewPart, Outcome, encode_outcomes, join_columns
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
@@ -279,8 +279,7 @@ class OutcomeLog:
             if recorded.part.outcome is Outcome.DISPATCHED and recorded.hour not in self._quarantined
         ]
         if parts:
-            sequences = np.concatenate([part.sequences for part in parts])
-            hashes = np.concatenate([part.stated_hashes() for part in parts])
+            sequences, _, hashes = join_columns(parts)
             wanted = sequences >= np.uint64(self.filed_below)
             self._handed_over.append(HandedOver(sequences[wanted], hashes[wanted]))
 

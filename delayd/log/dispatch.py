@@ -3,6 +3,7 @@
 What is common to the rows of one handed-over batch is kept once, as a *part* in the heap.
 """
 
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -29,6 +30,9 @@ PART = np.dtype(
         ("reserved", "<u8"),
     ]
 )
+
+PACKED_PART = struct.Struct("<QQQqqQIBBHQ")  # The same, to pack a part in plain integers.
+assert PACKED_PART.size == PART.itemsize, "a packed part is a part"
 
 # How much of an hour's dispatch log is durable, as the checkpoint file publishes it; ``length`` counts groups.
 END_ROW = np.dtype([("hour", "<u4"), ("zero", "<u4"), ("length", "<u8")])
@@ -85,21 +89,32 @@ NO_OUTCOMES = OutcomeRows(
 
 def encode_outcomes(hour: int, new: Sequence[NewPart]) -> bytes:
     """Make one OUTCOME batch of an hour; at most 65,536 rows in all."""
-    parts = np.zeros(len(new), PART)
-    for index, part in enumerate(new):
-        parts[index] = (
+    parts = [
+        PACKED_PART.pack(
             *(part.target_log_id, part.epoch, part.batch_id, part.claimed_at_ms, part.target_appended_at_ms),
             *(part.target_offset, len(part.sequences), part.outcome, 0, part.attempt, 0),
         )
-    sequences = np.concatenate([part.sequences for part in new])
-    deliver_at_ms = np.concatenate([part.deliver_at_ms for part in new])
-    hashes = np.concatenate([part.stated_hashes() for part in new])
+        for part in new
+    ]
+    sequences, deliver_at_ms, hashes = join_columns(new)
     columns = [
         (ColumnId.DELIVER_AT_MS, deliver_at_ms),
         (ColumnId.SEQUENCE, sequences),
         (ColumnId.CONTENT_HASH, hashes),
     ]
-    return encode(BatchKind.OUTCOME, OutcomePart(hour), len(sequences), columns, [parts.tobytes()])
+    return encode(BatchKind.OUTCOME, OutcomePart(hour), len(sequences), columns, parts)
+
+
+def join_columns(parts: Sequence[NewPart]) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64]]:
+    """Sequences, due instants and content hashes of the rows of several parts, one at least."""
+    if len(parts) == 1:  # Mostly there is one, and nothing to copy.
+        (part,) = parts
+        return part.sequences, part.deliver_at_ms, part.stated_hashes()
+    return (
+        np.concatenate([part.sequences for part in parts]),
+        np.concatenate([part.deliver_at_ms for part in parts]),
+        np.concatenate([part.stated_hashes() for part in parts]),
+    )
 
 
 def decode_outcomes(batches: Sequence[Batch]) -> OutcomeRows:

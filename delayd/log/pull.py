@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-import numpy as np
-
-from delayd.batch import DTYPES, ROWS_MAX, Batch, BatchKind, ColumnId
-from delayd.encode import encode
+from delayd.batch import ROWS_MAX, Batch, BatchKind, ColumnId
+from delayd.encode import encode_column
 from delayd.errors import BatchMalformed
 
 ENTRY = struct.Struct("<BxHIQQQIIq")
@@ -54,8 +52,7 @@ def encode_entries(entries: Sequence[PullEntry]) -> list[bytes]:
                 for op, attempt, group_id, incarnation, pull_first, consume_first, covered, at_ms, lease_ms in part
             ]
         )
-        rows = np.frombuffer(packed, DTYPES[ColumnId.ENTRY])
-        batches.append(encode(BatchKind.PULL, None, len(part), [(ColumnId.ENTRY, rows)], [b""]))
+        batches.append(encode_column(BatchKind.PULL, ColumnId.ENTRY, packed, len(part)))
     return batches
 
 

@@ -89,17 +89,21 @@ def request_type(number: int) -> RequestType:
 
 def need_int(head: Head, name: str, least: int = 0, most: int = INT_MAX) -> int:
     """An integer field within [least, most]."""
+    value = head.get(name)
+    # Servers read several of them of each request, so what is right costs no further call.
+    if type(value) is int and least <= value <= most:
+        return value
     return _bounded(_need(head, name), name, least, most)
 
 
 def need_u32(head: Head, name: str, least: int = 0) -> int:
     """A count, a process id, an hour: what is stored in 32 bits."""
-    return _bounded(_need(head, name), name, least, U32_MAX)
+    return need_int(head, name, least, U32_MAX)
 
 
 def need_instant(head: Head, name: str) -> int:
     """Milliseconds since the epoch, up to the last instant that can be shown as a date."""
-    return _bounded(_need(head, name), name, 0, INSTANT_MS_MAX)
+    return need_int(head, name, 0, INSTANT_MS_MAX)
 
 
 def need_retry_after(head: Head) -> int:
@@ -109,7 +113,7 @@ def need_retry_after(head: Head) -> int:
 
 def need_u64(head: Head, name: str) -> int:
     """A log_id, a producer_id, an instance, a sequence: all 64 bits."""
-    return _bounded(_need(head, name), name, 0, U64_MAX)
+    return need_int(head, name, 0, U64_MAX)
 
 
 def need_bool(head: Head, name: str) -> bool:
@@ -257,4 +261,10 @@ def _row(value: HeadValue, name: str, width: int | None) -> list[int]:
     row: Sequence[HeadValue] = _typed(value, name, list)
     if width is not None and len(row) != width:
         raise BadRequest(f"{name} has a row of {len(row)} items instead of {width}", field=name)
-    return [_bounded(item, name, 0, U64_MAX) for item in row]
+    numbers: list[int] = []
+    for item in row:
+        if type(item) is int and 0 <= item <= U64_MAX:
+            numbers.append(item)
+        else:
+            numbers.append(_bounded(item, name, 0, U64_MAX))
+    return numbers
