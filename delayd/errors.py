@@ -86,6 +86,7 @@ __all__ = [
     "UnknownServer",
     "Unreadable",
     "WrongCluster",
+    "WrongLoop",
 ]
 
 Detail = str | int | bytes  # Each passes through msgpack unchanged.
@@ -215,6 +216,10 @@ class WrongCluster(CallerError):
 
 class AlreadyClosed(CallerError):
     """A producer, consumer or file was used after its close."""
+
+
+class WrongLoop(CallerError):
+    """An asynchronous producer or consumer was used outside of the event loop in which it was made."""
 
 
 # Waiting helps: the same request may pass later.

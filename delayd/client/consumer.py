@@ -65,6 +65,7 @@ class AsyncConsumer:
         core = self.core
         given: list[tuple[AsyncMessageBatch, int]] = []
         while not core.take_next(given):
+            core.check_loop()
             if not await core.more_to_iterate():
                 raise StopAsyncIteration
         return AsyncMessage(*given[0])
@@ -82,6 +83,7 @@ class AsyncConsumer:
         most = self._settings.pulled(max_messages)
         until = monotonic_s() + need_timedelta("wait", wait).total_seconds()
         core = self.core
+        core.check_loop()
         core.check()
         given: list[Pulled] = []
         while not core.take(most, given):
@@ -91,7 +93,9 @@ class AsyncConsumer:
 
     async def flush(self) -> None:
         """Wait until all acknowledgements are durable; raises what failed since the last call."""
-        await self.core.flush()
+        core = self.core
+        core.check_loop()
+        await core.flush()
 
     async def close(self) -> None:
         """Flush, give back what was not handed out, disconnect; calling it again does nothing.
@@ -100,6 +104,7 @@ class AsyncConsumer:
         """
         core = self._own_core
         if not core.closed:
+            core.check_loop()
             await core.close(core.leave())
 
     @property
@@ -117,7 +122,9 @@ class AsyncConsumer:
         core = self.core
         if core.closed:
             await self._settle_late(handles, back)
-        elif wait:
+            return
+        core.check_loop()
+        if wait:
             await core.settle_and_wait(handles, back=back)
         else:
             core.check()

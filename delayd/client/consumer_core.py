@@ -36,6 +36,7 @@ from delayd.client.link import Link
 from delayd.client.loop_thread import Work
 from delayd.client.message import Part, Pulled
 from delayd.client.meta import MetaView
+from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.pace import Pace
 from delayd.client.pull_lane import PullLane
 from delayd.client.retry import Backoff
@@ -66,6 +67,7 @@ SHARE_S = 0.02  # What a caller works off within this is not worth the way to an
 BUSY_S = 0.005  # When a thread is just taking something out, the loop looks again after this.
 WAIT = timedelta(seconds=5)
 
+WHAT = "an AsyncConsumer"  # The blocking one makes its own loop, so that it is never the wrong one.
 _MS = timedelta(milliseconds=1)
 _SECOND = timedelta(seconds=1)
 
@@ -116,7 +118,7 @@ class ConsumerCore(Generic[Batch]):
         self.subject = settings.subject
         self._settings = settings
         self._post = post
-        self._loop = asyncio.get_running_loop()
+        self._loop = own_loop(WHAT)
         self._meta = MetaView(address)
         self._link: Link | None = None
         self._routing = asyncio.Lock()
@@ -158,6 +160,10 @@ class ConsumerCore(Generic[Batch]):
             raise AlreadyClosed("this consumer was closed")
         if self._failures:
             raise_first(self._failures)
+
+    def check_loop(self) -> None:
+        """WrongLoop outside of the loop that this core was made in."""
+        check_loop(WHAT, self._loop)
 
     def take_next(self, given: list[tuple[Batch, int]]) -> bool:
         """Add the next message to ``given``; False when none is here. From any thread.

@@ -20,11 +20,13 @@ from delayd.client.due_columns import Delays, DeliverAt, DeliverAtMs
 from delayd.client.gathering import ROW_BYTES
 from delayd.client.instants import HORIZON_MS
 from delayd.client.limits import Headers, need_meta
+from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.producer_core import ProducerCore, queue_full, tell_unsent
 from delayd.client.receipt import Accepted, BatchReceipt, Receipt
 from delayd.errors import SendHandle
 
 HORIZON = timedelta(milliseconds=HORIZON_MS)
+WHAT = "an AsyncProducer"
 
 
 class AsyncProducer:
@@ -82,7 +84,12 @@ class AsyncProducer:
         core = self._core
         if core.pid != getpid():
             core = self._standing_core()
-        return core.queue(row)
+        try:
+            return core.queue(row)
+        except RuntimeError:
+            # Not looked at for each message, as it costs a twentieth of a send.
+            core.check_loop()
+            raise
 
     send_nowait = send  # As the blocking Producer calls it.
 
@@ -106,19 +113,24 @@ class AsyncProducer:
             BatchFailed: some messages failed; it holds the receipt of the others. If all failed in one way, that error.
         """
         columns = self._arguments.columns(subject, bodies, deliver_at_ms, delay, deliver_at, headers)
-        return await self._standing_core().core.send_batch(columns)
+        return await self._core_of_this_loop().core.send_batch(columns)
 
     async def outcome(self, handle: SendHandle) -> Accepted | None:
         """What became of the batch of an OutcomeUnknown: accepted, or None while the server does not hold it."""
-        return await self._standing_core().core.sender.ask(handle)
+        return await self._core_of_this_loop().core.sender.ask(handle)
 
     async def flush(self) -> None:
         """Wait until everything that was sent before has ended; failures are raised by the sends themselves."""
-        await self._standing_core().flush()
+        await self._core_of_this_loop().flush()
 
     async def close(self) -> None:
         """Flush and disconnect; calling it again does nothing."""
         await self._core.close()
+
+    def _core_of_this_loop(self) -> _AsyncCore:
+        core = self._standing_core()
+        core.check_loop()
+        return core
 
     def _standing_core(self) -> _AsyncCore:
         if self._core.pid != getpid():
@@ -132,11 +144,11 @@ class _AsyncCore:
     """A core, and the line of sends that its full queue has no room for."""
 
     def __init__(self, address: str, settings: ProducerSettings) -> None:
+        self._loop = own_loop(WHAT)
         self.core = ProducerCore(address, settings, self._free)
         self.pid = self.core.pid
         self._add = self.core.outbox.add
         self._settings = settings
-        self._loop = asyncio.get_running_loop()
         self._new_future = self._loop.create_future
         self._bytes_max = settings.queue_bytes_max
         self._queued_bytes = 0
@@ -147,6 +159,10 @@ class _AsyncCore:
         """The program ends, and the loop has ended before; see at_exit."""
         if self.pid == getpid():
             tell_unsent(self.core.outbox.unsent + len(self._line))
+
+    def check_loop(self) -> None:
+        """WrongLoop outside of the loop that this core was made in."""
+        check_loop(WHAT, self._loop)
 
     def queue(self, row: Single) -> asyncio.Future[Receipt]:
         """Queue one send, or let it wait in line."""
@@ -172,6 +188,7 @@ class _AsyncCore:
     async def close(self) -> None:
         """See AsyncProducer."""
         if not self.core.closed:
+            self.check_loop()
             self.core.closed = True
             await self.flush()
             forget(self)

@@ -147,6 +147,9 @@ class Sender:
                 connection = await self._bind(parcel, left_s)
                 outcome = await self._send(parcel, connection)
             except TimeoutError:
+                if not self._meta.delay_servers and isinstance(parcel.failure, ServerUnavailable):
+                    address = self._meta.link.address
+                    parcel.failure = ServerUnavailable(f"meta at {address} gave no answer in time; nothing was sent")
                 break
             except RequestFailed as error:
                 # A try that never left adds nothing to what the last one that did was told.

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from delayd.client.consumer import AsyncConsumer
+from delayd.client.producer import AsyncProducer
 from delayd.errors import (
     AlreadyClosed,
     BadArgument,
@@ -22,6 +23,7 @@ from delayd.errors import (
     NoRealtimeServer,
     ServerUnavailable,
     StaleHandle,
+    WrongLoop,
 )
 from delayd.wire.requests import RequestType
 from tests.counts import calls
@@ -570,3 +572,23 @@ def test_what_was_handed_out_before_the_close_is_settled_after_it() -> None:
     on_loop(scenario)
 
     on_loop(scenario)
+
+
+def test_a_client_of_another_loop_is_refused_by_name() -> None:
+    async def made() -> tuple[AsyncConsumer, AsyncProducer]:
+        return AsyncConsumer("127.0.0.1:1", "a", "g"), AsyncProducer("127.0.0.1:1")
+
+    async def used(consumer: AsyncConsumer, producer: AsyncProducer) -> None:
+        for call in (consumer.pull(), consumer.flush(), consumer.close(), anext(consumer)):
+            with pytest.raises(WrongLoop, match="an AsyncConsumer belongs to the event loop that it was made in"):
+                await call
+        with pytest.raises(WrongLoop, match="an AsyncProducer belongs"):
+            producer.send("a", b"", delay=timedelta(0))
+        for later in (producer.send_batch("a", [b""], delay=timedelta(0)), producer.flush(), producer.close()):
+            with pytest.raises(WrongLoop, match="an AsyncProducer belongs"):
+                await later
+
+    asyncio.run(used(*asyncio.run(made())))
+    for make in (lambda: AsyncConsumer(None, "a", "g"), lambda: AsyncProducer()):
+        with pytest.raises(WrongLoop, match="is made inside a running event loop; make it in an `async def`"):
+            make()

@@ -208,6 +208,19 @@ def test_without_meta_a_first_send_fails_and_a_later_one_goes_on() -> None:
     on_loop(scenario)
 
 
+def test_a_meta_that_hangs_is_named() -> None:
+    async def scenario(world: World) -> None:
+        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        address = "127.0.0.1:{}".format(silent.sockets[0].getsockname()[1])
+        async with AsyncProducer(address, timeout_ms=200) as producer:
+            error = await error_of(producer.send("a", b"x", deliver_at_ms=PAST_MS))
+            assert isinstance(error, ServerUnavailable)
+            assert error.message == f"meta at {address} gave no answer in time; nothing was sent"
+        silent.close()
+
+    on_loop(scenario)
+
+
 def test_a_server_that_comes_back_at_another_address_is_found() -> None:
     async def scenario(world: World) -> None:
         async with AsyncProducer(world.address) as producer:

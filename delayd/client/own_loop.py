@@ -1,0 +1,19 @@
+"""The event loop that an asynchronous client belongs to: it was made inside it and is used only there."""
+
+import asyncio
+
+from delayd.errors import WrongLoop
+
+
+def own_loop(what: str) -> asyncio.AbstractEventLoop:
+    """The running loop; WrongLoop when ``what`` is made where none runs."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongLoop(f"{what} is made inside a running event loop; make it in an `async def`") from None
+
+
+def check_loop(what: str, loop: asyncio.AbstractEventLoop) -> None:
+    """WrongLoop when ``what`` is used outside of its loop."""
+    if own_loop(what) is not loop:
+        raise WrongLoop(f"{what} belongs to the event loop that it was made in; make one in each loop")
