@@ -210,13 +210,18 @@ def test_without_meta_a_first_send_fails_and_a_later_one_goes_on() -> None:
 
 def test_a_meta_that_hangs_is_named() -> None:
     async def scenario(world: World) -> None:
-        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        address = "127.0.0.1:{}".format(silent.sockets[0].getsockname()[1])
+        writers: list[asyncio.StreamWriter] = []
+        silent = await asyncio.start_server(lambda reader, writer: writers.append(writer), "127.0.0.1", 0)
+        address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
         async with AsyncProducer(address, timeout_ms=200) as producer:
             error = await error_of(producer.send("a", b"x", deliver_at_ms=PAST_MS))
             assert isinstance(error, ServerUnavailable)
             assert error.message == f"meta at {address} gave no answer in time; nothing was sent"
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
         silent.close()
+        await silent.wait_closed()
 
     on_loop(scenario)
 
