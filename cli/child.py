@@ -23,7 +23,7 @@ from .lines import LineWriter, lines_of
 RESTART_FIRST_S = 0.2  # A server that was killed is back before its clients give up.
 RESTART_LAST_S = 5.0  # One that dies at once costs the machine little, and is back soon after its cause is mended.
 SERVED_WELL_S = 10.0  # After so long a death is a new trouble, not the last one again.
-STARTS_MAX = 5  # Of a server that has never served: then it will not, and the user should hear why.
+STARTS_MAX = 5  # A server that has failed this often without ever serving will not come up: stop and tell the user why.
 LAST_LINES_S = 5.0  # For what a dead child wrote to be read; only a child of its own could hold its pipes for longer.
 
 
@@ -52,7 +52,7 @@ class Child:
         on_down: Callable[[Child, int], None],
     ) -> None:
         self.role = role
-        self.ready: Ready | None = None  # Of its first start; the port stays.
+        self.ready: Ready | None = None  # What its first start said; the port stays.
         self.held = False  # It waits for damaged files to be mended, and serves as soon as they are.
         self._command = command
         self._say = say

@@ -17,7 +17,7 @@ import click
 from .table import Cell, Column, Table, width_of
 
 LIMIT_DEFAULT = 100  # Fills a screen or two; a listing of millions is asked for on purpose.
-PIECE_ROWS = 1_000  # Of a table, whose columns are as wide as the widest cell of this and the pieces before it.
+PIECE_ROWS = 1_000  # A table is written in pieces of so many rows: columns are as wide as the widest cell so far.
 
 
 def show(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], form: str, limit: int = 0) -> int:

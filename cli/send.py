@@ -25,8 +25,8 @@ from .progress import progress
 from .times import duration, duration_text, instant, instant_text
 from .waiting import told_whom
 
-ROWS = 10_000  # Of one batch of lines: large enough to be fast, and the progress still moves.
-BYTES = 8 << 20  # Of one batch of lines: half of what a batch can hold.
+ROWS = 10_000  # One batch of lines has so many: large enough to be fast, and the progress still moves.
+BYTES = 8 << 20  # One batch of lines has no more: half of what a batch can hold.
 READ_BYTES = 1 << 20
 STDIN = "-"
 

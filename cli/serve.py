@@ -39,7 +39,7 @@ _TEXTS = {
     "advertise_host": "name or address under which clients and other servers reach it",
     "secret_file": "the cluster's secret, a file with mode 600; on another machine than meta's, a copy of meta's",
     "exit_with_stdin": "stop when stdin closes, as a child of a supervisor does",
-    # Of meta.
+    # Settings of meta.
     "cluster_id": "hexadecimal id of a lost meta's cluster, whose place this one takes at its first start",
     "heartbeat_ms": "how often servers tell that they live",
     # What a delay server accepts.
@@ -65,7 +65,7 @@ _TEXTS = {
     "target_silence_ms_max": "a realtime server that says nothing for so long, though asked, is connected to anew",
     "outcomes_flush_ms": "how often dispatch logs are fsynced",
     "dispatch_give_up_after_ms": "a message that is refused by name for so long is dead",
-    # Of consumers.
+    # Settings for consumers.
     "lease_ms_max": "longest lease that a pull may ask for",
     "pull_bytes_max": "bytes of one answer",
     # What stays.
@@ -138,7 +138,7 @@ def _option(role: str, setting: Field[Value]) -> click.Option:
     if isinstance(setting.default, bool):
         return click.Option([name], is_flag=True, default=None, help=text)
     bounds = ""
-    # Of a port the text says all.
+    # The text of a port says all.
     if "least" in setting.metadata and setting.name != "port":
         bounds = f"{setting.metadata['least']} to {setting.metadata['most']}, "
     kind = int if isinstance(setting.default, int) else str

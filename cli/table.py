@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from .times import duration_text, instant_text
 
 GAP, GAP_NARROW = 3, 2  # Blanks between two columns.
-TEXT_WIDTH_MIN = 16  # Of a last column of text that is folded.
+TEXT_WIDTH_MIN = 16  # A last column of text is folded to no less.
 
 Cell = str | int | float | bool | None
 
@@ -71,7 +71,7 @@ class Table:
     def __init__(self, columns: Sequence[Column], out: TextIO, width: int | None) -> None:
         self._numbers = [number for number, column in enumerate(columns) if not column.detail]
         self._columns = [columns[number] for number in self._numbers]
-        self._widest = [0] * len(self._columns)  # Of the cells so far.
+        self._widest = [0] * len(self._columns)  # The widest cell of each column so far.
         self._out = out
         self._width = width
         self._rule = "─" if (out.encoding or "").lower().startswith("utf") else "-"

@@ -13,7 +13,7 @@ META_LOCAL = f"127.0.0.1:{META_PORT}"
 PORT_MAX = 65_535
 PORT_DIGITS_MAX = 5  # Python refuses to read thousands of digits as a number.
 
-_TEXT_SHOWN = 300  # Of a text that is no address: enough to see where it came from.
+_TEXT_SHOWN = 300  # So much of a text that is no address is shown: enough to see where it came from.
 
 
 class Address(NamedTuple):

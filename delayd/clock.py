@@ -60,7 +60,7 @@ class ClockEvidence:
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     since_boottime_ms: int
-    ahead_ms: int  # Of the anchor's time when the doubt began.
+    ahead_ms: int  # How far the wall clock was ahead of the anchor's time when the doubt began.
 
 
 class JudgedClock:

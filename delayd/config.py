@@ -170,7 +170,7 @@ class DelayConfig(RegisteringConfig):
     undecided_bytes_max: int = _number(64 * MIB, 1, GIB)  # What a realtime server keeps of us as in doubt (rule H2).
     target_silence_ms_max: int = _number(10_000, 500, HOUR_MS)  # Stops of seconds are waited out; 8 MiB take less.
     outcomes_flush_ms: int = _number(50, 1, 10_000)  # Dispatch logs are synced so often; late only widens the window.
-    dispatch_give_up_after_ms: int = _number(DAY_MS, 100, YEAR_MS)  # Of tries refused by name; then dead (rule S3).
+    dispatch_give_up_after_ms: int = _number(DAY_MS, 100, YEAR_MS)  # Refusals by name; then dead (rule S3).
 
     # What stays.
     segment_bytes: int = _number(256 * MIB, 4096, 64 * GIB)
@@ -217,9 +217,9 @@ class RealtimeConfig(RegisteringConfig):
     checkpoint_every_ms: int = _number(MINUTE_MS, 10, HOUR_MS)  # Bounds what a restart indexes when little comes in.
     checkpoint_bytes: int = _number(256 * MIB, 1, 64 * GIB)  # The same when much does: a restart indexes 1 GB a second.
     tail_bytes: int = _number(64 * MIB, 0, 16 * GIB)  # Newest batches in memory: consumers that keep up read no disk.
-    lease_ms: int = _number(MINUTE_MS, 100, LEASE_MS_MAX)  # Of a pull that names none.
+    lease_ms: int = _number(MINUTE_MS, 100, LEASE_MS_MAX)  # The lease of a pull that names none.
     lease_ms_max: int = _number(LEASE_MS_MAX, 100, LEASE_MS_MAX)
-    pull_bytes_max: int = _number(BATCH_BYTES_MAX, 4096, BATCH_BYTES_MAX)  # Of one answer; what one batch may have.
+    pull_bytes_max: int = _number(BATCH_BYTES_MAX, 4096, BATCH_BYTES_MAX)  # One answer: what one batch may have.
     # Below it dispatch is refused and waits (rule L8): far below the delay server's, which may share the disk and whose
     # pending messages are still to be taken when it refuses sends.
     free_bytes_all: int = _number(64 * MIB, 0, BYTES_UNBOUNDED)

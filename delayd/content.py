@@ -19,7 +19,7 @@ UInt64s = NDArray[np.uint64]
 
 NOT_STATED = 0  # No hash is this number: a row with it says nothing of its content.
 WORD_BYTES = 8
-HALVES = np.dtype("<u4")  # Of words: what a factor is multiplied with, so that no bit of a half leaves a product.
+HALVES = np.dtype("<u4")  # Factors are multiplied with halves of words, so that no product overflows.
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _FACTOR = 0xD6E8FEB86659FD93
@@ -179,7 +179,7 @@ class Region:
 
     @classmethod
     def empty(cls, count: int) -> "Region":
-        """So many items without a byte."""
+        """A region of ``count`` items that have no bytes."""
         return cls(np.empty(0, np.uint64), np.zeros(count, np.int64))
 
     @property
@@ -223,7 +223,7 @@ class Region:
         ends = np.cumsum(counts)
         low = begin = 0
         while low < len(counts):
-            # As many items as fit a piece, one at least.
+            # A piece takes the items that fit into it, and one at least.
             high = max(low + 1, int(np.searchsorted(ends, begin + PIECE_WORDS, "right")))
             until = int(ends[high - 1])
             if begin < until:

@@ -16,7 +16,7 @@ from delayd.errors import BadHeaders
 
 Headers = dict[str, str | bytes]
 
-IN_ARRAYS_FROM = 16  # So many rows are proved in arrays as quickly as one by one.
+IN_ARRAYS_FROM = 16  # From this many rows on arrays prove them as quickly as a loop does.
 PIECE_ROWS = 8_192  # What is made for a piece stays in the cache.
 TEXT_BYTES_MAX = 127  # A longer text has a length of two bytes, or one that looks like a byte of no ASCII text.
 

@@ -16,7 +16,7 @@ from delayd.disk import Disk
 from delayd.errors import BadSetting, DamagedData, EpochOutOfRange, NewerFormat, StateMissing
 from delayd.state import State
 
-FORMAT = 1  # Of everything in a server's directory together.
+FORMAT = 1  # One version for everything in a server's directory.
 U64_MAX = (1 << 64) - 1
 EPOCH_MAX = (1 << 62) - 1  # Far from where any column that holds one ends.
 EPOCH_STEPS_MAX = 1_000_000  # Starts of which nobody heard, such as a server that died at each start for months.

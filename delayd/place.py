@@ -71,7 +71,7 @@ def _state_inode(folder: str) -> int:
     try:
         return os.stat(os.path.join(folder, "state.lmdb", LMDB_FILE)).st_ino
     except FileNotFoundError:
-        return 0  # Of a folder that no server has opened yet.
+        return 0  # No server has opened this folder yet.
 
 
 def _machine_id() -> bytes:

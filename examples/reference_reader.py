@@ -295,7 +295,7 @@ class DelayServer(Server):
         self.sealed = self.read_seals()
 
     def read_schedule(self, path: Path, hour: int, crc: int, length: int, rows: int) -> None:
-        count, last_crc, before = 0, 0, dict[int, tuple[int, int]]()  # Of each checkpoint's rows, the last one.
+        count, last_crc, before = 0, 0, dict[int, tuple[int, int]]()  # The last one of each checkpoint's rows.
         for group in self.groups(path, SCHEDULE_LOG, length) if length else ():
             if group.end > length:
                 break  # A checkpoint that did not finish left it.

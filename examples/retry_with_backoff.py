@@ -17,7 +17,7 @@ import delayd
 
 SUBJECT = "webhooks.call"
 GIVEN_UP = "webhooks.given-up"
-JITTER = 0.2  # Of the delay: calls that failed together do not all come back at one instant.
+JITTER = 0.2  # This share of the delay is random: calls that failed together do not all come back at one instant.
 
 
 def call(name: str, number: int) -> None:

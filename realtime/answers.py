@@ -16,7 +16,7 @@ from .index import Index, Subject
 from .pulls import Pulls
 from .stored import StoredBatches
 
-WINDOW_BODY_BYTES = 8 << 20  # Of one frame of a window's answer; a batch of 65,536 rows has 1.5 MiB.
+WINDOW_BODY_BYTES = 8 << 20  # One frame of a window's answer has no more; a batch of 65,536 rows has 1.5 MiB.
 WINDOW_BATCHES = 4_096  # Seven numbers each: a third of what a head may have.
 SUBJECTS_MAX = 100  # Rows of one listing of subjects: each may cost some reads of its consume log.
 LIST_MAX = 1_000  # Rows of one listing, some milliseconds of work; the next listing goes on behind its last name.

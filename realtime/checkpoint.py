@@ -58,7 +58,7 @@ class Snapshot:
     evidence: tuple[str, int, int]
     retains: bool = False  # Whether retention was asked for.
     keep_from: int | None = None  # Retention may remove the message log below, once this is published.
-    groups_left: list[GroupCopy] | None = None  # Of which nobody has asked yet what they keep.
+    groups_left: list[GroupCopy] | None = None  # Nobody has asked these groups yet what they keep.
     oldest_ms: int = 0  # What was appended before is old enough to go.
     begins: int = 0  # Where the message log may begin, by this checkpoint and those before it.
     tails: list[ConsumeTail] = field(default_factory=list)

@@ -36,7 +36,7 @@ from .tally_log import TallyLog
 PIECE_BYTES = 4 << 20  # Read in one job: some 10 ms.
 PAUSE_MS = 20  # Between two jobs, so that a segment of 256 MiB takes two seconds and a part of one core.
 RETRY_MS = 30_000
-TRIES_MAX = 3  # Of one segment; then it is left out.
+TRIES_MAX = 3  # A segment is tried so often, then it is left out.
 PASSES = (DiskFull, NotWritable, Shortage)  # What says nothing of the segment that was read.
 OFFSET_MAX = (1 << 63) - 1
 
@@ -60,7 +60,7 @@ class ClosedSegments:
 
     def __init__(self, message_log: Log, tally_log: TallyLog, executor: Executor, clock: Clock) -> None:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
-        self.end = tally_log.end  # Of the tally log, as far as it is durable.
+        self.end = tally_log.end  # How far the tally log is durable.
         self._message_log = message_log
         self._tally_log = tally_log
         self._executor = executor

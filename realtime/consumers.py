@@ -29,7 +29,7 @@ from .stored import StoredBatches
 
 WAIT_MS_MAX = 60_000  # A long poll; a client that waits longer asks again.
 LEASE_MS_MIN = 100
-GROUP_BYTES_MAX = 255  # Of a group's name, as of a subject's.
+GROUP_BYTES_MAX = 255  # A group's name is as long as a subject's may be.
 
 
 class Consumers:

@@ -294,7 +294,7 @@ class Core:
         self._files.check_window()
         named = need_int(head, "named_offset") if "named_offset" in head else None
         if named and not self._stored.holds(named, need_u64(head, "log_id")):
-            # Of a log that was cut or replaced the end says little: it has grown again, by this server's hellos alone.
+            # The end offset cannot show that a log was cut: the hellos that came since have made it grow again.
             raise HandoffRefused(
                 f"this log holds no batch of yours at offset {named}, which it had acknowledged: it has lost data"
             )

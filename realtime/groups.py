@@ -53,7 +53,7 @@ class Group:
         self.redeliver = Offers()
         self.paused = Offers()  # Given back again and again: offered when their pause is over.
         self.quarantined = Offers()  # Can't be read, and not offered until they are tried again (rule L10).
-        self.known_from = known_from  # Of pull sequences below it that are not held nobody knows what became.
+        self.known_from = known_from  # Nobody knows what became of pull sequences below it that are not held.
         self.given_back = Ranges()  # Pull sequences that were neither acknowledged nor are held.
         self.lapsed = Ranges()  # Those of them that were given back by nobody's word: their lease ended.
         self.waiting = Polls()

@@ -82,7 +82,7 @@ class Origin:
     decided_offset: int = 0  # The highest one of a batch that W has passed: its outcome is durable at the delay server.
     highest_sequence: int = 0  # The highest of all its batches.
     window: dict[W, InDoubt] = field(default_factory=dict)
-    keys: list[W] = field(default_factory=list)  # Of the window, rising.
+    keys: list[W] = field(default_factory=list)  # The batches of the window, rising.
     expected: set[W] = field(default_factory=set)  # Taken and not yet durable.
 
     def check_hello(self, hello: Hello) -> None:

@@ -70,7 +70,7 @@ class Subject:
         self.end = 0
         self.tail = ConsumeTail()
         self.damage: DamagedData | None = None  # What is wrong with its consume log, until that is rebuilt.
-        self.firsts = array("q")  # Of the runs in memory: first consume sequence, batch offset, bytes of the batch.
+        self.firsts = array("q")  # Runs in memory, as columns: first consume sequence, batch offset, bytes.
         self.offsets = array("Q")
         self.sizes = array("q")
         self.kept_from = (0, 0)  # (start of the log, first kept consume sequence) when last asked.

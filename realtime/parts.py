@@ -19,7 +19,7 @@ from .polls import Waiting
 from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .stored import StoredBatches
 
-PARTS_MAX = 512  # Of one answer: each costs the loop some 20 us, and nobody else is served meanwhile.
+PARTS_MAX = 512  # One answer has so many: each costs the loop some 20 us, and nobody else is served meanwhile.
 OVERHEAD_BYTES = 512  # Header, directory and subject table of a batch, at most.
 
 

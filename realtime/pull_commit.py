@@ -45,7 +45,7 @@ class PullCommit:
 
     @property
     def crc32c(self) -> int:
-        """Of the last group."""
+        """The checksum of the last group."""
         return self._log.crc32c
 
     def append(self, entries: Sequence[PullEntry]) -> None:

@@ -43,7 +43,7 @@ HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0
 HELD_OF_GROUP_MAX = 65_536  # One group leaves room for others.
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
 GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 160 bytes each, 80 MiB.
-GIVEN_BACK_LEFT = 50  # So many of a group are kept beyond that.
+GIVEN_BACK_LEFT = 50  # Beyond that, each group keeps its newest runs only.
 TURN_ANSWERS = 256  # Answers in one turn of the loop, some 20 us each. The others have the next turn.
 TURN_BYTES = 4 << 20  # Bytes of these answers, and the rest of the last one: a megabyte takes 2 ms.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
@@ -111,7 +111,7 @@ class Pulls:
         self._held = 0
         self.changes = Changes(())
         self._to_serve: OrderedDict[Group, None] = OrderedDict()  # In the next turns of the loop.
-        self._bytes_left = TURN_BYTES  # Of answers, until the next wake, however many groups get messages before it.
+        self._bytes_left = TURN_BYTES  # What answers may have until the next wake, whatever their groups.
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
         self._pauses = Alarms(_is_paused)
@@ -422,7 +422,7 @@ class Pulls:
             if parts:
                 return Planned(group, waiting, parts)
             if group.has_messages:
-                # So much could not be read that others get their turn first; who asked asks again.
+                # Much of it could not be read, so others get their turn first; whoever asked asks again.
                 self._expire(waiting)
         return None
 

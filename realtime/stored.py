@@ -11,7 +11,7 @@ from delayd.batch import BYTES_MAX, HEADER, HEADER_BYTES, MAGIC, PARTS, Batch, B
 from delayd.errors import BatchMalformed, DamagedData, DataError, NotReady, Shortage, Unreadable, read_error
 from delayd.log.log import Log
 
-AHEAD_BYTES = 64 << 10  # Of one read of a backlog.
+AHEAD_BYTES = 64 << 10  # A backlog is read in pieces of this size.
 AHEAD_BYTES_MIN = 4 << 10  # With less than this ahead a batch is likely to be cut, so it is read anew.
 DISPATCH_PART = PARTS[BatchKind.DISPATCH][0]
 READ_BATCHES = 16  # A large batch that is given out in parts is read once.

@@ -31,7 +31,7 @@ from delayd.wire.waits import Wait
 from .kept import Marks
 from .pull_replay import PullReplay
 
-ID = "pull"  # Of the entry, as an operator names it.
+ID = "pull"  # Names the entry for operators.
 LOOK_MS = 5_000  # How often the files are looked at; those that were the same twice are not being copied any more.
 AGAIN_MS = 30_000  # A disk may read again what it did not: tried without a change of the files.
 RETRY_MS = 5_000  # For consumers.

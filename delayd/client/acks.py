@@ -22,9 +22,9 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import HANDLE_MOST, RequestType, need_rows
 
 LINGER_MS = 10.0  # At most 100 requests a second; what a consumer that is killed has not sent is delivered again.
-HANDLES_MAX = 8_192  # Of one request: at most 27 bytes each, far below the limit of a head.
+HANDLES_MAX = 8_192  # One request has so many: at most 27 bytes each, far below the limit of a head.
 
-Handles = list[list[int]]  # Of (incarnation, pull_first, count).
+Handles = list[list[int]]  # Each is [incarnation, pull_first, count].
 
 
 class AckLane:

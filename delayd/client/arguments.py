@@ -67,7 +67,7 @@ class Columns(NamedTuple):
     subject: bytes
     bodies: Sequence[bytes]
     body_bytes: Int64s
-    sizes: Int64s  # Of headers and body.
+    sizes: Int64s  # Headers and body together.
     deliver: Int64s
     relative: bool
     headers: Sequence[bytes] | None

@@ -56,9 +56,9 @@ from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int,
 
 LEASE = timedelta(seconds=60)
 MESSAGES_MAX = 500  # Pulled at once, unless the caller says otherwise: enough to make the way to the server cheap.
-SHELVES = 2  # As many of the largest fetches may be held ahead: one is worked off while the next one travels.
+SHELVES = 2  # Up to two of the largest fetches are held ahead: one is worked off while the next one travels.
 LOOK_EVERY = 8  # Messages; looking after each would cost a fast handler more than the hand-out does.
-PULL_BYTES_MAX = 16 << 20  # Of one answer.
+PULL_BYTES_MAX = 16 << 20  # One answer has no more.
 POLL_MS = 30_000  # A long poll, for each costs both sides a frame; the close ends it with its connection.
 AHEAD_POLL_MS = 1_000  # A fetch ahead: a caller that stalls for longer should not be given what others wait for.
 SLACK_S = 0.05  # An answer at the end of a pull's time is under way for a while.
@@ -130,7 +130,7 @@ class ConsumerCore(Generic[Batch]):
         self._looks = False
         self._watch: asyncio.TimerHandle | None = None  # Set while anything is in stock.
         self._too_late: Handles = []  # They came while the consumer was closed.
-        self._failure: DelaydError | None = None  # Of a PULL that nobody waited for; the next pull raises it.
+        self._failure: DelaydError | None = None  # Why a PULL failed that nobody waited for; the next pull raises it.
         self._waiters: list[asyncio.Future[bool]] = []
         self._giving_back: set[asyncio.Task[None]] = set()
         self._away = False  # Iteration waits for a server, and has said so.
@@ -143,7 +143,7 @@ class ConsumerCore(Generic[Batch]):
             "consumer": f"{socket.gethostname()}:{os.getpid()}",
         }
         self._pulls = PullLane(names, self._standing, self._connection, settings.timeout_ms, self._pulled)
-        self._failures: deque[DelaydError] = deque()  # Of acknowledgements that nobody waited for.
+        self._failures: deque[DelaydError] = deque()  # Why acknowledgements failed that nobody waited for.
         lane = partial(
             AckLane,
             connection=self._connection,

@@ -21,7 +21,7 @@ from delayd.wire.requests import need_instant
 
 HORIZON_MS = 2 * 366 * 86_400_000  # Two leap years: 17,568 hours, each a file at the most.
 SKEW_MS_MAX = 1_000  # Users notice a second; below it the offset is corrected silently.
-DRIFT = 1e-4  # Of two ordinary quartz clocks, with room: an old sample grows worse by 0.1 ms a second.
+DRIFT = 1e-4  # Two ordinary quartz clocks drift less: an old sample grows worse by 0.1 ms a second.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)

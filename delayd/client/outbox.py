@@ -26,7 +26,7 @@ from delayd.errors import InternalError, QueueFull
 
 SINGLES_UNDER_WAY = 2  # For each server: one is made durable while the next one travels.
 COMPANY_ROWS = 128  # They share the 0.3 ms that a batch costs both sides well enough not to linger for more.
-CROWD_ROWS = 512  # Of senders that all wait for one acknowledgement: the server has work while the others are gathered.
+CROWD_ROWS = 512  # A batch of a crowd that waits for one acknowledgement: others are gathered meanwhile.
 PIECES_UNDER_WAY = 16  # 1,035 k messages/s with 16, 784 k with 4, 876 k with 64.
 CLOSE_GATHERING_MS = 500.0  # How much later than its own limit a send may fail, while nothing gets through.
 

@@ -145,9 +145,9 @@ class Checkpointer:
         seal_end: Callable[[], SealMark | None],
     ) -> None:
         self.filed_below = filed_below  # Sequences below are filed.
-        self.replay = replay  # Of the last checkpoint in the state.
+        self.replay = replay  # As the last checkpoint in the state has it.
         self.reach_ms = 0  # The latest appended_at that an operator's word has set back.
-        self.appended_at_ms = 0  # Of the last group that a checkpoint of this life covers.
+        self.appended_at_ms = 0  # When the last group came that a checkpoint of this life covers.
         self._disk = disk
         self._state = state
         self._clock = clock

@@ -122,7 +122,7 @@ def encode_dispatch(
 ) -> tuple[tuple[bytes, ...], NDArray[np.uint64]]:
     """Make the batch that is handed over, in one or two pieces: the pieces, and the rows' content hashes."""
     if len(rows) == 1 and gathered.headers_lengths is None:
-        # Of many subjects most batches of a frame are one row.
+        # With many subjects most batches of a frame have one row.
         body, length = gathered.bodies[0], int(gathered.body_lengths[0])
         stated = NOT_STATED if gathered.hashes is None else int(gathered.hashes[0])
         content_hash = stated or hash_bare(subject, body, length)

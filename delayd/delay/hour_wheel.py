@@ -27,7 +27,7 @@ assert SLOTS * SLOT_MS == HOUR_MS, "slots fill the hour"
 OPEN_AHEAD_MS = 50  # Opening a slot of 1 M rows takes less, so that it never delays the slot's first row.
 OPEN_SLOTS_MAX = (1 << 16) // SLOT_MS  # Due times within slots opened at once fit a u16, whose sort is a radix sort.
 TAIL_ROWS = 65_536  # Rows in arrival order; ordering a full tail takes 2 to 3 ms.
-FOLD_RUNS = 4  # So many runs of at most a quarter tail fold into one, or short delays would leave thousands behind.
+FOLD_RUNS = 4  # This many runs of at most a quarter tail fold into one: else short delays would leave thousands behind.
 
 _GONE = 0xFFFF  # Slot of a tail row that was taken out.
 _NOT_IN_MESSAGE_LOG = 0xFFFF_FFFF_FFFF_FFFF

@@ -118,7 +118,7 @@ class Intake:
         self.reserve = Reserve()
         self.skipped = tuple(skipped)  # Sequences that an operator's word has left unused, as far as that is durable.
         self.next_sequence = next_sequence
-        self.appended_at_ms = appended_at_ms  # Of the last group that is durable; never decreases (rule P5).
+        self.appended_at_ms = appended_at_ms  # When the last durable group came; never decreases (rule P5).
         self.durable = durable
         self.durable_sequence = next_sequence  # Every row below ``durable`` has a lower one, and no row above it.
         self.queued_bytes = 0

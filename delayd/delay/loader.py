@@ -29,7 +29,7 @@ from delayd.validate import check_subjects
 NO_SEQUENCES = np.empty(0, np.uint64)
 PIECE_ROWS = 250_000  # Made into pending rows at a time: the columns of a large hour are not all in memory.
 FRONT_BYTES = 4 << 10  # A batch of 100 rows; from the second one on the first one says how much to read.
-TABLE_ROWS = 8  # As many entries a row may a table of sequences have: the bytes of one column.
+TABLE_ROWS = 8  # A look-up table may be this sparse; then it is as large as one u64 column.
 TABLE_BYTES = 1 << 10  # The subject table of most batches, which stands behind the columns.
 
 

@@ -26,7 +26,7 @@ from delayd.hours import HOUR_MS
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import Log
 
-WINDOW_BYTES = 32 << 20  # Of the log in memory at a time.
+WINDOW_BYTES = 32 << 20  # So much of the log is in memory at a time.
 PIECE_BYTES = 1 << 20
 PIECE_WORDS = 128 << 10  # Copied in one call: they stay in the processor's cache between being read and written.
 

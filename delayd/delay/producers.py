@@ -16,7 +16,7 @@ import msgpack
 from delayd.batch import Batch
 from delayd.errors import BatchNumberReused, DelaydError, ProducerLost, SlowDown
 
-PIECE_PRODUCERS = 1_000  # Of one turn of the loop, some microseconds each.
+PIECE_PRODUCERS = 1_000  # One turn of the loop looks at so many producers, some microseconds each.
 PREFIX = b"producer/"
 BYTES_MAX = 128 << 20  # All producers together: 160,000 of them with one number each, or 560,000 numbers.
 PRODUCER_BYTES = 640  # One producer in memory, without its numbers.

@@ -68,7 +68,7 @@ class Recovered:
     dropped: dict[int, int]  # By hour: filed rows that operators gave up.
     loaded_until: int  # The last loaded hour.
     quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
-    quarantined_ends: dict[int, OutcomeEnd]  # Of those that a checkpoint counts: it goes on to say what was durable.
+    quarantined_ends: dict[int, OutcomeEnd]  # Only hours that a checkpoint counts: it goes on to say what was durable.
     seals: SealLog | None  # None: it is damaged, and nothing seals until it is restored.
     damage: list[DamagedData]
     beside: HourTable  # What stands beside damaged schedule logs.
@@ -268,7 +268,7 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
     filed = set(found.hours.unsealed(found.loaded_until))
     filed |= {hour for hour in found.beside.rows["hour"].tolist() if hour <= found.loaded_until}
     wanted = filed | live | {hour for hour in pending if hour <= found.loaded_until}
-    # Of a quarantined hour any row may have been handed over: none is, until its dispatch log is restored.
+    # Any row of a quarantined hour may have been handed over: none is, until its dispatch log is restored.
     for hour in sorted(wanted - found.quarantined.keys()):
         decided = found.decided.get(hour, NO_SEQUENCES)
         files = (found.hours.get(hour), decided, found.beside.get(hour))

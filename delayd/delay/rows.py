@@ -56,7 +56,7 @@ assert SCHEDULE_BIT == 1 << 63, "the three parts of a location fill a u64"
 # Numpy copies opaque items as bytes, but structured ones column by column, which takes 5 to 40 times as long.
 OPAQUE_ROW = np.dtype((np.void, ROW_BYTES))
 
-Rows = npt.NDArray[np.void]  # Of dtype ROW.
+Rows = npt.NDArray[np.void]  # Its dtype is ROW.
 
 
 def new_rows(count: int) -> Rows:

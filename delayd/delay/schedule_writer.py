@@ -26,7 +26,7 @@ from delayd.log.log import Log
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
 
-PART_BYTES = 512 << 20  # Of rows in memory at a time; the message log is read once more for each part.
+PART_BYTES = 512 << 20  # Rows in memory at a time; the message log is read once more for each part.
 BATCH_ROWS = 8_000  # A batch is read and verified whole for any of its rows, and decodes well from here on.
 BATCH_BYTES = 1 << 20
 GROUP_BYTES = 32 << 20  # A group ends behind the batch that reaches it; the format's limit is twice that.

@@ -21,7 +21,7 @@ PIECE_BYTES = 4 << 20  # This much of the schedule side's columns is hashed at a
 SEQUENCES_NAMED = 10
 U32 = struct.Struct("<I")
 OPAQUE_ROW = np.dtype((np.void, SCHEDULE_ROW.itemsize))  # Copied whole, not column by column.
-Packed = NDArray[np.void]  # Of dtype SCHEDULE_ROW.
+Packed = NDArray[np.void]  # Its dtype is SCHEDULE_ROW.
 COPIED = (  # What a row's part says of it.
     *("claimed_at_ms", "target_log_id", "epoch", "batch_id"),
     *("target_appended_at_ms", "target_offset", "outcome", "attempt"),
@@ -116,7 +116,8 @@ class _ScheduleSide:
         names = list(self._numbers)
         subjects = rows["subject"]
         first = np.full(len(names), len(rows))
-        first[subjects[::-1]] = np.arange(len(rows))[::-1]  # Of those that name one subject the last one stands.
+        # Written in reverse, so that the first row of each subject stands.
+        first[subjects[::-1]] = np.arange(len(rows))[::-1]
         seen = np.argsort(first)[: np.count_nonzero(first < len(rows))]
         number_of = np.zeros(len(names), np.uint32)
         number_of[seen] = np.arange(len(seen))

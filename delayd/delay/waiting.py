@@ -19,7 +19,7 @@ class WaitingRows:
     def __init__(self) -> None:
         self.size_bytes = 0  # What the rows need in frames.
         self._parts: deque[Rows] = deque()
-        self._lowest: deque[int | None] = deque()  # Of each array the lowest location, once somebody has asked for it.
+        self._lowest: deque[int | None] = deque()  # The lowest location of each array, once somebody has asked for it.
         self._count = 0
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ class SentBatch:
     deliver_at_ms: Int64s
     claimed_at_ms: int
     size_bytes: int
-    hashes: NDArray[np.uint64]  # Of the rows' content.
+    hashes: NDArray[np.uint64]  # One content hash a row.
     acknowledged: bool = False
 
 

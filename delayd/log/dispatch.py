@@ -61,7 +61,7 @@ class NewPart(NamedTuple):
     target_appended_at_ms: int = 0
     target_offset: int = 0
     attempt: int = 1
-    hashes: NDArray[np.uint64] | None = None  # Of the rows' content; None where nobody has read it.
+    hashes: NDArray[np.uint64] | None = None  # One content hash a row; None where nobody has read them.
 
     def stated_hashes(self) -> NDArray[np.uint64]:
         """The content hash of each row, 0 where it is not known."""

@@ -24,11 +24,11 @@ class Damage:
 
     error: DamagedData
     start: int
-    crc32c: int  # Of the group that ends at ``start``.
+    crc32c: int  # The checksum of the group that ends at ``start``.
     good_until: int
     next_sequence: int  # Behind the last good group, as far as one says it; 0 otherwise.
     appended_at_ms: int
-    lost_bytes: int  # Of the files, behind the last good group.
+    lost_bytes: int  # How much the files hold behind the last good group.
 
 
 def find_damage(disk: Disk, place: LogPlace, start: int, crc32c: int, now_ms: int) -> Damage | None:

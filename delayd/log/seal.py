@@ -58,7 +58,7 @@ class SealFacts(NamedTuple):
     in_doubt: int
     due_min_ms: int
     due_max_ms: int
-    tally_first: int  # Of the rows that were handed over (docs/formats/content.md).
+    tally_first: int  # The tally of the rows that were handed over (docs/formats/content.md).
     tally_second: int
     schedule_sha256: bytes
     outcomes_sha256: bytes

@@ -70,7 +70,7 @@ class _Rows(NamedTuple):
     stated: UInt64s
     made: UInt64s  # What their bytes give.
     batch_of: Int64s
-    offsets: Int64s  # Of the batches from here on.
+    offsets: Int64s  # Where the batches from here on begin.
     counts: Int64s
     origins: UInt64s
     hours: UInt64s

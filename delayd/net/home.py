@@ -25,7 +25,7 @@ from delayd.secret import open_secret
 from delayd.state import LmdbState
 
 STATE = "state.lmdb"
-RUNS_MAX = 1_000  # Of one job at a time; each ends within a turn of the loop, so this is never reached.
+RUNS_MAX = 1_000  # Each job ends within a turn of the loop, so this is never reached.
 LOOK_S = 1.0  # How often the plan of the jobs is held against the wall clock.
 
 

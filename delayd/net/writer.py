@@ -26,7 +26,7 @@ class Writer:
         self._loop = loop
         self._transport: asyncio.WriteTransport | None = None
         self._pending: list[list[Buffer]] = []
-        self._pending_bytes = 0  # Of the frames pending, those taken back included.
+        self._pending_bytes = 0  # The frames pending have so many, those taken back included.
         self._flush_due = False
         self._waiting: list[Callable[[], None]] = []
 

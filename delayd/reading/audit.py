@@ -95,7 +95,7 @@ class _Books:
         self._due_from_ms = schedule.due_from_ms()
         self._outcomes = Join(schedule.sequence, dispatch.sequences)
         self._stored = Join(schedule.sequence, realtime.sequence)
-        # Of the first outcome of each scheduled row, and of the first row that a target holds.
+        # Taken from the first outcome of each scheduled row, and from the first row that a target holds.
         self._has_outcome: Mask = self._outcomes.times > 0
         self._at_target: Mask = self._stored.times > 0
         self._part = Facts(dispatch.parts, dispatch.part_of, self._outcomes.first)

@@ -30,7 +30,7 @@ NO_UINT32S = np.empty(0, np.uint32)
 # In the order of the columns of `ScheduleRows`.
 NO_ROWS: tuple[NDArray[Any], ...] = (NO_UINT64S, NO_INT64S, NO_INT64S, NO_UINT32S, NO_UINT32S, NO_UINT64S, NO_UINT64S)
 SUBJECT_COLUMN, BODY_BYTES_COLUMN, HASH_COLUMN = 3, 4, 6
-HASH_WORDS = PIECE_WORDS // 2  # Of the batches that are hashed in one go: half a MiB.
+HASH_WORDS = PIECE_WORDS // 2  # Batches of so many words are hashed in one go: half a MiB.
 ROWS_EXPECTED_MAX = 1 << 24  # A guess is no reason to set aside more than 900 MB, of which nothing is used yet.
 
 

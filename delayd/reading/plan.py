@@ -54,7 +54,7 @@ class Origin:
 
     @property
     def log_id(self) -> int:
-        """Of the delay server."""
+        """The delay server's."""
         return self.snapshot.directory.log_id
 
 
@@ -108,7 +108,7 @@ class HourBooks:
 
     @property
     def log_id(self) -> int:
-        """Of the delay server."""
+        """The delay server's."""
         return self.origin.snapshot.directory.log_id
 
     @property

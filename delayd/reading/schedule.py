@@ -33,9 +33,9 @@ from delayd.reading.word import FiledHour, Word, filed_hours, read_word
 
 SAMPLE_ROWS = 64  # One sequence of so many says where an hour is to be parted.
 SEQUENCES_MAX = 1 << 64
-BESIDE_SUFFIX = ".schedule.log"  # Of what is filed in an hour while its schedule log is damaged.
-FEW_HOURS = 100  # So many are asked for one by one.
-ROW_BYTES_MIN = 12  # Of a batch: a due instant and an end.
+BESIDE_SUFFIX = ".schedule.log"  # Names the file for what is filed in an hour while its schedule log is damaged.
+FEW_HOURS = 100  # Up to this many hours are asked for one by one.
+ROW_BYTES_MIN = 12  # A row of a batch has a due instant and an end.
 
 Collector = RowCollector | SequenceSampler
 
@@ -48,7 +48,7 @@ class ScheduleSnapshot:
     replay_offset: int
     message_stop: int
     hours: dict[int, FiledHour]
-    appended_at_ms: int  # Of the last group below the replay offset: hours that ended by then are closed (rule P5).
+    appended_at_ms: int  # The last one below the replay offset: hours that ended by then are closed (rule P5).
     outcome_ends: dict[int, int]  # Offset in each dispatch log below which all was fsynced.
     word: Word = field(default_factory=Word)
 

@@ -34,7 +34,7 @@ class Sides:
     """What delay servers say that they handed over, and realtime servers that they held; of sealed hours the former."""
 
     sealed: dict[HourOf, Tally] = field(default_factory=dict)
-    sent: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)  # Of hours whose files stand.
+    sent: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)  # Only hours whose files stand are in it.
     held: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)
     delays: set[int] = field(default_factory=set)
     realtimes: dict[int, bool] = field(default_factory=dict)  # Whether nothing is left out of what they held.

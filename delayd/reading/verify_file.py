@@ -165,7 +165,7 @@ class _Found:
     filed: _Filed = field(default_factory=_Filed)
     state: State = State.OK
     sentence: str = ""
-    tallier: Tallier | None = None  # Of a realtime message log.
+    tallier: Tallier | None = None  # Counts the rows of a realtime message log.
 
     def ends(self, state: State, sentence: str) -> None:
         """Note that there is nothing to read on from here, and why."""
@@ -304,7 +304,7 @@ def _check_content(batch: Batch) -> None:
     if ColumnId.HEADERS_END in batch:
         starts, ends = batch.region(ColumnId.HEADERS_END)
         there |= ends > starts
-    # Of what was handed over before it was filed neither is there; an empty body is no longer when it is left out.
+    # A row that was handed over before it was filed has neither; an empty body stays empty when it is left out.
     differs = np.flatnonzero(there & (hash_rows(batch) != batch.content_hashes()))
     if len(differs):
         raise BatchMalformed(f"row {differs[0]} has another content hash than its content gives")

@@ -22,7 +22,7 @@ class FiledHour:
     sealed: bool
     removed: bool = False  # Retention takes its files, or has.
     dead: bool = False  # Some of its rows are DEAD.
-    last_crc32c: int = 0  # Of its last group.
+    last_crc32c: int = 0  # The checksum of its last group.
 
 
 class LinkWord(NamedTuple):

@@ -33,11 +33,11 @@ class Crash(BaseException):
 class Faults:
     """What goes wrong, by count from 1; None never. May be changed at any time."""
 
-    crash_at: int | None = None  # Of all operations: its effect is in the page cache only, then `Crash`.
+    crash_at: int | None = None  # The number of an operation: its effect is in the page cache only, then `Crash`.
     crash_on: str | None = None  # The same at the first operation whose description contains this.
-    fail_sync_at: int | None = None  # Of all syncs: SyncFailed, and what was dirty never becomes durable.
-    skip_sync_at: int | None = None  # Of all syncs: reported as done and not done, to see that a test notices.
-    fail_write_at: int | None = None  # Of all writes: half is written, then OSError (EIO).
+    fail_sync_at: int | None = None  # The number of a sync: SyncFailed, and what was dirty never becomes durable.
+    skip_sync_at: int | None = None  # The number of a sync: reported as done and not done, to see that a test notices.
+    fail_write_at: int | None = None  # The number of a write: half is written, then OSError (EIO).
     fail_reads: dict[str, int] = field(default_factory=dict)  # By part of a path: how many reads of it raise OSError.
 
 
@@ -139,7 +139,7 @@ class MemoryDisk:
         return sorted(self._folder(path).cached) if self.exists(path) else []
 
     def exists(self, path: str) -> bool:
-        """Of what running programs see."""
+        """As running programs see it."""
         self.before_each()
         self.check_alive()
         try:
@@ -353,7 +353,7 @@ class MemoryFile:
         self._disk.change(self._path, self._inode, Cut(size))
 
     def size(self) -> int:
-        """Of what running programs see."""
+        """As running programs see it."""
         self._check(writing=False)
         return len(self._inode.cached)
 

@@ -34,9 +34,9 @@ ERROR = 2  # With ANSWER: the head is an error.
 MORE = 4  # With ANSWER: further frames of this answer follow.
 
 HEAD_BYTES_MAX = 1 << 20  # Names and numbers; what grows with messages goes into the body.
-HEAD_ITEMS_MAX = 1 << 16  # Of one list or map, so that a small head can't unfold into gigabytes of objects.
+HEAD_ITEMS_MAX = 1 << 16  # One list or map has so many, so that a small head can't unfold into gigabytes of objects.
 BODY_BYTES_MAX = (64 << 20) + (64 << 10)  # Four batches at their limit: the handoff's in-flight bound (rule H2).
-SEND_BODY_BYTES_MAX = (16 << 20) + (64 << 10)  # Of a request to a delay server: one batch at its limit.
+SEND_BODY_BYTES_MAX = (16 << 20) + (64 << 10)  # A request to a delay server holds one batch at its limit.
 
 CHUNK_BYTES = 256 << 10  # One read of a busy socket.
 GROWTH = 9  # A chunk that a frame has filled is followed by one so many times as large, until the frame fits.
@@ -133,7 +133,7 @@ class FrameReader:
         self._start = 0
         self._end = 0
         self._needed = HEADER_BYTES
-        self._frame_bytes = 0  # Of the unfinished frame; 0 while its header is not known.
+        self._frame_bytes = 0  # The length of the unfinished frame; 0 while its header is not known.
 
     def get_buffer(self) -> memoryview:
         """Room to receive into, at least one byte; valid until the next call of `received`."""
@@ -155,7 +155,7 @@ class FrameReader:
         return frames
 
     def arrived(self, byte_count: int) -> None:
-        """So many more bytes are in the buffer; `next` cuts them into frames."""
+        """Count bytes that were put into the buffer; `next` cuts them into frames."""
         if self.fault is not None:
             raise self.fault
         self._end += byte_count

@@ -29,7 +29,7 @@ from delayd.wire.requests import (
     need_u64,
 )
 
-SUBJECTS_MAX = 2_000  # Of one request or answer: 550 KB of a head if all names are as long as they may be.
+SUBJECTS_MAX = 2_000  # One request or answer names so many: 550 KB of a head if all names are as long as they may be.
 SERVERS_MAX = 1_000  # That meta knows: 400 KB of a head.
 ROLES = ("delay", "realtime")
 

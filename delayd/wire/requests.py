@@ -21,7 +21,7 @@ INT_MAX = (1 << 63) - 1  # Times, offsets and counts are stored as signed column
 RETRY_AFTER_MS_MAX = 3_600_000  # Whoever says more would make a peer stand still for a slip of its clock.
 HANDLE_MOST = (U64_MAX, INT_MAX, U32_MAX)  # Incarnation, first pull sequence, count: as the pull log stores them.
 PART_MOST = (INT_MAX, INT_MAX, U32_MAX, U32_MAX)  # First pull sequence, first consume sequence, count, attempt.
-WINDOW_ROW_BYTES = 24  # Of a row in a window's answer: sequence, deliver_at_ms, content hash.
+WINDOW_ROW_BYTES = 24  # A row in a window's answer has a sequence, deliver_at_ms and a content hash.
 WINDOW_MOST = (U64_MAX, U64_MAX, U32_MAX, INT_MAX, INSTANT_MS_MAX, INSTANT_MS_MAX, U32_MAX)
 """Epoch, batch id, hour, offset, appended_at_ms, claimed_at_ms, count: as the dispatch logs store them."""
 LANDED_MOST = (U64_MAX, INT_MAX)  # Batch id and offset, of DISPATCH's answer.
