@@ -137,6 +137,7 @@ from judged_rows;
 create view filed_as as
 select
     s.log_id, s.hour, s.sequence,
+    s.appended_at_ms as s_at_ms, a.appended_at_ms as a_at_ms,
     s.deliver_at_ms as s_due_ms, s.subject as s_subject, s.body_bytes as s_body_bytes, coalesce(s.content_hash, 0) as s_content,
     a.deliver_at_ms as a_due_ms, a.subject as a_subject, a.body_bytes as a_body_bytes, coalesce(a.content_hash, 0) as a_content
 from schedule s
@@ -222,6 +223,10 @@ select s.log_id, s.hour, s.sequence, 'MISMATCH', 'of another hour' from schedule
 where filed and hour <> strftime(make_timestamp(greatest(deliver_at_ms, coalesce(appended_at_ms, 0)) * 1000), '%Y%m%d%H')
 union all
 select log_id, hour, sequence, 'MISMATCH', 'due, as accepted' from filed_as where s_due_ms <> a_due_ms
+union all
+-- Where nothing says when it was accepted, it was not past due then.
+select log_id, hour, sequence, 'MISMATCH', 'when accepted' from filed_as
+where (s_at_ms is not null or a_at_ms > a_due_ms) and coalesce(s_at_ms, 0) <> a_at_ms
 union all
 select log_id, hour, sequence, 'MISMATCH', 'subject, as accepted' from filed_as where s_subject <> a_subject
 union all

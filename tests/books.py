@@ -152,10 +152,14 @@ class Books:
             segment.flush()
             lengths[hour] = (segment.crc32c, segment.end, lengths.get(hour, (0, 0, 0))[2] + count)
         if publish:
-            self.replay_offset = source[1]
-            self.below = self.messages.crc32c, self.appended_at_ms, len(self.rows) + 1
-            self.hours = lengths
+            self.pass_all(lengths)
             self.publish()
+
+    def pass_all(self, hours: dict[int, tuple[int, int, int]]) -> None:
+        """The replay offset is the end of the message log: all below it is filed."""
+        self.replay_offset = self.messages.end
+        self.below = self.messages.crc32c, self.appended_at_ms, len(self.rows) + 1
+        self.hours = hours
 
     def publish(self, wall_ms: int = 0, outcomes: bytes = b"") -> None:
         """Publish the checkpoint as it stands."""
@@ -170,6 +174,7 @@ class Books:
             "replay_offset": self.replay_offset,
             "replay_crc32c": crc,
             "next_sequence": next_sequence,
+            "epoch": 1,
             "appended_at_ms": appended_at_ms,
             "hours": table.tobytes(),
             "beside": b"",
@@ -194,6 +199,10 @@ class Books:
         facts = compare(hour, batches, read_outcomes(dispatch))
         assert facts is not None, "each row has exactly one outcome"
         previous = self.seals[-1].sha256 if self.seals else NO_SEAL
+        # Only an hour that is over, and that the checkpoint has passed, is sealed (rule P5).
+        if self.appended_at_ms < (hour + 1) * HOUR_MS:
+            self.tick((hour + 1) * HOUR_MS)
+            self.checkpoint()
         self.seals.append(Seal(DELAY_ID, len(self.seals), facts, previous))
         self.write_seals(self.seals)
         self.sealed.add(hour)

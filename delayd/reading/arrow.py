@@ -58,7 +58,7 @@ def hours_table(report: AuditReport) -> pa.Table:
 
 
 def findings_table(report: AuditReport) -> pa.Table:
-    """The findings that a report has as rows, and its faults; what a fault concerns is a server, and no message."""
+    """The findings that a report has as rows; one of totals concerns a server or an hour, and no message."""
     rows = [
         {
             "log_id": f"{finding.log_id:016x}",
@@ -69,6 +69,6 @@ def findings_table(report: AuditReport) -> pa.Table:
             "deliver_at": finding.deliver_at_ms if finding.sequence else None,
             "detail": finding.detail,
         }
-        for finding in (*report.findings, *report.faults)
+        for finding in report.findings
     ]
     return pa.Table.from_pylist(rows, FINDINGS)

@@ -10,7 +10,7 @@ Invariant: nothing but the checkpoint, the seal log and names of files is read, 
 from collections.abc import Iterable, Iterator
 
 from delayd.disk import Disk
-from delayd.hours import hour_name
+from delayd.hours import hour_name, hour_start_ms
 from delayd.log.schedule import RESTORED_STEP
 from delayd.log.seal import Seal
 from delayd.reading.findings import Finding, FindingKind
@@ -73,6 +73,13 @@ def _message_log(disk: Disk, snapshot: ScheduleSnapshot) -> Iterator[str]:
 
 def _hours(snapshot: ScheduleSnapshot, book: SealBook) -> Iterator[tuple[int, str]]:
     seals: dict[int, Seal] = {seal.facts.hour: seal for seal in book.seals}
+    for number, each in enumerate(book.seals):
+        hour, name = each.facts.hour, hour_name(each.facts.hour)
+        # A seal that came after the checkpoint may be of an hour that has ended since.
+        if number < snapshot.word.seals and hour_start_ms(hour + 1) > snapshot.appended_at_ms:
+            yield hour, f"hour {name} was sealed before it was over"
+        if each.facts.dead and hour not in snapshot.hours:
+            yield hour, f"hour {name} had {each.facts.dead:,} DEAD messages, and is deleted"
     for hour, filed in snapshot.hours.items():
         seal, name = seals.get(hour), hour_name(hour)
         if filed.removed and (seal is None or not filed.sealed):

@@ -65,14 +65,19 @@ def read_outcomes(
         until = segment.file.size() if stop is None else stop
         pieces: list[OutcomeRows] = []
         batches: list[Batch] = []
-        rows = 0
+        rows = ends = 0
         for group in read_groups(segment, 0, until, [] if torn is None else torn, previous_crc32c=0, durable=durable):
             batches += [batch for _, batch in group.batches() if batch.kind == BatchKind.OUTCOME]
             rows += group.header.row_count
+            ends = group.end if group.end <= durable else ends
             if rows >= DECODE_ROWS:
                 # A batch keeps the bytes of its group in memory.
                 pieces.append(_decode(segment, hour, batches, part))
                 batches, rows = [], 0
+        if ends < durable <= until:
+            raise DamagedData(
+                segment.path, segment.position(ends), f"no group of it ends at {durable}, which was durable"
+            )
         return _joined([*pieces, _decode(segment, hour, batches, part)])
     finally:
         segment.close()

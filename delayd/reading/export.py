@@ -195,7 +195,7 @@ def _totals(plan: AuditPlan, faults: Sequence[Finding], *, whole: bool) -> dict[
     servers = [(f"{one.log_id:016x}", one.first_sequence, one.snapshot.word.next_sequence) for one in plan.origins]
     skipped = [(f"{one.log_id:016x}", *range_) for one in plan.origins for range_ in one.snapshot.word.skipped]
     hours = [
-        (f"{one.log_id:016x}", hour_name(hour), one.snapshot.counted(hour), one.snapshot.word.dropped.get(hour, 0))
+        (f"{one.log_id:016x}", hour_name(hour), one.snapshot.counted(hour), one.dropped.get(hour, 0))
         for one in (plan.origins if whole else ())
         for hour in one.hours
     ]

@@ -74,6 +74,12 @@ def differences(hour: int, schedule: ScheduleRows, accepted: Accepted) -> Iterat
     differs = np.flatnonzero(schedule.deliver_at_ms[both] != rows.deliver_at_ms[own])
     said = _spread(len(schedule), both[differs], rows.deliver_at_ms[own[differs]])
     yield Noted(kind, Reason.ACCEPTED_DUE, both[differs], said, schedule.deliver_at_ms)
+    # Where nothing says when it was accepted, it was not past due then.
+    past_due = rows.appended_at_ms[own] > rows.deliver_at_ms[own]
+    known = schedule.appended_at_ms[both]
+    differs = np.flatnonzero(((known > 0) | past_due) & (known != rows.appended_at_ms[own]))
+    said = _spread(len(schedule), both[differs], rows.appended_at_ms[own[differs]])
+    yield Noted(kind, Reason.ACCEPTED_AT, both[differs], said, schedule.appended_at_ms)
     names, index = same_subjects(schedule.subjects, rows.subjects)
     differs = np.flatnonzero(names[schedule.subject[both]] != index[rows.subject[own]])
     yield Noted(kind, Reason.ACCEPTED_SUBJECT, both[differs])

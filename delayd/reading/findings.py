@@ -58,6 +58,7 @@ class Reason(IntEnum):
     OTHER_ATTEMPT = 59
     NOBODY_DECIDES = 60
     LEFT_OUT = 61
+    ACCEPTED_AT = 62
     COUNTED = 70
 
 
@@ -86,6 +87,7 @@ SENTENCES = {
     Reason.ACCEPTED_SUBJECT: "accepted for another subject than it is filed for",
     Reason.ACCEPTED_BODY: "accepted with a body of {value} bytes, filed with one of {other}",
     Reason.ACCEPTED_CONTENT: "accepted with the content hash {value:016x}, filed with {other:016x}",
+    Reason.ACCEPTED_AT: "accepted at {value}, filed as accepted at {other}; 0: not past due",
     Reason.OTHER_HOUR: "it is due in another hour than the one whose schedule log holds it",
     Reason.FILED_ELSEWHERE: "the schedule log holds it, and the message log has it in another hour",
     Reason.OTHER_SUBJECT: "the target's log holds it under another subject",

@@ -16,6 +16,7 @@ class Follow:
     def __init__(self, word: Word, replay_offset: int, appended_at_ms: int) -> None:
         """``appended_at_ms`` is what the checkpoint says of the last group below the replay offset."""
         self.faults: list[str] = []
+        self.given_up: set[str] = set()  # What operators gave up, by the names of `delayd quarantine`.
         self.first = 0
         self.last_appended_at_ms = 0
         self._word = word
@@ -39,6 +40,8 @@ class Follow:
                 set_back |= record.get("type") == "log_time"
                 if record.get("type") == "skipped":
                     self._skip(at, record.get("sequences"))
+                if record.get("type") == "operator" and record.get("action") == "drop":
+                    self.given_up.add(str(record.get("id")))
         if header.appended_at_ms < self._appended_at_ms and not set_back:
             self.faults.append(f"{at} was appended at {header.appended_at_ms}, before the one before it")
         if header.epoch < self._epoch:
@@ -77,6 +80,8 @@ class Follow:
         if self._crc32c is not None and self._appended_at_ms != self._said_appended_at_ms:
             what = f"the last group below the replay offset was appended at {self._appended_at_ms}"
             self.faults.append(f"{what}, the checkpoint says {self._said_appended_at_ms}")
+        if self._epoch > word.epoch:
+            self.faults.append(f"the message log has a group of epoch {self._epoch}, the checkpoint is of {word.epoch}")
         before = self._crc32c if self._crc32c is not None else previous_crc32c
         if before is not None and before != word.replay_crc32c:
             self.faults.append("the checkpoint names another group below the replay offset than the message log has")

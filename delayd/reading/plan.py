@@ -5,7 +5,7 @@ and the message log's size, and at last what the realtime logs got meanwhile; la
 each row at a target is there, the schedule of each outcome, and what each outcome says is at a target.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData
-from delayd.hours import hour_of_ms
+from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import OutcomeRows
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
 from delayd.reading.columns import ScheduleRows
@@ -33,6 +33,7 @@ from delayd.reading.schedule import (
     take_snapshot,
     was_removed,
 )
+from delayd.reading.seals import sealed_hours
 from delayd.reading.sides import Held, read_held
 
 PART_ROWS_MAX = 1_000_000  # An hour of more rows is read in parts: an audit takes about 300 bytes for each row.
@@ -51,6 +52,7 @@ class Origin:
     hours: tuple[int, ...]
     follows: tuple[str, ...] = ()  # What of the message log does not follow (rule S5).
     first_sequence: int = 0  # The lowest one that the message log keeps.
+    dropped: Mapping[int, int] = field(default_factory=dict)  # What operators gave up, as the message log says, too.
 
     @property
     def log_id(self) -> int:
@@ -87,7 +89,8 @@ class AuditPlan:
             hours = tuple(hour for at, hour in chosen if at == number)
             filed = {hour: origin.snapshot.hours[hour] for hour in hours if hour in origin.snapshot.hours}
             sizes = {hour: origin.dispatch_sizes[hour] for hour in hours if hour in origin.dispatch_sizes}
-            origins.append(Origin(replace(origin.snapshot, hours=filed), sizes, origin.terms, hours))
+            dropped = origin.dropped
+            origins.append(Origin(replace(origin.snapshot, hours=filed), sizes, origin.terms, hours, dropped=dropped))
             log_id = origin.snapshot.directory.log_id
             keep |= np.isin(self.index.batches["hour"], hours) & (self.index.batches["origin_log_id"] == log_id)
         return AuditPlan(tuple(origins), replace(self.index, batches=self.index.batches[keep]), helds=self.helds)
@@ -124,7 +127,8 @@ class HourBooks:
         """What the message log and the checkpoint say of the hour's schedule log."""
         snapshot, tail = self.origin.snapshot, self.tail.get()
         word = snapshot.word
-        facts = tail.first, word.next_sequence, snapshot.counted(self.hour), word.dropped.get(self.hour, 0)
+        dropped = self.origin.dropped.get(self.hour, 0)
+        facts = tail.first, word.next_sequence, snapshot.counted(self.hour), dropped
         return Accepted(tail.accepted.of_hour(self.hour, self.part), *facts, word.skipped)
 
     def outcomes(self) -> OutcomeRows:
@@ -195,18 +199,20 @@ def plan_audit(
         lives.append(life)
         removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
         known = (set(snapshot.hours) | set(dispatched) | set(tail.counts())) - removed
-        found = set(own["hour"].tolist())
-        # An hour that its delay server knows nothing of, and that is over, is one that its retention has removed: what
-        # the targets hold of it has nothing left to be compared with. Where nothing at all is known, nothing was kept.
-        if known:
-            removed |= {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}
+        found = set(own["hour"].tolist()) | set(np.unique(tail.accepted.hours).tolist())
+        # An hour that its delay server knows nothing of, and that is over, is one that its retention has removed, and
+        # only sealed ones are: what targets and message log hold of it has nothing left to be compared with.
+        unknown = {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}
+        if known and unknown:
+            removed |= unknown & sealed_hours(disk, snapshot)
         deleted_rows += int(own["count"][np.isin(own["hour"], list(removed))].sum())
         wanted = sorted((known | found) - removed)
         spans = spans_of(snapshot.word, directory.log_id, index)
         holds_up += what_holds_up(snapshot.word)
         terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms)
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
-        origins.append(Origin(snapshot, dispatched, terms, chosen, tail.faults, tail.first))
+        dropped = {hour: rows for hour, rows in snapshot.word.dropped.items() if _was_given_up(tail, hour)}
+        origins.append(Origin(snapshot, dispatched, terms, chosen, tail.faults, tail.first, dropped))
         tails.append(tail)
     # The realtime logs are scanned twice; what the second scan saw of a tail is newer.
     tails_torn = {tail.path: tail for tail in torn}
@@ -251,6 +257,11 @@ class _Tail:
         if self._tail is None:
             self._tail = read_tail(self._disk, self._snapshot, hours=self._hours)
         return self._tail
+
+
+def _was_given_up(tail: MessageTail, hour: int) -> bool:
+    """Whether the message log has the word that gave up rows of an hour: it comes behind what it gives up."""
+    return f"schedule/{hour_name(hour)}" in tail.given_up
 
 
 def _last_claimed_ms(directory: Directory, index: TargetIndex) -> int:

@@ -12,6 +12,7 @@ import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -21,12 +22,14 @@ from delayd.batch import HEADER_BYTES, MAGIC, VERSION, BatchKind, ColumnId, Int6
 from delayd.content import NOT_STATED
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData
+from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import decode_records
 from delayd.log.group import HEADER, Group, GroupKind, content_position
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.reading.columns import NO_INT64S, NO_UINT64S, UInt64s, rows_of_part
 from delayd.reading.directory import Directory
+from delayd.reading.follow_target import TargetFollow
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_log, segment_bases
 
 BATCH = np.dtype(
@@ -130,6 +133,13 @@ class TargetRows:
         return np.zeros(len(self.sequence), np.uint64) if self.content_hash is None else self.content_hash
 
 
+class Greeting(NamedTuple):
+    """A hello in a realtime log: where it stands, and the watermark that it names."""
+
+    offset: int
+    watermark: tuple[int, int]
+
+
 class TargetIndexer:
     """Scans the message logs of realtime directories, twice: before and after the other logs' sizes are taken."""
 
@@ -144,7 +154,10 @@ class TargetIndexer:
         self._watermarks: dict[tuple[int, int], tuple[int, int]] = {}
         self._last_appended_ms = [0] * len(self._places)
         self._hellos: dict[tuple[int, int], int] = {}
-        self._next: list[int | None] = [None] * len(self._places)  # Its own sequence of the next message.
+        # What the checkpoints count is there when the logs are scanned.
+        published = [read_checkpoint(disk, one.path, one.log_id) or {} for one in directories]
+        self._follows = [TargetFollow(payload) for payload in published]
+        self._greeted: dict[tuple[int, int], list[Greeting]] = {}
         self._last: dict[tuple[int, int], tuple[int, int]] = {}  # Epoch and number of an origin's last batch.
         self._faults: list[tuple[int, str]] = []
 
@@ -164,8 +177,8 @@ class TargetIndexer:
             for group in read_log(self._disk, place, self._read[number], stop, self._torn):
                 self._last_appended_ms[number] = max(self._last_appended_ms[number], group.header.appended_at_ms)
                 self._read[number] = group.end
+                self._follows[number].take(group)
                 if group.header.kind == GroupKind.DATA:
-                    self._follow(number, group)
                     fronts.add(group, bases[bisect.bisect_right(bases, group.header.offset) - 1])
                     if len(fronts) >= DECODE_BATCHES:
                         self._take(fronts, number, newer)
@@ -187,18 +200,23 @@ class TargetIndexer:
             batches["decided"][covered] = 1
         subjects = tuple(name.decode("ascii") for name in self._names)
         return TargetIndex(
-            tuple(targets), batches, subjects, tuple(self._last_appended_ms), dict(self._hellos), tuple(self._faults)
+            tuple(targets),
+            batches,
+            subjects,
+            tuple(self._last_appended_ms),
+            dict(self._hellos),
+            tuple(self._all_faults(batches)),
         )
 
-    def _follow(self, number: int, group: Group) -> None:
-        """Messages of a realtime server are numbered without a gap."""
-        header = group.header
-        expected, self._next[number] = self._next[number], header.base_sequence + header.row_count
-        if expected is not None and header.base_sequence != expected:
-            what = (
-                f"the group at offset {header.offset} begins at message {header.base_sequence}, {expected} is the next"
-            )
-            self._faults.append((self._places[number].log_id, what))
+    def _all_faults(self, batches: Batches) -> list[tuple[int, str]]:
+        """What of each log does not follow, by its log_id."""
+        found = list(self._faults)
+        for place, follow in zip(self._places, self._follows, strict=True):
+            found += [(place.log_id, what) for what in follow.end()]
+        for (number, origin), greetings in self._greeted.items():
+            own = batches[(batches["target"] == number) & (batches["origin_log_id"] == origin)]
+            found += [(self._places[number].log_id, what) for what in _decided_before(own, greetings, origin)]
+        return found
 
     def _follow_batches(self, target: int, origin: int, own: NDArray[np.void]) -> None:
         """Batches of a delay server are numbered in rising order, and none is called decided before it was stored."""
@@ -234,12 +252,30 @@ class TargetIndexer:
                 origin, watermark = record.get("log_id"), record.get("w")
                 if record.get("type") == "hello" and isinstance(origin, int) and isinstance(watermark, list):
                     self._hellos[target, origin] = group.header.appended_at_ms
+                    greeting = Greeting(group.header.offset, (watermark[0], watermark[1]))
+                    self._greeted.setdefault((target, origin), []).append(greeting)
                     if not newer:
                         self._note_watermark(target, origin, (watermark[0], watermark[1]))
 
     def _note_watermark(self, target: int, origin: int, watermark: tuple[int, int]) -> None:
         known = self._watermarks.get((target, origin), (0, 0))
         self._watermarks[target, origin] = max(known, watermark)
+
+
+def _decided_before(batches: Batches, greetings: Sequence[Greeting], origin: int) -> Iterator[str]:
+    """Batches of one origin that a greeting before them called decided: nobody knew of them yet (rule H1)."""
+    highest = (0, 0)
+    for greeting in greetings:
+        if greeting.watermark <= highest:
+            continue
+        highest = greeting.watermark
+        epoch, batch_id = map(np.uint64, highest)
+        covered = (batches["epoch"] < epoch) | ((batches["epoch"] == epoch) & (batches["batch_id"] <= batch_id))
+        covered &= batches["offset"] > greeting.offset
+        if covered.any():
+            first = batches[int(np.argmax(covered))]
+            text = f"batch {first['batch_id']} of epoch {first['epoch']} of delay server {origin:016x}"
+            yield f"{text} is called decided by a greeting before it"
 
 
 class _Fronts:

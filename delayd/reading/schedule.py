@@ -95,6 +95,7 @@ class MessageTail:
     accepted: HourRows
     first: int = 0
     faults: tuple[str, ...] = ()
+    given_up: frozenset[str] = frozenset()  # What operators gave up, as far as the log is kept.
 
     def counts(self) -> dict[int, int]:
         """Rows by hour."""
@@ -178,7 +179,8 @@ def read_tail(
     check.end()
     rows, hours = _by_hour(tail.rows())
     return MessageTail(
-        rows, hours, check.last_appended_at_ms, _by_hour(accepted.rows()), check.first, tuple(check.faults)
+        *(rows, hours, check.last_appended_at_ms, _by_hour(accepted.rows()), check.first),
+        *(tuple(check.faults), frozenset(check.given_up)),
     )
 
 

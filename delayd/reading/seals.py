@@ -216,6 +216,11 @@ def _verify_hour(disk: Disk, snapshot: ScheduleSnapshot, book: SealBook, hour: i
     book.note(hour, book.compare(hour, schedule, outcomes, torn))
 
 
+def sealed_hours(disk: Disk, snapshot: ScheduleSnapshot) -> frozenset[int]:
+    """All hours that have a seal."""
+    return frozenset(seal.facts.hour for seal in _read_seals(disk, snapshot, []))
+
+
 def _read_seals(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail]) -> Iterator[Seal]:
     place = seal_place(snapshot.directory.path, snapshot.directory.log_id)
     if not disk.list_folder(place.folder):

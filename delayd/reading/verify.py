@@ -18,6 +18,7 @@ from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, UnfinishedFile
 from delayd.log.tally import FOLDER, covered
 from delayd.place import MARKER
+from delayd.reading.consumed import wrong_entries
 from delayd.reading.counted import PUBLISHED_OFFSETS, missing_files
 from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_file, open_any
 from delayd.reading.groups import LogMoved, TornTail, file_size
@@ -119,9 +120,24 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
     if not places:
         raise BadArgument(f"{data} holds no messages of delayd; give the directory that `delayd up --data` was given")
     states += _state(disk, f"{data.rstrip('/')}/meta")
-    found = list(_verify(disk, places, progress, chained=True))
+    files = list(_verify(disk, places, progress, chained=True))
+    found = list(_with_wrong_entries(disk, homes, files))
     tallied = [report for home in homes for report in _tallied(disk, home, found)]
     return VerifyReport((*gone, *found, *tallied, *missing, *states))
+
+
+def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[FileReport]) -> Iterator[FileReport]:
+    """The reports, with what consume logs say otherwise than the message logs that they are derived from."""
+    wrong: dict[str, DamagedData] = {}
+    for home in homes:
+        if home.role is Role.REALTIME and home.log_id is not None:
+            wrong |= {error.path: error for error in wrong_entries(disk, Directory(home.path, home.role, home.log_id))}
+    for file in files:
+        error = wrong.get(file.path)
+        if error is None or file.state is State.DAMAGED:
+            yield file
+        else:
+            yield damage_report(file.path, file.kind, error, file.size_bytes)
 
 
 def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:

@@ -5,6 +5,7 @@ Invariant: nothing is changed or locked, and a file that a running server writes
 
 import os
 import sys
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -88,10 +89,34 @@ class Place:
 
 
 class Link(NamedTuple):
-    """What the next file of a log must follow: its base offset, and the checksum that its header must name."""
+    """What the next file of a log must follow: its base offset, and the checksum that its header must name.
+
+    ``sent`` are the numbers of the batches that were accepted so far, in a message log of a delay server.
+    """
 
     end: int
     crc32c: int
+    sent: "Sent"
+
+
+class Sent:
+    """Producers and their numbers of the batches in a message log: none is accepted twice (rule I1)."""
+
+    def __init__(self) -> None:
+        self._producers, self._numbers = array("Q"), array("Q")
+
+    def add(self, batch: Batch) -> None:
+        """Take the next batch."""
+        self._producers.append(batch.producer.producer_id)
+        self._numbers.append(batch.producer.producer_batch)
+
+    def twice(self) -> tuple[int, int] | None:
+        """A producer and a number that stand there twice, if any do."""
+        pairs = np.zeros(len(self._numbers), [("producer", "<u8"), ("number", "<u8")])
+        pairs["producer"], pairs["number"] = self._producers, self._numbers
+        pairs.sort()
+        again = np.flatnonzero(pairs[1:] == pairs[:-1])
+        return tuple(pairs[again[0]].tolist()) if len(again) else None
 
 
 def damage_report(path: str, kind: str, error: DataError, size_bytes: int = 0) -> FileReport:
@@ -139,6 +164,10 @@ class _Filed:
         """Rows of one range rise by due instant and sequence; those of the next one have higher sequences."""
         part = batch.schedule
         if (part.source_start, part.source_end) != self.source:
+            if not self.source[1] <= part.source_start <= part.source_end:
+                raise BatchMalformed(
+                    f"it is of a range from {part.source_start} on, others were up to {self.source[1]}"
+                )
             self.source, self.above, self.last = (part.source_start, part.source_end), self.highest, (0, -1)
         due_ms = np.concatenate(([self.last[0]], batch.int64s(ColumnId.DELIVER_AT_MS)))
         np.maximum(due_ms, hour_start_ms(part.hour), out=due_ms)
@@ -162,7 +191,9 @@ class _Found:
     rows: int = 0
     torn: list[TornTail] = field(default_factory=list)
     appended_at_ms: int = 0
+    epoch: int = 0
     filed: _Filed = field(default_factory=_Filed)
+    sent: Sent = field(default_factory=Sent)
     state: State = State.OK
     sentence: str = ""
     tallier: Tallier | None = None  # Counts the rows of a realtime message log.
@@ -213,6 +244,8 @@ def _read(place: Place, segment: Segment, link: Link | None, found: _Found) -> L
         _check_name(place.path, header)
     if link is not None and (header.base_offset, header.previous_crc32c) != (link.end, link.crc32c):
         raise DamagedData(place.path, 0, f"it does not follow the file before it, which ends at {link.end}")
+    if link is not None:
+        found.sent = link.sent
     if kind == FileKind.CONSUME:
         return _read_entries(place, segment, found)
     return _read_groups(place, segment, found)
@@ -243,9 +276,12 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
     if end < place.durable:
         position = segment.position(end)
         raise DamagedData(place.path, position, f"the checkpoint says that {place.durable - end} more bytes are there")
+    if (twice := found.sent.twice()) is not None:
+        what = f"batch {twice[1]} of producer {twice[0]:016x} was accepted twice"
+        raise DamagedData(place.path, segment.position(begin), what)
     for tail in found.torn:
         found.ends(State.TORN, tail.sentence)
-    return None if hourly else Link(end, crc)
+    return None if hourly else Link(end, crc, found.sent)
 
 
 def _sets_back(group: Group) -> bool:
@@ -265,7 +301,10 @@ def _check_group(segment: Segment, group: Group, found: _Found) -> None:
     if falls and segment.header.kind in (FileKind.MESSAGE, FileKind.REALTIME):
         what = f"its instant {header.appended_at_ms} is before that of the group before it"
         raise DamagedData(segment.path, segment.position(header.offset), what)
-    found.appended_at_ms = header.appended_at_ms
+    if header.epoch < found.epoch:
+        what = f"it is of epoch {header.epoch}, the group before it of {found.epoch}"
+        raise DamagedData(segment.path, segment.position(header.offset), what)
+    found.appended_at_ms, found.epoch = header.appended_at_ms, header.epoch
     found.groups += 1
     expected = BatchKind.CONTROL if header.kind == GroupKind.CONTROL else KINDS[FileKind(segment.header.kind)]
     position = segment.position(header.offset)
@@ -277,6 +316,8 @@ def _check_group(segment: Segment, group: Group, found: _Found) -> None:
             batch.verify()
             if batch.kind != expected:
                 raise BatchMalformed(f"a batch of kind {batch.kind.name} has no place there")
+            if batch.kind == BatchKind.PRODUCER:
+                found.sent.add(batch)
             if batch.kind == BatchKind.SCHEDULE:
                 found.filed.check_order(batch)
             if batch.kind == BatchKind.SCHEDULE:
@@ -320,4 +361,4 @@ def _read_entries(place: Place, segment: Segment, found: _Found) -> Link:
         raise DamagedData(place.path, segment.file.size(), what)
     if rest:
         found.ends(State.TORN, f"{place.path} ends within an entry; the server cuts it at its next checkpoint")
-    return Link(header.base_offset + found.rows, 0)
+    return Link(header.base_offset + found.rows, 0, found.sent)

@@ -48,6 +48,7 @@ class Word:
     settled_ms: int = 0  # What fell due before has an outcome, as far as no target holds it up.
     waits: str = ""
     links: tuple[LinkWord, ...] = ()
+    epoch: int = 0
 
 
 def filed_hours(table: bytes) -> dict[int, FiledHour]:
@@ -77,6 +78,7 @@ def read_word(directory: Directory, published: Payload) -> Word:
             _int(published["settled_ms"]),
             str(published["waits"]),
             tuple(LinkWord(_int(log_id), _int(settled_ms), str(waits)) for log_id, settled_ms, waits in links),
+            _int(published["epoch"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedData(

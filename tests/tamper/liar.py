@@ -58,6 +58,26 @@ class Liar:
         self.disk = MemoryDisk()
         copy_tree(honest, BOOKS, self.disk, BOOKS)
 
+    def copy_file(self, source: str, path: str) -> None:
+        """Put a copy of a file in the place of another one."""
+        self.write_file(path, self.read_file(source))
+
+    def read_file(self, path: str) -> bytes:
+        """All bytes of a file."""
+        file = self.disk.open(path)
+        data = file.pread(file.size(), 0)
+        file.close()
+        return data
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Write a file anew, byte by byte."""
+        if self.disk.exists(path):
+            self.disk.remove(path)
+        written = self.disk.open(path, write=True, create=True)
+        written.pwritev([data], 0)
+        written.sync()
+        written.close()
+
     # Files of groups.
 
     def groups(self, path: str) -> list[Written]:
@@ -77,10 +97,16 @@ class Liar:
         segment.close()
         return found
 
-    def write(self, path: str, groups: list[Written]) -> Segment:
-        """Write a file anew: the segment, closed."""
+    def header(self, path: str) -> FileHeader:
+        """The header of a file."""
         segment = open_any(self.disk, path)
-        header: FileHeader = segment.header
+        segment.close()
+        return segment.header
+
+    def write(self, path: str, groups: list[Written], **header_fields: int) -> Segment:
+        """Write a file anew, with other fields in its header: the segment, closed."""
+        segment = open_any(self.disk, path)
+        header: FileHeader = segment.header._replace(**header_fields)
         segment.close()
         self.disk.remove(path)
         written = create_segment(self.disk, path, header)
@@ -154,6 +180,11 @@ class Liar:
         """The first segment of a realtime server's message log."""
         folder = f"{BOOKS}/realtime-{number}/message"
         return f"{folder}/{self.disk.list_folder(folder)[0]}"
+
+    def last_target_log(self, number: int = 0) -> str:
+        """The last segment of a realtime server's message log."""
+        folder = f"{BOOKS}/realtime-{number}/message"
+        return f"{folder}/{self.disk.list_folder(folder)[-1]}"
 
     def edit_rows(self, path: str, change: RowsChange) -> Segment:
         """Change the rows of each batch of a file; a batch without rows goes."""

@@ -246,6 +246,8 @@ def test_a_damaged_seal_log_is_named_with_path_and_position(books: Books) -> Non
 
 def test_rule_P3_a_seal_that_is_newer_than_the_table_is_not_judged_before_the_hour_is_closed(books: Books) -> None:
     books.sealed.remove(HOUR + 2)
+    crc, _, next_sequence = books.below
+    books.below = crc, (HOUR + 2) * HOUR_MS, next_sequence
     books.publish()
     assert states(books) == [SealState.VERIFIED, SealState.VERIFIED, SealState.UNREAD]
     books.tick(START_MS + 3 * HOUR_MS)

@@ -1,0 +1,63 @@
+"""Whether the groups of a realtime server's message log follow each other, and stand where its checkpoint says (S5).
+
+Invariant: nothing here stops an audit: what does not fit is a sentence. The checkpoint is read before the log is, so
+what it counts is there.
+"""
+
+from delayd.log.checkpoint import Payload
+from delayd.log.group import Group, GroupKind
+
+
+class TargetFollow:
+    """The groups of one realtime server's log, in their order."""
+
+    def __init__(self, published: Payload) -> None:
+        """``published`` is what its checkpoint says; nothing where there is none yet."""
+        self.faults: list[str] = []
+        self._published = published
+        self._indexed_offset = _number(published, "indexed_offset")
+        self._at_index = not published
+        self._next: int | None = None  # Its own sequence of the next message.
+        self._epoch = 0
+        self._end: int | None = None  # Where the group before ends.
+        keep_from = _number(published, "keep_from")
+        if keep_from > self._indexed_offset:
+            self.faults.append(f"it is kept from {keep_from} on, and indexed up to {self._indexed_offset}")
+
+    def take(self, group: Group) -> None:
+        """Look at the next group."""
+        header, at = group.header, f"the group at offset {group.header.offset}"
+        if header.offset >= self._indexed_offset:
+            self._reach(header.offset)
+        if header.epoch < self._epoch:
+            self.faults.append(f"{at} is of epoch {header.epoch}, the one before it of {self._epoch}")
+        if header.kind == GroupKind.DATA:
+            if self._next is not None and header.base_sequence != self._next:
+                self.faults.append(f"{at} begins at message {header.base_sequence}, {self._next} is the next one")
+            self._next = header.base_sequence + header.row_count
+        self._epoch, self._end = max(self._epoch, header.epoch), group.end
+
+    def end(self) -> list[str]:
+        """The log ends here, for now: what does not fit."""
+        if self._end is not None and self._end >= self._indexed_offset:
+            self._reach(self._end)
+        return self.faults
+
+    def _reach(self, offset: int) -> None:
+        """The log comes to the offset up to which its server's checkpoint counts it."""
+        if self._at_index:
+            return
+        self._at_index = True
+        if offset != self._indexed_offset and self._end is not None:
+            self.faults.append(f"no group ends at offset {self._indexed_offset}, up to which the checkpoint counts it")
+        said, epoch = self._published.get("next_sequence"), self._published.get("epoch")
+        if isinstance(said, int) and self._next not in (None, said):
+            what = f"it goes on with message {self._next} at offset {self._indexed_offset}"
+            self.faults.append(f"{what}, the checkpoint with {said}")
+        if isinstance(epoch, int) and self._epoch > epoch:
+            self.faults.append(f"it has a group of epoch {self._epoch}, the checkpoint is of {epoch}")
+
+
+def _number(published: Payload, name: str) -> int:
+    value = published.get(name, 0)
+    return value if isinstance(value, int) else 0
