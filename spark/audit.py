@@ -6,7 +6,7 @@ without Spark does for the same hours; so the figures are equal.
 
 import os
 import pickle
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from delayd.disk import RealDisk
 from delayd.errors import DelaydError, error_by_code
 from delayd.hours import hour_from_name, hour_name
+from delayd.reading.arrow import TIMESTAMP
 from delayd.reading.books import AuditReport, Collected, audit_plan, plan_faults, seal_books
 from delayd.reading.findings import Finding, FindingKind, Findings
 from delayd.reading.groups import LogMoved
@@ -30,6 +31,7 @@ FINDING = pa.struct(
         ("kind", pa.string()),
         ("sequence", pa.int64()),
         ("deliver_at_ms", pa.int64()),
+        ("deliver_at", TIMESTAMP),
         ("subject", pa.string()),
         ("detail", pa.string()),
     ]
@@ -78,17 +80,24 @@ def collect_frame(
     tasks: int | None = None,
 ) -> AuditReport:
     """Audit what a plan reads; LogMoved when files went away meanwhile."""
+    rows = audit_frame(session, plan, findings_limit, tasks).toArrow().to_pylist() if plan.hour_count else []
+    return report_of(rows, data, now_ms, plan, findings_limit)
+
+
+def report_of(
+    rows: Iterable[dict[str, Any]], data: str, now_ms: int, plan: AuditPlan, findings_limit: int | None
+) -> AuditReport:
+    """The report on a plan whose hours are the rows of an `audit_frame`; LogMoved when files went away meanwhile."""
     collected = Collected(findings_limit)
     books = seal_books(RealDisk(), plan)
-    if plan.hour_count:
-        for row in audit_frame(session, plan, findings_limit, tasks).toArrow().to_pylist():
-            _raise_error(row["error_code"], row["error"])
-            summary, findings, count = _decode(row)
-            collected.add(summary, findings, count)
-            book = books[summary.log_id]
-            # What sealed after the driver has read the seals is not held against them.
-            if row["seal_differs"] is not None and book.has_standing(summary.hour):
-                book.note(summary.hour, row["seal_differs"])
+    for row in rows:
+        _raise_error(row["error_code"], row["error"])
+        summary, findings, count = _decode(row)
+        collected.add(summary, findings, count)
+        book = books[summary.log_id]
+        # What sealed after the driver has read the seals is not held against them.
+        if row["seal_differs"] is not None and book.has_standing(summary.hour):
+            book.note(summary.hour, row["seal_differs"])
     return collected.report(data, now_ms, plan, books, plan_faults(RealDisk(), plan, books))
 
 
@@ -133,6 +142,7 @@ def _encode(
             "kind": finding.kind.name,
             "sequence": finding.sequence,
             "deliver_at_ms": finding.deliver_at_ms,
+            "deliver_at": finding.deliver_at_ms * 1_000,
             "subject": finding.subject,
             "detail": finding.detail,
         }

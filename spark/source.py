@@ -37,7 +37,8 @@ class DelaydDataSource(DataSource):
         return "delayd"
 
     def schema(self) -> str:
-        return ", ".join(f"{name} {kind}" for name, (kind, _) in TABLES[self._kind()].columns.items())
+        columns = TABLES[self._kind()].columns
+        return ", ".join(f"{name} {'string' if kind == 'id' else kind}" for name, (kind, _) in columns.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = dict(self.options)

@@ -12,7 +12,15 @@ from delayd.reading.histogram import QUANTILES
 from delayd.reading.summary import COUNTS
 from delayd.reading.tables import Cells
 
-TYPES = {"string": pa.string(), "long": pa.int64(), "boolean": pa.bool_()}
+# Spark knows microseconds only.
+TIMESTAMP = pa.timestamp("us", "UTC")
+TYPES = {
+    "string": pa.string(),
+    "id": pa.string(),
+    "long": pa.int64(),
+    "boolean": pa.bool_(),
+    "timestamp": TIMESTAMP,
+}
 INSTANT = pa.timestamp("ms", "UTC")
 QUANTILE_NAMES = ("late_p50_ms", "late_p99_ms", "late_p999_ms")
 FINDINGS = pa.schema(
@@ -36,6 +44,8 @@ HOURS = pa.schema(
 def to_arrow(cells: Cells) -> pa.Array:
     """A column as an array."""
     mask = None if cells.known is None else ~cells.known
+    if cells.instant:
+        return pa.array(cells.values * np.int64(1_000), TIMESTAMP, mask=mask)
     if cells.names is None:
         return pa.array(cells.values, mask=mask)
     return pa.array(cells.names, pa.string()).take(pa.array(cells.values.astype(np.int64), mask=mask))

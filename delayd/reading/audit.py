@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from delayd.batch import Int64s
 from delayd.content import NOT_STATED
 from delayd.log.dispatch import Outcome, OutcomeRows
+from delayd.reading.classes import Classes
 from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.filed import Accepted, differences, not_filed, same_subjects
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
@@ -92,24 +93,14 @@ class _Books:
         self._realtime = realtime
         self._terms = terms
         self._accepted = accepted
-        self._due_from_ms = schedule.due_from_ms()
-        self._outcomes = Join(schedule.sequence, dispatch.sequences)
-        self._stored = Join(schedule.sequence, realtime.sequence)
-        # Taken from the first outcome of each scheduled row, and from the first row that a target holds.
-        self._has_outcome: Mask = self._outcomes.times > 0
-        self._at_target: Mask = self._stored.times > 0
-        self._part = Facts(dispatch.parts, dispatch.part_of, self._outcomes.first)
+        classes = self._classes = Classes(schedule, dispatch, realtime, terms)
+        self._due_from_ms, self._part, self._outcome = classes.due_from_ms, classes.part, classes.outcome
+        self._outcomes, self._stored = classes.outcomes, classes.stored
+        self._has_outcome, self._at_target = classes.has_outcome, classes.at_target
+        self._dispatched, self._lost, self._overdue = classes.dispatched, classes.not_there, classes.overdue
+        # Taken from the first row that a target holds.
         self._batch = Facts(realtime.batches, realtime.batch_of, self._stored.first)
-        self._outcome = self._part["outcome"]
-        self._dispatched: Mask = self._outcome == Outcome.DISPATCHED
-        target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)
-        self._batch_target = np.where(self._at_target, target_ids[self._batch["target"]], np.uint64(0))
-        self._unproven, self._lost = self._split_missing(target_ids)
-        self._without_word: Mask = ~self._has_outcome & ~self._at_target
-        since_ms, until_ms = terms.spans.bounds(schedule.subjects, schedule.subject)
-        self._overdue: Mask = self._without_word & (
-            np.maximum(self._due_from_ms, since_ms) + terms.lost_grace_ms < until_ms
-        )
+        self._batch_target = np.where(self._at_target, classes.target_ids[self._batch["target"]], np.uint64(0))
 
     def find(self) -> None:
         if self._accepted is not None:
@@ -123,11 +114,7 @@ class _Books:
         self._note(FindingKind.LATE, Reason.LATE, late_ms > self._terms.late_ms_limit, late_ms)
 
     def summary(self, origin_log_id: int, table: NDArray[np.void]) -> HourSummary:
-        terms = self._terms
-        pending = self._without_word & (self._due_from_ms > terms.now_ms)
-        waiting = self._without_word & ~self._overdue & (self._due_from_ms + terms.lost_grace_ms < terms.now_ms)
-        undecided = ~self._has_outcome & ~pending & ~waiting & ~self._overdue
-        proved = self._dispatched & ~self._lost
+        classes, proved = self._classes, self._classes.proved
         counted = np.bincount(self._outcome, minlength=max(Outcome) + 1)
         # The table is sorted by sequence and kind: a message counts once for each kind of finding.
         first = np.ones(len(table), np.bool_)
@@ -146,10 +133,10 @@ class _Books:
             cancelled=int(counted[Outcome.CANCELLED]),
             expired=int(counted[Outcome.EXPIRED]),
             in_doubt=int(counted[Outcome.IN_DOUBT]),
-            pending=int(pending.sum()),
-            undecided=int(undecided.sum()),
-            waiting=int(waiting.sum()),
-            missing=int((self._lost | self._overdue).sum()),
+            pending=int(classes.pending.sum()),
+            undecided=int(classes.undecided.sum()),
+            waiting=int(classes.waiting.sum()),
+            missing=int(classes.missing.sum()),
             lost=rows_of_kind[FindingKind.LOST],
             duplicate=rows_of_kind[FindingKind.DUPLICATE],
             early=rows_of_kind[FindingKind.EARLY],
@@ -157,25 +144,12 @@ class _Books:
             mismatch=rows_of_kind[FindingKind.MISMATCH],
             conservation=rows_of_kind[FindingKind.CONSERVATION],
             late=rows_of_kind[FindingKind.LATE],
-            unproven=int(self._unproven.sum()),
+            unproven=int(classes.unproven.sum()),
             past_due=int(past_due.sum()),
             lateness=count_ms(on_time),
             past_due_lateness=count_ms(lateness_ms[past_due]),
             late_ms_max=int(on_time.max(initial=0)),
         )
-
-    def _split_missing(self, target_ids: UInt64s) -> tuple[Mask, Mask]:
-        """Rows called DISPATCHED that no target holds: those that nobody can prove, and those that are lost.
-
-        A target's retention explains the one, or that its log is not here; a target that is here proves the other.
-        """
-        missing: Mask = self._dispatched & ~self._at_target
-        starts = np.zeros(len(missing), np.uint64)
-        for target_id, target in zip(target_ids, self._realtime.targets, strict=False):
-            starts[self._part["target_log_id"] == target_id] = target.start
-        here = np.isin(self._part["target_log_id"], target_ids)
-        unproven: Mask = missing & (~here | (self._part["target_offset"] < starts))
-        return unproven, missing & ~unproven
 
     def _find_not_filed(self, accepted: Accepted) -> None:
         """What was accepted is filed, once, and as it was accepted; and it is as much as the checkpoint counts."""
@@ -275,7 +249,7 @@ class _Books:
         self._find_other_content()
         left_out = np.zeros(len(due), np.bool_)
         left_out[Join(self._schedule.sequence, self._schedule.left_out).scheduled] = True
-        self._note(kind, Reason.LEFT_OUT, left_out & self._without_word, 0)
+        self._note(kind, Reason.LEFT_OUT, left_out & self._classes.without_word, 0)
 
     def _find_other_content(self) -> None:
         """Subject, headers and body, by the hashes that three logs state (rule S6)."""
@@ -299,7 +273,7 @@ class _Books:
 
     def _late_ms(self) -> Int64s:
         """How much later than due each dispatched row was claimed or appended, whichever is later; 0 for others."""
-        proved = self._dispatched & ~self._lost
+        proved = self._classes.proved
         last = np.maximum(self._appended_ms(), self._part["claimed_at_ms"])
         late_ms: Int64s = np.where(proved, last - self._due_from_ms, 0)
         return late_ms

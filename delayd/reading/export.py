@@ -31,8 +31,10 @@ FACTS = ("span", "target", "terms", "server", "skipped", "hour", "fault")
 GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.
 UNFINISHED = ".part"
+CSV_ID_PREFIX = "id:"  # No engine takes it for a part of a number, as DuckDB does 0x.
 
 Columns = Mapping[str, Cells]
+Value = str | int | bool | None
 
 
 class _Writer(Protocol):
@@ -164,7 +166,7 @@ def _facts(plan: AuditPlan) -> dict[str, tuple[dict[str, str], Columns]]:
     terms = plan.origins[0].terms
     return {
         "span": (
-            {"log_id": "string", "subject": "string", "since_ms": "long", "until_ms": "long"},
+            {"log_id": "id", "subject": "string", "since_ms": "long", "until_ms": "long"},
             {
                 "log_id": text([span[0] for span in spans]),
                 "subject": text([span[1] for span in spans]),
@@ -173,7 +175,7 @@ def _facts(plan: AuditPlan) -> dict[str, tuple[dict[str, str], Columns]]:
             },
         ),
         "target": (
-            {"log_id": "string", "start_offset": "long"},
+            {"log_id": "id", "start_offset": "long"},
             {
                 "log_id": text([f"{target.log_id:016x}" for target in plan.index.targets]),
                 "start_offset": _numbers([target.start for target in plan.index.targets]),
@@ -201,10 +203,10 @@ def _totals(plan: AuditPlan, faults: Sequence[Finding], *, whole: bool) -> dict[
     ]
     told = [(f"{fault.log_id:016x}", hour_name(fault.hour), fault.detail) for fault in faults]
     return {
-        "server": _fact(servers, log_id="string", first_sequence="long", next_sequence="long"),
-        "skipped": _fact(skipped, log_id="string", first_sequence="long", count="long"),
-        "hour": _fact(hours, log_id="string", hour="string", counted="long", dropped="long"),
-        "fault": _fact(told, log_id="string", hour="string", detail="string"),
+        "server": _fact(servers, log_id="id", first_sequence="long", next_sequence="long"),
+        "skipped": _fact(skipped, log_id="id", first_sequence="long", count="long"),
+        "hour": _fact(hours, log_id="id", hour="string", counted="long", dropped="long"),
+        "fault": _fact(told, log_id="id", hour="string", detail="string"),
     }
 
 
@@ -212,7 +214,7 @@ def _fact(rows: Sequence[tuple[str | int, ...]], **types: str) -> tuple[dict[str
     columns: dict[str, Cells] = {}
     for index, (name, kind) in enumerate(types.items()):
         values = [row[index] for row in rows]
-        is_text = kind == "string"
+        is_text = kind in ("string", "id")
         columns[name] = (
             text([str(value) for value in values]) if is_text else _numbers([int(value) for value in values])
         )
@@ -269,17 +271,31 @@ class _CsvWriter:
         self._file = path.open("w", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(types)
+        self._types = types
 
     def write(self, columns: Columns) -> None:
         for part in _slices(columns, CSV_ROWS):
-            self._writer.writerows(zip(*(map(_csv_cell, cells.to_list()) for cells in part.values()), strict=True))
+            listed = (map(_CSV_CELLS[self._types[name]], cells.to_list()) for name, cells in part.items())
+            self._writer.writerows(zip(*listed, strict=True))
 
     def close(self) -> None:
         self._file.close()
 
 
-def _csv_cell(value: str | int | bool | None) -> str | int | None:
-    return ("true" if value else "false") if isinstance(value, bool) else value
+def _csv_cell(value: Value) -> Value:
+    return value
+
+
+def _csv_flag(value: Value) -> Value:
+    return "true" if value else "false"
+
+
+def _csv_id(value: Value) -> Value:
+    """Digits alone would be taken for a number, which loses the zeros before them, or for one with an exponent."""
+    return None if value is None else f"{CSV_ID_PREFIX}{value}"
+
+
+_CSV_CELLS = {"string": _csv_cell, "long": _csv_cell, "timestamp": _csv_cell, "boolean": _csv_flag, "id": _csv_id}
 
 
 class _ParquetWriter:

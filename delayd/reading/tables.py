@@ -1,11 +1,12 @@
 """Tables: the logs of an hour as columns, for whoever reads them elsewhere: Spark, Parquet, CSV.
 
 Invariant: a table's columns are made one by one, so that only what is asked for is decoded. Instants are int64
-milliseconds, ids of directories sixteen hexadecimal digits; what is not known is null.
+milliseconds, and timestamps in UTC beside them; ids of directories are sixteen hexadecimal digits; what is not known is
+null.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,12 +15,14 @@ from numpy.typing import NDArray
 from delayd.content import NOT_STATED
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome, OutcomeRows
-from delayd.reading.columns import IN_MESSAGE_LOG, ScheduleRows
+from delayd.reading.classes import STATES, Classes
+from delayd.reading.columns import IN_MESSAGE_LOG, ScheduleRows, UInt64s
 from delayd.reading.filed import Accepted
 from delayd.reading.join import Facts, Join
 from delayd.reading.plan import HourBooks
 from delayd.reading.realtime import TargetRows
 
+INSTANT_SUFFIX = "_at_ms"
 OUTCOMES = ("", *(outcome.name for outcome in Outcome))
 
 Mask = NDArray[np.bool_]
@@ -27,24 +30,30 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A column: int64 or bool values, or indexes into ``names`` of a column of text; ``known`` None: none is null."""
+    """A column: int64 or bool values, or indexes into ``names`` of a column of text; ``known`` None: none is null.
+
+    The values of an ``instant`` are milliseconds, shown as an instant in UTC.
+    """
 
     values: NDArray[np.generic]
     known: Mask | None = None
     names: Sequence[str] | None = None
+    instant: bool = False
 
     def __len__(self) -> int:
         return len(self.values)
 
     def take(self, rows: NDArray[np.generic] | slice) -> "Cells":
         """Some of its rows."""
-        return Cells(self.values[rows], None if self.known is None else self.known[rows], self.names)
+        return Cells(self.values[rows], None if self.known is None else self.known[rows], self.names, self.instant)
 
     def to_list(self) -> list[str | int | bool | None]:
         """Its values as Python has them."""
         listed: list[str | int | bool | None] = self.values.tolist()
         if self.names is not None:
             listed = [self.names[int(index)] for index in self.values]
+        elif self.instant:
+            listed = np.datetime_as_string(self.values.astype("datetime64[ms]"), timezone="UTC").tolist()
         if self.known is not None:
             listed = [value if known else None for value, known in zip(listed, self.known.tolist(), strict=True)]
         return listed
@@ -88,6 +97,18 @@ class HourTables:
         join = Join(self.schedule.sequence, self.outcomes.sequences)
         return Facts(self.outcomes.parts, self.outcomes.part_of, join.first)
 
+    @cached_property
+    def states(self) -> NDArray[np.int64]:
+        """For each scheduled row its class, as the audit counts it."""
+        return Classes(self.schedule, self.outcomes, self.realtime, self.books.terms).states()
+
+    def subjects_of(self, sequences: UInt64s) -> Cells:
+        """The subjects under which sequences were scheduled; null for what was not."""
+        join = Join(self.schedule.sequence, sequences)
+        subjects = np.zeros(len(sequences), np.int64)
+        subjects[join.rows] = self.schedule.subject[join.scheduled]
+        return Cells(subjects, join.known, [*self.schedule.subjects, ""])
+
     def of_subject(self, kind: str, subject: str) -> Mask:
         """Which rows of a table are of a subject; the subject of an outcome is that of its scheduled row."""
         number = [index for index, name in enumerate(self.schedule.subjects) if name == subject]
@@ -110,7 +131,8 @@ Column = Callable[[HourTables], Cells]
 class Table:
     """One kind of table: how many rows an hour has, and for each column its type and how it is made.
 
-    Types are "string", "long" and "boolean", as Spark calls them.
+    Types are "string", "long", "boolean" and "timestamp", as Spark calls them, and "id", a string. Each instant is
+    there twice: as a number of milliseconds, ``…_at_ms``, and as a timestamp in UTC, ``…_at``.
     """
 
     count: Callable[[HourTables], int]
@@ -119,13 +141,24 @@ class Table:
     @property
     def columns(self) -> dict[str, tuple[str, Column]]:
         """All columns, in order."""
-        return {"hour": ("string", lambda tables: _same(hour_name(tables.books.hour), self.count(tables))), **self.own}
+        columns: dict[str, tuple[str, Column]] = {
+            "hour": ("string", lambda tables: _same(hour_name(tables.books.hour), self.count(tables)))
+        }
+        for name, (kind, make) in self.own.items():
+            columns[name] = kind, make
+            if name.endswith(INSTANT_SUFFIX):
+                columns[name.removesuffix("_ms")] = "timestamp", _as_instant(make)
+        return columns
 
 
 def text(values: Sequence[str | None]) -> Cells:
     """A column of text from a few values."""
     names = [value or "" for value in values]
     return Cells(np.arange(len(names)), np.array([value is not None for value in values], np.bool_), names)
+
+
+def _as_instant(make: Column) -> Column:
+    return lambda tables: replace(make(tables), instant=True)
 
 
 def _same(name: str, count: int) -> Cells:
@@ -196,7 +229,7 @@ def _target_ids(tables: HourTables) -> Cells:
 
 
 SCHEDULE: dict[str, tuple[str, Column]] = {
-    "log_id": ("string", lambda tables: _own_id(tables, len(tables.schedule))),
+    "log_id": ("id", lambda tables: _own_id(tables, len(tables.schedule))),
     "sequence": ("long", lambda tables: _longs(tables.schedule.sequence)),
     "subject": ("string", lambda tables: _names(tables.schedule.subjects, tables.schedule.subject)),
     "deliver_at_ms": ("long", lambda tables: _longs(tables.schedule.deliver_at_ms)),
@@ -210,7 +243,7 @@ SCHEDULE: dict[str, tuple[str, Column]] = {
     "filed": ("boolean", lambda tables: Cells(tables.schedule.location < np.uint64(IN_MESSAGE_LOG))),
 }
 ACCEPTED: dict[str, tuple[str, Column]] = {
-    "log_id": ("string", lambda tables: _own_id(tables, len(tables.accepted.rows))),
+    "log_id": ("id", lambda tables: _own_id(tables, len(tables.accepted.rows))),
     "sequence": ("long", lambda tables: _longs(tables.accepted.rows.sequence)),
     "subject": ("string", lambda tables: _names(tables.accepted.rows.subjects, tables.accepted.rows.subject)),
     "deliver_at_ms": ("long", lambda tables: _longs(tables.accepted.rows.deliver_at_ms)),
@@ -219,12 +252,13 @@ ACCEPTED: dict[str, tuple[str, Column]] = {
     "content_hash": ("long", lambda tables: _hashes(tables.accepted.rows.hashes())),
 }
 DISPATCH: dict[str, tuple[str, Column]] = {
-    "log_id": ("string", lambda tables: _own_id(tables, len(tables.told))),
+    "log_id": ("id", lambda tables: _own_id(tables, len(tables.told))),
     "place": ("long", lambda tables: _place(len(tables.told))),
     "sequence": ("long", lambda tables: _longs(tables.outcomes.sequences)),
+    "subject": ("string", lambda tables: tables.subjects_of(tables.outcomes.sequences)),
     "deliver_at_ms": ("long", lambda tables: _longs(tables.outcomes.deliver_at_ms)),
     "outcome": ("string", lambda tables: _outcomes(tables.told)),
-    "target": ("string", lambda tables: _ids(tables.told["target_log_id"], _handed_over(tables.told))),
+    "target": ("id", lambda tables: _ids(tables.told["target_log_id"], _handed_over(tables.told))),
     "claimed_at_ms": ("long", _told("claimed_at_ms")),
     "target_appended_at_ms": ("long", _told("target_appended_at_ms")),
     "target_offset": ("long", _told("target_offset")),
@@ -234,8 +268,8 @@ DISPATCH: dict[str, tuple[str, Column]] = {
     "content_hash": ("long", lambda tables: _hashes(tables.outcomes.content_hash)),
 }
 MESSAGE: dict[str, tuple[str, Column]] = {
-    "log_id": ("string", _target_ids),
-    "origin": ("string", lambda tables: _own_id(tables, len(tables.stored))),
+    "log_id": ("id", _target_ids),
+    "origin": ("id", lambda tables: _own_id(tables, len(tables.stored))),
     "place": ("long", lambda tables: _place(len(tables.stored))),
     "sequence": ("long", lambda tables: _longs(tables.realtime.sequence)),
     "subject": ("string", lambda tables: _names(tables.realtime.subjects, tables.stored["subject"])),
@@ -251,8 +285,9 @@ MESSAGE: dict[str, tuple[str, Column]] = {
 }
 LIFECYCLE: dict[str, tuple[str, Column]] = {
     **SCHEDULE,
+    "state": ("string", lambda tables: Cells(tables.states, None, STATES)),
     "outcome": ("string", lambda tables: _outcomes(tables.decided)),
-    "target": ("string", lambda tables: _ids(tables.decided["target_log_id"], _handed_over(tables.decided))),
+    "target": ("id", lambda tables: _ids(tables.decided["target_log_id"], _handed_over(tables.decided))),
     "claimed_at_ms": ("long", _decided("claimed_at_ms")),
     "target_appended_at_ms": ("long", _decided("target_appended_at_ms")),
     "late_ms": ("long", _late_ms),

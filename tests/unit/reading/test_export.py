@@ -3,9 +3,11 @@
 import csv
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 
@@ -63,7 +65,31 @@ def test_csv_says_what_parquet_says(books: Books, tmp_path: Path) -> None:
         with (tmp_path / "csv" / f"{name}.csv").open() as file:
             found = list(csv.DictReader(file))
         expected = read(tmp_path / "parquet", name)
-        assert found == [{column: _csv(value) for column, value in row.items()} for row in expected], name
+        assert found == [{column: _csv(column, value) for column, value in row.items()} for row in expected], name
+
+
+def test_ids_in_csv_are_text_for_an_engine_that_guesses_types(books: Books, tmp_path: Path) -> None:
+    export_directory(books.root, str(tmp_path / "csv"), now_ms=NOW_MS, form="csv")
+    with duckdb.connect() as connection:
+        for name, ids in {"schedule": ["log_id"], "dispatch": ["log_id", "target"], "message": ["origin"]}.items():
+            connection.execute(f"create table {name} as from '{tmp_path}/csv/{name}.csv'")
+            types = dict(connection.execute(f"select column_name, column_type from (describe {name})").fetchall())
+            assert {types[column] for column in ids} == {"VARCHAR"}
+            assert types["deliver_at"].startswith("TIMESTAMP") and types["deliver_at_ms"] == "BIGINT"
+
+
+def test_instants_are_timestamps_too_and_an_outcome_has_its_subject(books: Books, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_directory(books.root, str(out), now_ms=NOW_MS)
+    for name in ("accepted", "schedule", "dispatch", "message"):
+        for row in read(out, name):
+            assert row["subject"] in ("orders", "bills")
+            for column in [column for column in row if column.endswith("_at_ms")]:
+                shown = row[column.removesuffix("_ms")]
+                assert (shown and shown.timestamp() * 1000) == row[column]
+                assert shown is None or shown.tzinfo is not None
+    subjects = {row["sequence"]: row["subject"] for row in read(out, "schedule")}
+    assert all(row["subject"] == subjects[row["sequence"]] for row in read(out, "dispatch"))
 
 
 def test_hours_and_a_subject_can_be_chosen(books: Books, tmp_path: Path) -> None:
@@ -127,7 +153,11 @@ def test_without_pyarrow_csv_is_written_and_parquet_says_what_to_install(
     assert export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS, form="csv") == TABLES
 
 
-def _csv(value: object) -> str:
+def _csv(column: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03}Z"
+    if value is not None and column in ("log_id", "origin", "target"):
+        return f"id:{value}"
     return "" if value is None else str(value)
