@@ -9,7 +9,7 @@ checksum covers them; that their own checksums fit too is for `delayd log verify
 """
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -112,7 +112,6 @@ class TargetIndex:
     batches: Batches  # BATCH[n]
     subjects: tuple[str, ...]
     last_appended_ms: tuple[int, ...]  # For each target, of its last group; 0 for an empty log.
-    hellos: Mapping[tuple[int, int], int]  # When a target, by number, last heard a delay server's greeting.
     faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: what of its log does not follow (rule S5).
 
 
@@ -153,7 +152,6 @@ class TargetIndexer:
         self._pieces: list[Batches] = [np.empty(0, BATCH)]
         self._watermarks: dict[tuple[int, int], tuple[int, int]] = {}
         self._last_appended_ms = [0] * len(self._places)
-        self._hellos: dict[tuple[int, int], int] = {}
         # What the checkpoints count is there when the logs are scanned.
         published = [read_checkpoint(disk, one.path, one.log_id) or {} for one in directories]
         self._follows = [TargetFollow(payload) for payload in published]
@@ -204,7 +202,6 @@ class TargetIndexer:
             batches,
             subjects,
             tuple(self._last_appended_ms),
-            dict(self._hellos),
             tuple(self._all_faults(batches)),
         )
 
@@ -251,7 +248,6 @@ class TargetIndexer:
             for record in decode_records(batch):
                 origin, watermark = record.get("log_id"), record.get("w")
                 if record.get("type") == "hello" and isinstance(origin, int) and isinstance(watermark, list):
-                    self._hellos[target, origin] = group.header.appended_at_ms
                     greeting = Greeting(group.header.offset, (watermark[0], watermark[1]))
                     self._greeted.setdefault((target, origin), []).append(greeting)
                     if not newer:

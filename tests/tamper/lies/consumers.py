@@ -61,3 +61,8 @@ def _of_another_subject(liar: Liar) -> None:
 def _of_another_log(liar: Liar) -> None:
     entries = entries_of(liar, 1)
     _edit(liar, lambda _: entries)
+
+
+def cut_entries(liar: Liar) -> None:
+    """Take the last entry off: how many there are, only the server's state says."""
+    _edit(liar, lambda entries: entries[:-1])

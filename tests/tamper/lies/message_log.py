@@ -40,7 +40,7 @@ def crc_below(liar: Liar, offset: int) -> int:
     return crc
 
 
-def _edit_sent(liar: Liar, change: Callable[[Row], Row]) -> None:
+def edit_sent(liar: Liar, change: Callable[[Row], Row]) -> None:
     """Change the last row that is filed and pending, in the message log."""
     target = rows_in(liar, hour_that_is(liar, "pending"))[0].sequence
 
@@ -68,7 +68,7 @@ def message_log_lies() -> Told:
         "another subject": lambda row: replace(row, subject=row.subject[:-1] + b"X"),
     }
     for name, edit in rows.items():
-        yield f"an accepted message has {name}", partial(_edit_sent, change=edit), "MISMATCH"
+        yield f"an accepted message has {name}", partial(edit_sent, change=edit), "MISMATCH"
 
     def shift(liar: Liar, field: str, by: int, last: bool) -> None:
         def change(groups: list[Written]) -> list[Written]:
