@@ -45,7 +45,7 @@ def to_arrow(cells: Cells) -> pa.Array:
     """A column as an array."""
     mask = None if cells.known is None else ~cells.known
     if cells.instant:
-        return pa.array(cells.values * np.int64(1_000), TIMESTAMP, mask=mask)
+        return pa.array(cells.values.astype(np.int64) * 1_000, TIMESTAMP, mask=mask)
     if cells.names is None:
         return pa.array(cells.values, mask=mask)
     return pa.array(cells.names, pa.string()).take(pa.array(cells.values.astype(np.int64), mask=mask))

@@ -12,6 +12,7 @@ from tests.tamper.three_ways import sql_differences
 from tests.tamper.verdict import verdict
 
 LIES = all_lies()
+UNTOLD = undetectable()
 SQL_EVERY = 4  # `python -m tests.tamper.three_ways` compares all of them.
 
 
@@ -33,7 +34,7 @@ def test_there_are_more_than_two_hundred_of_them() -> None:
     assert len({lie.name for lie in LIES}) == len(LIES) >= 230
 
 
-@pytest.mark.parametrize(("name", "tell"), undetectable(), ids=lambda each: str(each)[:60].replace(" ", "_"))
+@pytest.mark.parametrize(("name", "tell"), UNTOLD, ids=[name.replace(" ", "_") for name, _ in UNTOLD])
 def test_what_the_page_calls_undetectable_is_found_by_nobody(name: str, tell: Tell) -> None:
     disk, now_ms = honest()
     liar = Liar(disk)

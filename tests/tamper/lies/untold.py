@@ -93,7 +93,8 @@ def _change_both(liar: Liar) -> None:
 
 def _name_a_target(liar: Liar) -> None:
     links = cast(list[Value], liar.checkpoint()["links"])
-    liar.publish(links=[*links, [0xBAD, 0, ""]])
+    unknown: list[Value] = [0xBAD, 0, ""]
+    liar.publish(links=[*links, unknown])
 
 
 def _give_up_with_word(liar: Liar) -> None:
