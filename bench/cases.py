@@ -25,7 +25,7 @@ class Case:
     quotient: str = ""  # The figure whose quotient is told: how many times as good as Redis.
     more_is_better: bool = True
     runs: int = 3
-    limit_s: int = 60  # Of one run of one side.
+    limit_s: int = 60  # One run of one side ends within it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Sizes:
     settle_s: int  # The longest delay less the shortest one; 0 in a tiny run.
     rate_divisor: int  # A tiny run is to work beside other tests.
     subjects: tuple[tuple[int, int], ...]  # How many, and how many of them have a consumer.
-    near_s: tuple[int, int]  # Of the flood, and for the checkpoint behind it.
+    near_s: tuple[int, int]  # How long the flood takes, and the checkpoint behind it.
     edge: tuple[int, int]  # Seconds of the flood, and messages that the coming hour holds.
     far: int
     restarts: tuple[int, ...]
@@ -47,7 +47,7 @@ class Sizes:
     memory: int  # 0 leaves the case out.
     written: int
     fair: tuple[int, int, int]  # Shared by workers of 1 ms, of 0.3 s and of 10 s a message.
-    long_runs: int  # Of the cases that take long.
+    long_runs: int  # Cases that take long are run so often.
 
 
 SIZES = {

@@ -55,7 +55,7 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """Of the repository that this file is in."""
+    """The commit of the repository that this file is in."""
     folder = Path(__file__).parent
     try:
         head = subprocess.run(

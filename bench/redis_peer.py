@@ -56,7 +56,7 @@ class RedisServer:
 
     @property
     def pid(self) -> int:
-        """Of the running server."""
+        """The process id of the running server."""
         assert self._child is not None
         return self._child.pid
 

@@ -17,7 +17,7 @@ from delayd.secret import SECRET_FILE, read_secret
 from delayd.wire.requests import RequestType
 
 STOP_S = 10
-CHECKPOINT_MS_MAX = 120_000  # Of millions of messages over all hours of two years, on a busy machine.
+CHECKPOINT_MS_MAX = 120_000  # Enough for millions of messages over all hours of two years, on a busy machine.
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ REALTIME_ID = 0x4EA1
 HOUR = hour_of_ms(1_795_190_400_000)  # 2026-11-20 16:00 UTC
 HOUR_MS = 3_600_000
 START_MS = HOUR * HOUR_MS
-GROUP_HEADER_BYTES = content_position(1)  # Of a group of one batch.
+GROUP_HEADER_BYTES = content_position(1)  # A group of one batch has such a header.
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Books:
         self.sealed: set[int] = set()
         self.removed: set[int] = set()
         self.settled_ms = 0
-        self.appended_at_ms = 0  # Of the message log's last group.
-        self.below = (0, 0, 1)  # Of what is below the replay offset: checksum, last append, next sequence.
+        self.appended_at_ms = 0  # When the message log's last group came.
+        self.below = (0, 0, 1)  # What is below the replay offset ends with this checksum, append and next sequence.
         self.waits: dict[int, tuple[int, str]] = {}  # By target, what its delay server says of it otherwise.
         self.seals: list[Seal] = []
         self.files: dict[str, Segment] = {}

@@ -26,7 +26,7 @@ from tests.delay_target import Cable, FakeTarget
 
 TARGET_IDS = (0x7001, 0x7002)
 SLOT_BYTES = 4_096
-TABLE_ROWS = 64  # Of tables in memory that grow by themselves.
+TABLE_ROWS = 64  # Tables in memory, which grow by themselves, begin with so many.
 
 Wanted = tuple[int, bytes, bytes]
 """A message: deliver_at_ms, subject, body. Its body tells it from all others."""

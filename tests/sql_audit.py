@@ -17,9 +17,9 @@ from delayd.reading.summary import HourSummary
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "audit.sql"
 QUANTILE_NAMES = ("late_p50_ms", "late_p99_ms", "late_p999_ms")
-QUANTILE_ERROR = 0.03  # Of the histogram that delayd's audit keeps: half a step, and the rounding of the SQL's rank.
+QUANTILE_ERROR = 0.03  # The histogram of delayd's audit errs by half a step, and the SQL rounds its rank.
 
-HourKey = tuple[str, str]  # Of the delay server, and of the hour: as an export names them.
+HourKey = tuple[str, str]  # The delay server and the hour, as an export names them.
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tests.unit.realtime.world import SimPeer, World
 
 EPOCH = 3
 SLOT_BYTES = 2_048
-LEASE_MS = 30_000  # Of the pulls; what survives a restart keeps it.
+LEASE_MS = 30_000  # The pulls ask for this lease; what survives a restart keeps it.
 # Small segments, so that logs roll; a checkpoint only where the workload asks for one.
 SETTINGS = {"segment_bytes": 4096, "tail_bytes": 0, "lease_ms": LEASE_MS, "free_bytes_all": 0}
 SUBJECTS = ("orders", "mail")

@@ -21,7 +21,7 @@ from .torture_books import realtime_messages
 from .wall_clock import WallClock
 
 SECOND_MS, HOUR_MS, DAY_MS = 1_000, 3_600_000, 86_400_000
-WITHIN_S = 2.0  # Of being due by a clock that is believed, on a machine that is busy with other things.
+WITHIN_S = 2.0  # How late a message may be by a clock that is believed, on a machine that is busy with other things.
 DEADLINE_S = 20.0
 BEFORE_HOUR_MS = 6_000  # For the operator's word, and messages before the hour ends.
 BAD_WORDS = ("CRITICAL", "Traceback", "AssertionError")

@@ -40,7 +40,7 @@ class Cluster(NamedTuple):
                 producer.send(subject, body.encode(), delay=timedelta(0))
 
     def consumed(self, count: int, subject: str = "s", within_s: float = DEADLINE_S) -> list[str]:
-        """So many messages, or those that came within the time."""
+        """The first ``count`` messages, or those that came within the time."""
         found: list[str] = []
         deadline = time.monotonic() + within_s
         with delayd.Consumer(self.meta.address, subject, group="g") as consumer:

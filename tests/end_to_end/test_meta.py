@@ -22,7 +22,7 @@ from tests.unit.net.loopback import error_of, on_loop, until
 
 from .processes import HOST, ServerProcess
 
-LONG: dict[str, Value] = {"lease_ms": 60_000}  # Of the tests in which nobody's lease may end.
+LONG: dict[str, Value] = {"lease_ms": 60_000}  # For tests in which nobody's lease may end.
 SHORT: dict[str, Value] = {
     "lease_ms": 1_500,
     "heartbeat_ms": 50,

@@ -17,7 +17,7 @@ LATER = 1_000.0  # On the monotonic clock, far behind the end of the first deliv
 
 @pytest.fixture
 def ledger() -> Ledger:
-    """Of one message that is kept, and due at DUE_MS."""
+    """Knows of one message that is kept, and due at DUE_MS."""
     ledger = Ledger((GROUP, OTHER))
     number, _ = ledger.send("orders", DUE_MS, 10)
     ledger.kept(number, (1, 77))

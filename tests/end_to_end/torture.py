@@ -35,9 +35,9 @@ DISK_RETRY_S = 35.0  # A server tries every 30 s what it could not read.
 COMPARE_EVERY = 24  # Rounds; a multiple of the former, for the books are compared when everything has drained.
 DRAIN_S = 30.0  # After the last start: a lease, the clients' waits between tries, and what had gathered.
 BEFORE_S = (0.05, 2.5)  # A round strikes after so long: often while the last one is not yet forgotten.
-BURST_SHARE = 0.25  # Of the rounds strike while much is being sent: kept, and nobody was told yet.
+BURST_SHARE = 0.25  # This share of the rounds strikes while much is being sent: kept, and nobody was told yet.
 AFTER_BURST_MS = (0, 40)
-HERD_SHARE = 0.35  # Of the rounds strike when many messages are due at once: handed over, and nobody was told yet.
+HERD_SHARE = 0.35  # This share strikes when many messages are due at once: handed over, and nobody was told yet.
 AFTER_HERD_MS = (-10, 60)
 SHOWN_MAX = 20
 

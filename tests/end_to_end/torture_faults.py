@@ -57,7 +57,7 @@ class Faults:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of each server."""
+        """Environment of the servers."""
         libraries: list[Preloaded] = [library for library in (self._disk, self._wall) if library is not None]
         return environment_of(*libraries)
 

@@ -40,7 +40,7 @@ class Copy:
     """What one group has of one message."""
 
     deliveries: int = 0
-    lease_ends: float = 0.0  # Of the last delivery, on time.monotonic().
+    lease_ends: float = 0.0  # When the lease of the last delivery ends, on time.monotonic().
     given_back: bool = False
     tried: bool = False  # An acknowledgement of the last delivery was sent, so it may never come again.
     acknowledged: bool = False

@@ -25,7 +25,7 @@ from .torture_ledger import Group, Ledger
 SUBJECTS = ("torture.orders", "torture.mails/2")
 CONSUMERS: dict[Group, int] = {(SUBJECTS[0], "billing"): 2, (SUBJECTS[0], "audit"): 1, (SUBJECTS[1], "billing"): 1}
 LEASE = timedelta(seconds=1.5)
-TIMEOUTS_MS = (1_200, 30_000)  # Of the producers: the one gives up within a restart, the other outlasts it.
+TIMEOUTS_MS = (1_200, 30_000)  # One producer gives up within a restart, the other outlasts it.
 CONSUMER_TIMEOUT_MS = 5_000
 HANG_S = 45.0  # No call of a client may take longer, whatever its servers do.
 ASK_AGAIN_S = 0.2

@@ -20,7 +20,7 @@ EXAMPLES = REPOSITORY / "examples"
 README = (EXAMPLES / "README.md").read_text()
 COMMANDS = dict(re.findall(r"^\| `((?:python|jupyter lab) examples/(\S+))` \|", README, re.MULTILINE))
 NO_PROGRAMS_OF_THEIR_OWN = {"README.md", "__init__.py", "__pycache__", "audit.sql", "demo.py", "reference_reader.py"}
-DEADLINE_S = 100.0  # Of one program; all ten take half a minute on a machine that does nothing else.
+DEADLINE_S = 100.0  # One program ends within it; all ten take half a minute on a machine that does nothing else.
 
 # What an example that reads the logs finds there has to be put there first.
 SMALL_BATCH = ("python examples/batch_of_a_million.py", "--count", "2000")

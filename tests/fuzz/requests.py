@@ -25,7 +25,7 @@ from .values import BOUNDARY, NUMBERS, RAW_HEADS, Make
 
 HOUR_MS = 3_600_000
 SHARE_OF_VALID = 0.2
-SHARE_OF_CHECKPOINTS = 0.02  # Of those drawn: each writes files, and others wait for its disk.
+SHARE_OF_CHECKPOINTS = 0.02  # Few are drawn: each writes files, and others wait for its disk.
 HEADER = struct.Struct("<IBBHIII")
 
 Fields = Mapping[str, Make]

@@ -17,7 +17,7 @@ from tests.groups.planted import PLANTED, walks_to_find
 from tests.groups.run import Report, walks
 from tests.groups.walk import STEPS
 
-CHUNK_WALKS = 200  # So many are done by one process before it tells how they went.
+CHUNK_WALKS = 200  # One process does this many before it tells how they went.
 PROGRESS_EVERY = 1_000
 PLANTED_WALKS_MAX = 2_000
 

@@ -19,7 +19,7 @@ from tests.packaging.commands import REPOSITORY
 
 UNITS = sorted((REPOSITORY / "deploy").glob("*.service"))
 PROGRAM = "/opt/delayd/bin/delayd"  # Where docs/deploy.md installs it.
-EXPOSURE_MAX = 15  # Of 100: systemd calls up to 20 well protected.
+EXPOSURE_MAX = 15  # On a scale to 100: systemd calls up to 20 well protected.
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 

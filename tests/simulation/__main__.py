@@ -21,10 +21,10 @@ from tests.delay_harness import small_slots
 from tests.simulation.planted import PLANTED, Catch, seeds_to_catch
 from tests.simulation.run import STEPS, Run
 
-CHUNK_SEEDS = 50  # So many are run by one process before it tells how it went.
+CHUNK_SEEDS = 50  # One process runs this many before it tells how it went.
 PROGRESS_EVERY = 500
 PLANTED_SEEDS_MAX = 300
-WHAT_SHOWN = 110  # Of what a planted bug broke.
+WHAT_SHOWN = 110  # So much is shown of what a planted bug broke.
 HOUR_MS = 3_600_000
 
 

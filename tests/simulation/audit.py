@@ -33,7 +33,7 @@ from tests.simulation.cluster import HOUR_MS, Cluster
 from tests.simulation.run import Run
 
 BOOKS = "/books"
-PHOTOGRAPHED = 0.03  # Of the steps of a run.
+PHOTOGRAPHED = 0.03  # This share of the steps of a run is photographed.
 HOURS_AFTER = 4  # Pass when a run has ended, each with its seals and what retention removes then.
 SEEDS_A_CHUNK = 5
 SHOWN = 3  # Findings of a directory.

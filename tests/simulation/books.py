@@ -21,7 +21,7 @@ from tests.delay_harness import FOLDER
 from tests.simulation.readings import Readings
 
 Told = tuple[int, int, int, int]
-"""Of an outcome: hour, target, offset there, batch id."""
+"""An outcome's hour, target, offset there and batch id."""
 
 
 class DelayBooks:

@@ -32,7 +32,7 @@ class GroupBooks:
     subject: bytes
     group: str
     given: dict[int, bytes] = field(default_factory=dict)  # By consume sequence.
-    bodies: set[bytes] = field(default_factory=set)  # Of all that was given.
+    bodies: set[bytes] = field(default_factory=set)  # The bodies of all that was given.
     older: set[bytes] | None = None  # What was there when the group was answered first; None: there is no group yet.
     tried: set[int] = field(default_factory=set)  # Consume sequences for which an acknowledgement was sent.
     acknowledged: dict[int, Name] = field(default_factory=dict)  # The pull whose acknowledgement counted.

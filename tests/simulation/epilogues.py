@@ -18,7 +18,7 @@ from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.realtime_side import RealtimeSide
 
 ALARM_MS = 40_000  # A target that refused is asked again within so long.
-ROUNDS_MAX = 8  # Of sends, until a realtime server has heard what the first ones came to.
+ROUNDS_MAX = 8  # So many rounds of sends, until a realtime server has heard what became of the first ones.
 CONFIRMED_WITHIN_MS = 60_000  # A clock that nobody sets is believed after half a minute.
 
 

@@ -23,7 +23,7 @@ from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
 from tests.simulation.steps import Kinds
 
-REQUESTS = 12  # Of one stranger.
+REQUESTS = 12  # One stranger sends so many.
 OUTSIDE = (-(1 << 63), -1, 0, INSTANT_MS_MAX + 1, (1 << 63) - 1)  # Instants that no message may be due at.
 BROKEN_HEADERS = (b"\xc1", b"\x01", b"\x81", b"\x81\xa1a", b"\xdf\xff\xff\xff\xff")
 BAD_SUBJECTS = (b"", b"a b", b"orders.eu\n", b"x" * 256)

@@ -33,7 +33,7 @@ _FILES = (
     "seals",
     "audit",
 )
-# Of a report; the terminal folds it itself.
+# A line of a report; the terminal folds it itself.
 _SENTENCE = re.compile(r"\d+ (files|wait)|lateness|scheduled|the books|no hour")
 
 

@@ -392,7 +392,7 @@ class Interrupts:
     def __call__(self, frame: FrameType, event: str, argument: object) -> Interrupts | None:
         code = frame.f_code
         if not code.co_filename.startswith(CLIENT):
-            # Of what the clients call nothing is followed, nor what that calls.
+            # Functions that the clients call are not followed.
             return None
         # A signal never comes between a `with` and the call of its end, as a trace function would.
         if event == "line" and "with self._lock" not in linecache.getline(code.co_filename, frame.f_lineno):

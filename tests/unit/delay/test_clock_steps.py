@@ -19,7 +19,7 @@ SECOND_MS, DAY_MS = 1_000, 24 * HOUR_MS
 BEGIN_MS = START_MS + HOUR_MS // 2
 STEPS_MS = [sign * step for step in (SECOND_MS, HOUR_MS, DAY_MS) for sign in (1, -1)]
 SUBJECT = b"orders.eu"
-WITHIN_MS = 1_000  # Of a step, or of its being believed: the server sleeps no longer than half a second.
+WITHIN_MS = 1_000  # The server acts on a step so soon, for it sleeps no longer than half a second.
 AHEAD_MS = (0, 1, 300, 700, 1_500, 2_999, HOUR_MS - 200, HOUR_MS + 5, DAY_MS + 100, 40 * DAY_MS)
 
 

@@ -16,8 +16,8 @@ SEND_CALLS_MAX = {5: 177, 500: 226}  # By rows: few are indexed in plain integer
 FRAME_CALLS_MAX = 147
 ANSWER_CALLS_MAX = 42
 IDLE_WAKE_CALLS_MAX = 32
-BATCH_CALLS_MAX = 31  # Of a subject that has one row in a frame, besides the frame.
-ROW_CALLS_MAX = 7  # Of a row that lies in another batch than its neighbours.
+BATCH_CALLS_MAX = 31  # What a subject with one row costs, besides the frame.
+ROW_CALLS_MAX = 7  # What a row costs that lies in another batch than its neighbours.
 
 
 def send(world: World, rows: int, number: int = 1) -> int:

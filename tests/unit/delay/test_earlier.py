@@ -10,7 +10,7 @@ from delayd.delay.pending import PendingRows
 
 HOUR = 500_000
 ROWS = 1_000_000
-BATCHES = 40  # As many as a window has in the middle of a herd.
+BATCHES = 40  # A window has so many in the middle of a herd.
 
 
 def earlier_outcomes(settled: list[Sequences]) -> EarlierOutcomes:

@@ -337,7 +337,7 @@ def test_rule_B1_answers_below_the_mark_of_a_full_transport_are_counted_as_well(
         await until(lambda: len(handler.received_frames) == 800, "the requests")
         for connection in handler.connections:
             for request_id in range(1, 101):
-                # As much as the kernel takes, and somewhat more.
+                # More than the kernel takes.
                 if connection.is_open and connection.buffered_bytes < 900_000:
                     connection.answer(request_id, {}, [bytes(128 << 10)])
                     await asyncio.sleep(0)

@@ -46,7 +46,7 @@ def test_rule_S5_an_honest_delay_server_and_its_realtime_servers_agree_on_each_s
     delay, targets = lines_of(books, DELAY), lines_of(books, TARGET, OTHER)
     assert set(found(delay, targets)) == {True}
     assert found(delay, targets)[True] >= 7
-    # Of an hour whose files stand, both print the very same lines.
+    # Where an hour's files stand, both print the very same lines.
     hour = hour_name(max(key[1] for key, _ in read_sides(books.disk, DELAY).sent))
     both = [
         {line for line in text.splitlines() if line.startswith(hour) and " all " not in line}

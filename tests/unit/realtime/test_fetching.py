@@ -173,7 +173,7 @@ def test_rule_Q4_who_stops_waiting_hears_that_nothing_is_on_its_way() -> None:
     ((head, body),) = peer.answers[waiting]
     assert head["parts"] == [] and body == b""
     assert another not in peer.answers and not other.answers
-    # Of a group or a connection that waits for nothing there is nothing to end.
+    # A group or a connection that waits for nothing has nothing to end.
     assert world.ask(SimPeer(), RequestType.PULL_END, names)[0] == {}
     assert world.ask(peer, RequestType.PULL_END, {**names, "group": "unheard"})[0] == {}
     with pytest.raises(BadRequest):

@@ -24,7 +24,7 @@ SETTINGS = {"segment_bytes": 1 << 20, "retention_ms": 1_000, "lease_ms": 5_000}
 
 
 def filled() -> tuple[World, Pulled, list[bytes]]:
-    """Of twenty messages five are acknowledged below the checkpoint, five above it, five held; and a group is made."""
+    """Twenty messages: five are acknowledged below the checkpoint, five above it, five held; and a group is made."""
     world, peer = World(settings=SETTINGS), SimPeer()
     world.hello(peer, 1)
     bodies = [f"{number}".encode() for number in range(20)]
