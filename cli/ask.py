@@ -68,6 +68,21 @@ async def connected(host: str, port: int, what: str = "server") -> AsyncIterator
         await connection.closed
 
 
+@asynccontextmanager
+async def reached(server: Known) -> AsyncIterator[Connection]:
+    """Connect to a server that meta knows; ServerUnavailable when it is away or another one has its address by now."""
+    async with connected(server.host, server.port, f"{server.role} server") as connection:
+        status = await ask(connection, RequestType.STATUS, {})
+        log_id = need_u64(status, "log_id")
+        # One that could not read its files may not know who it is.
+        if log_id != server.log_id and not (is_held(status) and log_id == 0):
+            raise ServerUnavailable(
+                f"{server.host}:{server.port} is another server now: its log is {log_id:016x} instead of "
+                f"{server.log_id:016x}"
+            )
+        yield connection
+
+
 async def ask(connection: Connection, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
     """The head of the answer."""
     try:
@@ -89,7 +104,7 @@ async def prove(connection: Connection, secret: Secret) -> None:
 
 async def decide(server: Known, request: RequestType, head: Mapping[str, HeadValue], secret: Secret) -> Head:
     """Ask a server what only an operator may ask; the head of its answer."""
-    async with connected(server.host, server.port, f"{server.role} server") as connection:
+    async with reached(server) as connection:
         await prove(connection, secret)
         return await ask(connection, request, head)
 

@@ -56,7 +56,7 @@ async def _clocks(address: str, role: str | None, secret: Secret | None) -> list
 
 
 async def _clock(server: ask.Known, secret: Secret | None) -> tuple[Cell, ...]:
-    async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
+    async with ask.reached(server) as connection:
         if secret is not None:
             await ask.prove(connection, secret)
             await ask.ask(connection, RequestType.TRUST_CLOCK, {})

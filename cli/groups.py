@@ -88,7 +88,7 @@ async def _delete(address: str, secret: Secret, subject: str, group: str) -> Non
     async with ask.meta(address) as connection:
         servers = [server for server in await ask.known_servers(connection, "realtime") if server.alive]
     for server in servers:
-        async with ask.connected(server.host, server.port, "realtime server") as connection:
+        async with ask.reached(server) as connection:
             await ask.prove(connection, secret)
             try:
                 await ask.ask(connection, RequestType.DELETE_GROUP, {"subject": subject, "group": group})
@@ -117,7 +117,7 @@ async def _groups(server: ask.Known, subject: str | None) -> list[Head]:
         click.echo(f"delayd: groups of {place} are missing: {server.silence}", err=True)
         return found
     try:
-        async with ask.connected(server.host, server.port, "realtime server") as connection:
+        async with ask.reached(server) as connection:
             async for answer in _pages(connection, subject):
                 found.extend(need_maps(answer, "groups"))
     except DelaydError as error:

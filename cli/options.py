@@ -2,11 +2,13 @@
 
 import os
 import stat
+import sys
 
 import click
 
 from delayd.address import META_LOCAL, META_VARIABLE
 from delayd.config import DATA_DEFAULT
+from delayd.errors import BadArgument
 from delayd.secret import SECRET_FILE, Secret, read_secret
 
 from .listing import LIMIT_DEFAULT
@@ -123,7 +125,13 @@ def confirm(costs: str, yes: bool) -> None:
     """Say in one sentence what a decision costs, and ask for it unless `--yes` was given."""
     click.echo(costs, err=True)
     if not yes:
-        click.confirm("Do it?", abort=True, err=True)
+        try:
+            click.confirm("Do it?", abort=True, err=True)
+        except click.Abort:
+            if sys.stdin is None or not sys.stdin.isatty():
+                # Nobody was there to stop it, or the answer was no.
+                raise BadArgument("nothing was done: the answer was not yes; --yes does not ask") from None
+            raise
 
 
 def secret_of(secret_file: str | None, data: str) -> Secret:

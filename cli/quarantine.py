@@ -142,7 +142,7 @@ async def _of(server: ask.Known) -> list[Found]:
     place = f"the {server.role} server at {server.host}:{server.port}"
     found: list[Found] = []
     try:
-        async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
+        async with ask.reached(server) as connection:
             after, more = "", True
             while more:
                 head: Head = {"after": after, "limit": PAGE_MAX}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from delayd.errors import DelaydError
-from delayd.wire.requests import RequestType, need_bool, need_u64
+from delayd.wire.requests import RequestType, need_bool
 from delayd.wire.targets import TargetInfo, read_targets
 
 from . import ask
@@ -33,7 +33,7 @@ async def targets_of(server: ask.Known) -> list[TargetInfo]:
     """The targets of a delay server; stderr says so when it can't be asked."""
     found: list[TargetInfo] = []
     try:
-        async with ask.connected(server.host, server.port, "delay server") as connection:
+        async with ask.reached(server) as connection:
             after, more = 0, True
             while more:
                 page, more = read_targets(await ask.ask(connection, RequestType.TARGETS, {"after": after}))
@@ -47,12 +47,12 @@ async def targets_of(server: ask.Known) -> list[TargetInfo]:
 
 async def _state(server: ask.Known) -> str:
     try:
-        async with ask.connected(server.host, server.port, f"{server.role} server") as connection:
+        async with ask.reached(server) as connection:
             answer = await ask.ask(connection, RequestType.STATUS, {})
     except DelaydError:
         return SILENT if server.alive else AWAY
     if ask.is_held(answer):
-        return HELD if need_u64(answer, "log_id") in (0, server.log_id) else AWAY
+        return HELD
     if not server.alive:
         return AWAY  # Another server has its address by now, or meta is about to hear of it again.
     return FENCED if need_bool(answer, "fenced") else SERVES

@@ -35,7 +35,6 @@ COLUMNS = (
 )
 CLOCK_MS_MAX = 1_000  # A clock that differs by more from this machine's is shown; the way there and back is in it.
 NEEDED = ("delay", "realtime")
-START = "start it, or look at its log; if it is gone for good: delayd server forget"
 TEXT_LENGTH = 500
 
 
@@ -107,9 +106,9 @@ async def _ask(known: ask.Known) -> Seen:
     fault = known.silence
     try:
         # One that does not live for meta may wait there for its files, and says which.
-        async with ask.connected(known.host, known.port, f"{known.role} server") as connection:
+        async with ask.reached(known) as connection:
             found = await _read(known.role, connection)
-            if known.alive or (ask.is_held(found.status) and found.log_id in (0, known.log_id)):
+            if known.alive or ask.is_held(found.status):
                 return found._replace(log_id=known.log_id)
     except DelaydError as error:
         if known.alive:
@@ -138,7 +137,7 @@ def _missing(found: list[Seen]) -> list[tuple[str, Wait]]:
     missing = [
         (
             seen.name,
-            Wait(_what_rests(seen.role), seen.fault, "start it, or look at its log; for good: delayd server forget"),
+            Wait(_what_rests(seen.role), seen.fault, _helps(seen)),
         )
         for seen in found
         if seen.fault
@@ -147,6 +146,12 @@ def _missing(found: list[Seen]) -> list[tuple[str, Wait]]:
         if not any(seen.role == role for seen in found):
             missing.append((role, Wait(_what_rests(role), f"meta knows no {role} server", f"delayd {role}")))
     return missing
+
+
+def _helps(seen: Seen) -> str:
+    forget = f"delayd server forget {seen.role} {seen.log_id:016x}"
+    # Without --routes meta keeps a realtime server that has subjects, and they wait for it.
+    return f"start it, or look at its log; gone for good: {forget}{' --routes' * (seen.role == 'realtime')}"
 
 
 def _what_rests(role: str) -> str:

@@ -100,7 +100,7 @@ async def _kept(server: ask.Known, prefix: str) -> dict[str, Kept]:
         click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {server.silence}", err=True)
         return kept
     try:
-        async with ask.connected(server.host, server.port, "realtime server") as connection:
+        async with ask.reached(server) as connection:
             async for answer in _pages(connection, RequestType.SUBJECTS, prefix):
                 for head in need_maps(answer, "subjects"):
                     kept[need_str(head, "name")] = _read_kept(head)

@@ -257,13 +257,19 @@ def copy_words(words: NDArray[np.uint64], first: Int64s, count: Int64s) -> NDArr
     return copied
 
 
-def row_bytes(batch: Batch) -> Int64s:
-    """Bytes that each row of a verified batch needs in a new one: headers and body, padded, and its columns."""
-    size = np.full(batch.count, ROW_COLUMNS_BYTES, np.int64)
+def row_bytes(batch: Batch, first: int, rows: int) -> Int64s:
+    """Bytes that each of some rows of a verified batch needs in a new one: headers and body, padded, and its columns.
+
+    It costs what it is asked for: a large batch may be given out one message at a time.
+    """
+    size = np.full(rows, ROW_COLUMNS_BYTES, np.int64)
     for column in (ColumnId.HEADERS_END, ColumnId.BODY_END):
         if column in batch:
-            starts, ends = batch.region(column)
-            size += (ends - starts + 7) & ~7
+            ends = batch.uint32s(column)
+            # Each item begins at a multiple of 8 behind the one before it.
+            begin = int(ends[first - 1]) + 7 & ~7 if first else batch.region_start(column)
+            padded_ends = ends[first : first + rows].astype(np.int64) + 7 & ~7
+            size += np.diff(padded_ends, prepend=begin)
     return size
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from delayd.batch import Batch, BatchKind, Buffer, ColumnId
 from delayd.errors import DamagedData, RetryLater, Shortage, SlowDown
-from delayd.gather import Pick, compose, gather, row_bytes
+from delayd.gather import ROW_COLUMNS_BYTES, Pick, compose, gather, row_bytes
 
 from .groups import Group
 from .index import SHORTAGE_RETRY_MS, Index
@@ -95,7 +95,9 @@ class Parts:
 def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:
     if batch.total_bytes <= size_bytes:
         return rows
-    sizes = np.cumsum(row_bytes(batch)[row : row + rows])
+    # More than this can't fit, whatever they are.
+    rows = min(rows, max(1, size_bytes // ROW_COLUMNS_BYTES))
+    sizes = np.cumsum(row_bytes(batch, row, rows))
     return int(np.searchsorted(sizes, np.int64(size_bytes - OVERHEAD_BYTES), side="right"))
 
 

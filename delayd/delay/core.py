@@ -339,7 +339,9 @@ class DelayCore:
             yield Wait("sealing of hours, and what frees their space", why, "delayd clock --role delay --trust")
         if self.dispatcher.unrouted_rows:
             rows = f"{self.dispatcher.unrouted_rows:,} due messages"
-            yield Wait(rows, "no realtime server that lives takes their subjects", "delayd servers, then start one")
+            # Nobody serves, or their subjects are routed to one that an operator gave up.
+            why = "their subjects have no realtime server, or one that was given up for good"
+            yield Wait(rows, why, "delayd servers, and start one; or delayd subjects, then delayd route move")
         for link in self.dispatcher.links.values():
             yield from link.waits()
         yield from self.quarantine.waits()

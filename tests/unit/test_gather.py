@@ -126,9 +126,18 @@ def test_a_source_that_rotted_is_found_before_anything_is_copied() -> None:
         gather([Pick(parse(data), range(1))])
 
 
+@pytest.mark.parametrize("headers", [None, HEADERS])
+def test_row_bytes_of_some_rows_are_those_of_all(headers: list[bytes] | None) -> None:
+    batch = parse(messages(BODIES, headers=headers))
+    whole = row_bytes(batch, 0, batch.count).tolist()
+    for first in range(batch.count):
+        for rows in range(batch.count - first + 1):
+            assert row_bytes(batch, first, rows).tolist() == whole[first : first + rows]
+
+
 def test_row_bytes_are_at_least_what_a_new_batch_needs_for_them() -> None:
     batch = parse(messages(BODIES, headers=HEADERS))
-    needed = row_bytes(batch)
+    needed = row_bytes(batch, 0, batch.count)
     gathered = gather([Pick(batch, range(5))])
     data = compose(
         *(BatchKind.SCHEDULE, SchedulePart(0, 1, 0), gathered, np.arange(5, dtype=np.uint64), [b"s"]),

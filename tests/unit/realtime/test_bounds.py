@@ -4,12 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from delayd.batch import HEADER_BYTES, ColumnId, DispatchPart, parse
+from delayd.batch import HEADER_BYTES, Batch, ColumnId, DispatchPart, Int64s, parse
 from delayd.errors import BadRequest, BadSubject, BatchMalformed, SlowDown
+from delayd.gather import row_bytes
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_maps, need_rows
 from realtime import handoff as handoff_module
 from realtime import index as index_module
+from realtime import parts as parts_module
 from realtime import pulls as pulls_module
 from realtime import roster
 from realtime.pulls import HANDLES_MAX
@@ -207,6 +209,25 @@ def test_rule_B2_large_answers_are_bounded_by_their_bytes_in_each_turn(monkeypat
     assert len(waiting.answers) == 3
     added = turns_of(world, waiting)
     assert len(waiting.answers) == 12 and max(added) == 3
+
+
+@pytest.mark.parametrize(("most", "max_bytes"), [(1, 1), (1, 100_000), (1_000_000, 1), (1_000_000, 3_200)])
+def test_rule_B2_a_message_of_a_large_batch_costs_what_the_answer_holds(
+    most: int, max_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def counted(batch: Batch, first: int, rows: int) -> Int64s:
+        looked.append(rows)
+        return row_bytes(batch, first, rows)
+
+    monkeypatch.setattr(parts_module, "row_bytes", counted)
+    world, peer = World(), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [bytes(100)] * 5_000))
+    for _ in range(5):
+        world.ask(peer, RequestType.PULL, {**pull_head(), "max_messages": most, "max_bytes": max_bytes})
+    assert 5 <= len(looked) <= 10 and max(looked) <= max(1, max_bytes // 32)
 
 
 def test_a_pull_that_does_not_wait_gets_what_is_there_though_its_turn_comes_later(

@@ -1,0 +1,64 @@
+"""Operators' questions: only the server that is meant is asked, and nobody is taken for one who has said yes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import pytest
+
+from cli import ask
+from cli.options import confirm
+from delayd.errors import BadArgument, ServerUnavailable
+from delayd.net.connection import Connection
+from delayd.net.server import Server
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import RequestType
+from tests.unit.net.loopback import HOST, Echo
+
+
+def answered_by(status: Head, meant: int) -> str:
+    """The role that STATUS names, asked of the server with the log_id that is meant."""
+
+    def serve(connection: Connection, frame: Frame) -> None:
+        connection.answer(frame.request_id, {"role": "realtime", **status})
+
+    async def scenario() -> str:
+        server = Server(Echo(serve))
+        port = await server.listen(HOST, 0)
+        try:
+            async with ask.reached(ask.Known("realtime", meant, HOST, port, 1, 1, True, 0)) as connection:
+                return str((await ask.ask(connection, RequestType.STATUS, {}))["role"])
+        finally:
+            await server.close()
+
+    return asyncio.run(scenario())
+
+
+def test_a_server_that_has_the_address_of_another_one_is_not_asked_for_it() -> None:
+    assert answered_by({"log_id": 7}, 7) == "realtime"
+    with pytest.raises(ServerUnavailable, match="another server now: its log is 0000000000000008"):
+        answered_by({"log_id": 8}, 7)
+    with pytest.raises(ServerUnavailable):
+        answered_by({"log_id": 8, "held": True}, 7)
+
+
+def test_a_server_that_could_not_read_who_it_is_is_asked() -> None:
+    assert answered_by({"log_id": 0, "held": True}, 7) == "realtime"
+    with pytest.raises(ServerUnavailable):
+        answered_by({"log_id": 0}, 7)
+
+
+@pytest.mark.parametrize("said", ["", "n\n", "\n"])
+def test_a_script_that_does_not_say_yes_is_told_that_nothing_was_done(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(said))
+    with pytest.raises(BadArgument, match="--yes"):
+        confirm("it costs much", yes=False)
+    confirm("it costs much", yes=True)
+
+
+def test_a_script_may_say_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    confirm("it costs much", yes=False)
