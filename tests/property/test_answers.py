@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from delayd.batch import ColumnId
 from delayd.errors import BadRequest, DamagedData, DelaydError, SlowDown, error_by_code
 from delayd.host import HOST_BYTES_MAX
 from delayd.wire.frame import ANSWER, ERROR, Head, encode_frame
@@ -75,7 +76,8 @@ def largest() -> Iterator[tuple[str, Head]]:
     yield "DISPATCH", {"log_id": U64_MAX, "appended_at_ms": INT_MAX, "batches": landed}
     groups = [widest_group(number) for number in range(LIST_MAX + 1)]
     yield "GROUPS", groups_head(groups, INT_MAX)
-    held = InDoubt(U64_MAX, U64_MAX, 1 << 32, INT_MAX, INT_MAX, INT_MAX, 0, b"", b"", b"", 0)
+    places: dict[int, int] = {ColumnId.SEQUENCE: 0, ColumnId.DELIVER_AT_MS: 0}
+    held = InDoubt(U64_MAX, U64_MAX, 1 << 32, INT_MAX, INT_MAX, INT_MAX, 0, b"", 0, places, 0)
     for head, _, _ in window_frames(U64_MAX, INT_MAX, U64_MAX, [held] * (WINDOW_BATCHES + 1)):
         yield "HELLO", head
     wide = "\U0001f600" * 5_000
