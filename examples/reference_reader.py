@@ -10,6 +10,7 @@ import struct
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from operator import mul
@@ -62,15 +63,13 @@ def mix(n: int) -> int:
 
 
 def value(item: bytes) -> int:
-    """What one item adds to the hash of a message (content.md)."""
     halves = struct.unpack(f"<{padded(len(item)) // 4}I", item + bytes(-len(item) % 8))
     while len(KEYS) <= len(halves):
         KEYS.append(mix((len(KEYS) + 1) * 0x9E3779B97F4A7C15 & BITS) | 1)
     return int(sum(map(mul, halves, islice(KEYS, 1, None)), len(item) * KEYS[0])) & BITS
 
 
-def content_hash(subject: bytes, headers: bytes, body: bytes) -> int:
-    """Hash a message (content.md)."""
+def content_hash(subject: bytes, headers: bytes, body: bytes) -> int:  # Of a message (content.md).
     return mix(mix(value(subject)) + value(headers) & BITS) + value(body) & BITS or 1
 
 
@@ -100,13 +99,11 @@ class Batch:
                 self.columns[number] = tuple(cell for (cell,) in cells)
             before, place = number, padded(end)
         need(place == heap_at and must <= self.columns.keys() <= must | may, f"columns of a batch of kind {self.kind}")
-        # Subjects, headers and bodies, one for each row.
-        self.items = ([b""] * self.count, [b""] * self.count, [b""] * self.count)
+        self.items = ([b""] * self.count, [b""] * self.count, [b""] * self.count)  # Subject, headers, body of each row.
         if self.kind != OUTCOME:  # Its heap is an array of parts.
             self.read_heap(names)
 
     def column(self, number: int) -> tuple[Any, ...]:
-        """A column, or zeros where it is absent."""
         return self.columns[number] if number in self.columns else (0,) * self.count
 
     def read_heap(self, names: int) -> None:
@@ -158,16 +155,12 @@ class Segment:
         """The highest durable_offset that a valid header names from here on (segment.md, Recovery)."""
         highest = 0
         for at in range(position, len(self.data) - 79, 8):
-            try:
+            with suppress(Wrong):
                 highest = max(highest, self.front(at)[10] if self.data[at : at + 4] == b"GRUP" else 0)
-            except Wrong:
-                continue
         return highest
 
 
-class Group:
-    """A group with its batches, each with its offset in the log."""
-
+class Group:  # With its batches, each with its offset in the log.
     def __init__(self, segment: Segment, position: int, previous_crc: int, kind: int) -> None:
         self.kind, _, _, total, count, _, self.offset, _, *facts, sizes = segment.front(position)
         self.base_sequence, self.appended_ms, _, previous, rows, content_crc, self.crc = facts
@@ -222,10 +215,8 @@ class Server:
         try:
             segment = Segment(path, kind, self.log_id)
             names = (f"{segment.base:020}", hour_path(path, segment.number).stem)
-            need(
-                path.stem == names[kind in (SCHEDULE_LOG, DISPATCH_LOG)] and crc in (None, segment.previous_crc),
-                "its name, or the file that it follows",
-            )
+            named = path.stem == names[kind in (SCHEDULE_LOG, DISPATCH_LOG)]
+            need(named and crc in (None, segment.previous_crc), "its name, or the file that it follows")
             previous, end = segment.previous_crc, segment.base
             while (position := end - segment.base + 64) < len(segment.data):
                 try:
@@ -244,9 +235,10 @@ class Server:
             self.check(not durable, f"DAMAGE {path}: it is gone, and the checkpoint counts {durable} bytes in it")
 
     def log(self, folder: str, kind: int, durable: int) -> Iterator[Group]:
-        """The groups of a log of segments, which follow each other."""
         paths = sorted((self.path / folder).glob("*.log"))
         crc, end, instant = None, None, 0
+        kept = folder != "message" or int(paths[0].stem) <= self.published.get("keep_from", 0)
+        self.check(kept, f"DAMAGE {self.path / folder}: it begins behind keep_from")
         for path in paths:
             self.check(end in (None, int(path.stem)), f"DAMAGE {path}: the segment before it ends at {end}")
             for group in self.groups(path, kind, durable if path == paths[-1] else 0, path == paths[-1], crc):
@@ -280,8 +272,7 @@ class DelayServer(Server):
     def __init__(self, path: Path) -> None:
         super().__init__(path, MESSAGE)
         self.hours = {row[0]: row[1:] for row in struct.iter_unpack("<IIQQQ", self.published.get("hours", b""))}
-        self.replay = self.published.get("replay_offset", 0)
-        self.scheduled, self.told = Rows(list), Rows(list)
+        self.replay, self.scheduled, self.told = self.published.get("replay_offset", 0), Rows(list), Rows(list)
         self.kept = {hour for hour, row in self.hours.items() if not row[3] & REMOVED}
         for hour in sorted(self.hours):
             if hour in self.kept or hour_path(path / "schedule", hour).exists():
@@ -350,20 +341,29 @@ class DelayServer(Server):
             expected = sequence
 
     def read_seals(self) -> set[int]:
-        """The chain of all seals, and the rows of each hour that still stands."""
-        sealed, before = set[int](), bytes(32)
+        sealed, digests = dict[int, int](), [bytes(32)]
         for group in self.log("seal", SEAL_LOG, 0):
             for row in group.batches[0][1].column(SEAL_ROW):
-                log_id, hour, number = struct.unpack_from("<QII", row)
-                follows = (log_id, number, row[168:]) == (self.log_id, len(sealed), before) and hour not in sealed
+                log_id, hour, number, rows = struct.unpack_from("<QIIQ", row)
+                follows = (log_id, number, row[168:]) == (self.log_id, len(sealed), digests[-1]) and hour not in sealed
                 self.check(follows, f"BROKEN {self.path}: seal {number} does not follow the one before it")
                 same = hour not in self.kept or not self.hours[hour][3] & SEALED or self.seal_of(hour) == row[16:168]
                 self.check(same, f"BROKEN {self.path}: the seal of {hour_path(Path(), hour).stem} is of other rows")
-                before = hashlib.sha256(row).digest()
-                sealed.add(hour)
-        for hour in {hour for hour, row in self.hours.items() if row[3] & SEALED} - sealed:
+                digests.append(hashlib.sha256(row).digest())
+                sealed[hour] = rows
+        for hour in {hour for hour, row in self.hours.items() if row[3] & SEALED} - sealed.keys():
             self.check(False, f"BROKEN {self.path}: {hour_path(Path(), hour).stem} is called sealed and has no seal")
-        return sealed
+        count, digest = self.published.get("seals") or (0, digests[0])
+        self.check(digests[count : count + 1] == [digest], f"CONSERVATION {self.path}: seal {count - 1} is another one")
+        filed = sum(row[2] for row in self.hours.values())  # And deleted, left unused, given up, beside damaged files.
+        filed += sum(rows for hour, rows in sealed.items() if hour not in self.hours)
+        filed += sum(count for name in ("skipped", "dropped") for _, count in self.published.get(name, ()))
+        filed += sum(rows for *_, rows, _ in struct.iter_unpack("<IIQQQ", self.published.get("beside", b"")))
+        given = self.published.get("next_sequence", 1) - 1
+        self.check(
+            filed == given, f"CONSERVATION {self.path}: {given} sequences were given, {filed} messages are filed"
+        )
+        return set(sealed)
 
     def seal_of(self, hour: int) -> bytes:
         rows, told = (sorted((k[1], v[0]) for k, v in x.items() if k[0] == hour) for x in (self.scheduled, self.told))
@@ -400,6 +400,8 @@ class RealtimeServer(Server):
             what = f"DAMAGE {path}/message: the group at {group.offset} does not go on where the sequences ended"
             self.check(expected in (None, group.base_sequence), what)
             expected = group.base_sequence + sum(batch.count for _, batch in group.batches)
+            counted = self.published.get("next_sequence", 0) if group.end == self.published.get("indexed_offset") else 0
+            self.check(counted in (0, expected), f"CONSERVATION {path}: the checkpoint counts up to message {counted}")
             for offset, batch in group.batches:
                 origin, epoch, number, *w, claimed, hour, _ = struct.unpack("<QQQQQqII", batch.part)
                 self.watermark[origin] = max(self.watermark[origin], tuple(w))
@@ -477,12 +479,10 @@ def compare(delay: DelayServer, targets: dict[int, RealtimeServer]) -> Counter[s
 
 def verify(data: Path) -> tuple[Counter[str], list[str]]:
     """The figures of a directory, and a line for each thing that is wrong."""
-    figures = Counter[str]()
     paths = sorted(path for path in data.iterdir() if any((path / "message").glob("*.log")))
     targets = [RealtimeServer(path) for path in paths if path.name.startswith("realtime")]
     delays = [DelayServer(path) for path in paths if path.name.startswith("delay")]
-    for delay in delays:
-        figures += compare(delay, {target.log_id: target for target in targets})
+    figures = sum((compare(delay, {each.log_id: each for each in targets}) for delay in delays), Counter[str]())
     return figures, [line for server in (*targets, *delays) for line in server.wrong]
 
 

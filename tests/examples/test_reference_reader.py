@@ -85,6 +85,19 @@ def last_segment(folder: str) -> Path:
     return max(Path(folder).glob("*.log"))
 
 
+def give_one_more(books: Books) -> None:
+    """The checkpoint says that one sequence more was given than messages are filed."""
+    crc, appended_at_ms, next_sequence = books.below
+    books.below = crc, appended_at_ms, next_sequence + 1
+    books.publish()
+
+
+def note_other_seals(books: Books) -> None:
+    """The checkpoint notes another last seal than the seal log has."""
+    books.seals[-1] = books.seals[-1]._replace(number=7)
+    books.publish()
+
+
 @pytest.mark.parametrize(
     ("named", "harm"),
     [
@@ -98,6 +111,8 @@ def last_segment(folder: str) -> Path:
         ("BROKEN", lambda books: books.path_of("dispatch").unlink()),
         ("BROKEN", lambda books: books.write_seals([])),
         ("BROKEN", lambda books: books.write_seals([books.seals[0]._replace(number=1)])),
+        ("CONSERVATION", lambda books: give_one_more(books)),
+        ("CONSERVATION", lambda books: note_other_seals(books)),
         ("DUPLICATE", lambda books: books.hand_over([21, 22], record=False)),
         ("DUPLICATE", lambda books: books.decide([21], Outcome.CANCELLED)),
         ("ORPHAN", lambda books: books.store([books.rows[1]], "orders", HOUR + 1, START_MS + HOUR_MS, NOW_MS)),
