@@ -5,7 +5,7 @@ in memory is not trusted after it, and the next start recovers from the disk.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -30,7 +30,7 @@ from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Allowance, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
-from delayd.delay.recovery import ends_of_all, open_seals, recover
+from delayd.delay.recovery import ends_of_all, note_ends, open_seals, recover
 from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows, hour_span
 from delayd.delay.seal_mending import SealMending
@@ -39,6 +39,7 @@ from delayd.delay.settled import settled
 from delayd.delay.sources import Sources
 from delayd.delay.table import message_rows
 from delayd.delay.target_ends import KeepingEnds, TargetEnds
+from delayd.delay.target_words import Accepted as AcceptedTarget
 from delayd.delay.target_words import TargetWords, accepted_targets
 from delayd.delay.targets import Targets
 from delayd.disk import Disk
@@ -48,6 +49,7 @@ from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.log.control import Record, encode_records
+from delayd.log.dispatch import OutcomeRows
 from delayd.log.watch import LOOK_MS, LogWatch, write_again
 from delayd.state import State
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
@@ -201,6 +203,7 @@ class DelayCore:
             lambda: self._loaded_until,
             lambda: not (self._loading.running or self._checkpointer.running or self._stopped is not None),
             self._attached,
+            lambda hour, outcomes: self._outcomes_restored(accepted_targets(state), hour, outcomes),
             found.dropped,
         )
         for hour, error in found.quarantined.items():
@@ -515,6 +518,14 @@ class DelayCore:
             self.quarantine.lift(entry.kind, entry.name)
             self.producers.find_again(int(entry.name, 16))
             done(True, "its batches are taken again")
+
+    def _outcomes_restored(self, accepted: Mapping[int, AcceptedTarget], hour: int, outcomes: OutcomeRows) -> None:
+        """A dispatch log is whole again: answers and hellos go by what it says from here on (rules H4, H7, S1)."""
+        self._earlier.learn(hour, outcomes.sequences)
+        ends: dict[int, int] = {}
+        note_ends(ends, outcomes, accepted)
+        for target, offset in ends.items():
+            self._ends.name(target, offset)
 
     def _loaded_in_part(self, loaded: LoadedHour) -> None:
         assert loaded.damage is not None, "only then a part is missing"

@@ -72,6 +72,10 @@ class EarlierOutcomes:
             sequences = _merged(answered.pop(), sequences)
         answered.append(sequences)
 
+    def learn(self, hour: int, sequences: Sequences) -> None:
+        """An hour's dispatch log was damaged and is whole again: these are all that it says, in any order."""
+        self._decided[hour] = np.sort(np.concatenate((self.of(hour), sequences)), kind="stable")
+
     def settle(self) -> None:
         """An answer has ended: its rows are dropped wherever they wait, in one pass for all of its batches."""
         if self._told:

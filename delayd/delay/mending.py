@@ -111,6 +111,7 @@ class Mending:
         loaded_until: Callable[[], int],
         may_begin: Callable[[], bool],
         ended: Callable[[], None],
+        restored: Callable[[int, OutcomeRows], None],
         dropped: dict[int, int] | None = None,
     ) -> None:
         self.dropped = dropped or {}  # By hour: filed rows that operators gave up; the books allow for them (rule S5).
@@ -137,6 +138,7 @@ class Mending:
         self._loaded_until = loaded_until
         self._may_begin = may_begin
         self._ended = ended
+        self._restored = restored  # Hears what a dispatch log says that is whole again.
         self._unloaded: dict[int, Unloaded] = {}
         self._asked: dict[int, list[Ended]] = {}  # Callers that wait for the result of a try.
         self._dropping: set[int] = set()
@@ -242,6 +244,8 @@ class Mending:
             return
         segment = self._outcomes.segment_of(hour)
         assert segment is not None, "it was opened"
+        self._restored(hour, outcomes)
+        self._outcomes.leave_out(hour, np.sort(outcomes.sequences, kind="stable"))
         del self._damaged[hour]
         self._outcomes.ends[hour] = OutcomeEnd(segment.durable, len(outcomes.sequences))
         self._outcomes.moved.add(hour)

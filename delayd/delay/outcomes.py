@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from delayd.batch import ROWS_MAX
 from delayd.clock import Clock
 from delayd.delay.hour_table import OutcomeEnd
+from delayd.delay.loader import among
 from delayd.delay.quarantine import quarantine_path
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
@@ -108,6 +109,7 @@ class OutcomeLog:
         self._after_flushing: list[Callable[[], None]] = []
         self._handed_over: list[HandedOver] = []
         self._due_ms: int | None = None
+        self._exchanging: set[int] = set()  # Hours whose file is opened anew: what is recorded of them waits for it.
 
     @property
     def idle(self) -> bool:
@@ -142,8 +144,14 @@ class OutcomeLog:
         """Begin to write what waits; one flush is under way at a time."""
         if self._flushing or not self._waiting:
             return
-        self._flushing, self._waiting, self._due_ms = self._waiting, [], None
-        self._after_flushing, self._after_waiting = self._after_waiting, []
+        self._due_ms = None
+        held = [recorded for recorded in self._waiting if recorded.hour in self._exchanging]
+        if len(held) == len(self._waiting):
+            return
+        self._flushing = [recorded for recorded in self._waiting if recorded.hour not in self._exchanging]
+        self._waiting = held
+        if not held:
+            self._after_flushing, self._after_waiting = self._after_waiting, []
         by_hour: defaultdict[int, list[NewPart]] = defaultdict(list)
         for recorded in self._flushing:
             by_hour[recorded.hour].append(recorded.part)
@@ -174,7 +182,8 @@ class OutcomeLog:
     def exchange(self, hour: int, make: Callable[[], tuple[Segment, R]], done: Callable[[Done[R]], None]) -> None:
         """Have ``make`` open an hour's file anew, with none open, on the thread that writes; outcomes go there then.
 
-        After an error nothing is open, and the next outcome opens what the hour's state asks for.
+        After an error nothing is open, and the next outcome opens what the hour's state asks for. What is recorded
+        meanwhile is written behind ``done``, which may say with `leave_out` that the file has it already.
         """
 
         def work() -> R:
@@ -183,7 +192,25 @@ class OutcomeLog:
             self._segments[hour] = segment
             return result
 
-        self._executor.submit(work, done)
+        def heard(ended: Done[R]) -> None:
+            self._exchanging.discard(hour)
+            done(ended)
+            self.flush()
+
+        self._exchanging.add(hour)
+        self._executor.submit(work, heard)
+
+    def leave_out(self, hour: int, known: NDArray[np.uint64]) -> None:
+        """Write nothing of what waits for an hour's file and is in it already (rule S1); ``known`` is sorted."""
+        waiting, self._waiting = self._waiting, []
+        for recorded in waiting:
+            new = recorded.hour != hour or ~among(recorded.part.sequences, known)
+            if np.all(new):
+                self._waiting.append(recorded)
+            elif np.any(new):
+                self._waiting.append(recorded._replace(part=_compressed(recorded.part, np.asarray(new))))
+            else:
+                recorded.on_durable()
 
     def look(self) -> None:
         """Look whether the open files are what they were: a removed one is written again, others are set aside."""
@@ -344,6 +371,11 @@ def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour
     if tail.cut_bytes:
         log.info("tail_cut path=%s cut_bytes=%d reason=%r", path, tail.cut_bytes, tail.cut_reason)
     return segment.remember_file()
+
+
+def _compressed(part: NewPart, chosen: NDArray[np.bool_]) -> NewPart:
+    hashes = None if part.hashes is None else part.hashes[chosen]
+    return part._replace(sequences=part.sequences[chosen], deliver_at_ms=part.deliver_at_ms[chosen], hashes=hashes)
 
 
 def append_parts(segment: Segment, hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> None:

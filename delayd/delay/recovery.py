@@ -313,7 +313,7 @@ def _recover_outcomes(
         segments[hour], outcomes = opened
         # Numpy's unique hashes, which for a million rows takes a second; a repetition among them does no harm.
         decided[hour] = np.sort(outcomes.sequences, kind="stable")
-        _note_ends(target_ends, outcomes, accepted)
+        note_ends(target_ends, outcomes, accepted)
     return segments, decided, target_ends
 
 
@@ -338,7 +338,7 @@ def ends_of_all(disk: Disk, folder: str, log_id: int, accepted: Mapping[int, Acc
         try:
             segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=False)
             try:
-                _note_ends(found, read_outcomes(segment), accepted)
+                note_ends(found, read_outcomes(segment), accepted)
             finally:
                 segment.close()
         except (DamagedData, UnfinishedFile, FileNotFoundError) as error:
@@ -346,7 +346,8 @@ def ends_of_all(disk: Disk, folder: str, log_id: int, accepted: Mapping[int, Acc
     return found
 
 
-def _note_ends(ends: dict[int, int], outcomes: OutcomeRows, accepted: Mapping[int, AcceptedTarget]) -> None:
+def note_ends(ends: dict[int, int], outcomes: OutcomeRows, accepted: Mapping[int, AcceptedTarget]) -> None:
+    """Raise the ends of targets to the highest offsets that an hour's outcomes name (rule H7)."""
     for target in np.unique(outcomes.parts["target_log_id"]).tolist():
         parts = outcomes.parts[outcomes.parts["target_log_id"] == target]
         offsets = parts["target_offset"][counts(parts, accepted.get(target))]
@@ -387,7 +388,9 @@ def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     for day in disk.list_folder(f"{folder}/dispatch"):
         for name in disk.list_folder(f"{folder}/dispatch/{day}"):
-            found.append((hour_from_name(name.removesuffix(".log")), f"{folder}/dispatch/{day}/{name}"))
+            # One that was being written again when its server died has another name.
+            if name.endswith(".log"):
+                found.append((hour_from_name(name.removesuffix(".log")), f"{folder}/dispatch/{day}/{name}"))
     return found
 
 

@@ -30,6 +30,14 @@ class Crash(BaseException):
 
 
 @dataclass(slots=True)
+class Misread:
+    """One read whose data has a flipped bit, though the disk holds it well: all others are right."""
+
+    reads: int  # Which of the next ones it is, from 1.
+    bit: int  # Modulo the bits that are read.
+
+
+@dataclass(slots=True)
 class Faults:
     """What goes wrong, by count from 1; None never. May be changed at any time."""
 
@@ -39,6 +47,7 @@ class Faults:
     skip_sync_at: int | None = None  # The number of a sync: reported as done and not done, to see that a test notices.
     fail_write_at: int | None = None  # The number of a write: half is written, then OSError (EIO).
     fail_reads: dict[str, int] = field(default_factory=dict)  # By part of a path: how many reads of it raise OSError.
+    misreads: dict[str, Misread] = field(default_factory=dict)  # By part of a path: one read of it that is wrong.
 
 
 class MemoryDisk:
@@ -285,6 +294,18 @@ class MemoryDisk:
                 del reads[part]
             raise OSError(errno.EIO, READ_FAILED, path)
 
+    def misread(self, path: str, data: bytes) -> bytes:
+        """What a read returns, which is wrong if it is one that shall be."""
+        for part, which in list(self.faults.misreads.items()):
+            if data and part in path:
+                which.reads -= 1
+                if not which.reads:
+                    del self.faults.misreads[part]
+                    changed = bytearray(data)
+                    changed[which.bit // 8 % len(data)] ^= 1 << which.bit % 8
+                    return bytes(changed)
+        return data
+
     def _parent(self, path: str) -> tuple[Folder, str]:
         folder, name = _split(path)
         return self._folder(folder), name
@@ -322,7 +343,8 @@ class MemoryFile:
         """Short only at the end of the file."""
         self._check(writing=False)
         self._disk.check_read(self._path)
-        return bytes(self._inode.cached[position : position + size])
+        data = bytes(self._inode.cached[position : position + size])
+        return self._disk.misread(self._path, data) if self._disk.faults.misreads else data
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
         """Short only at the end of the file."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from delayd.batch import parse
 from delayd.errors import DelaydError
 from delayd.wire.frame import Frame, Head
-from delayd.wire.requests import RequestType, need_rows, need_u64
+from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
 from realtime.given_out import SECRET_BITS
 from tests.batches import bodies_of
 from tests.simulation.network import Line, Network
@@ -60,6 +60,7 @@ class Held(NamedTuple):
 
     name: Name
     consume_sequence: int
+    attempt: int
 
 
 class Consumer:
@@ -69,6 +70,10 @@ class Consumer:
         self.name = name
         self.held: list[Held] = []
         self.pulling = False
+        self.returned: set[int] = set()  # Consume sequences that it gave back uncounted, and the server has said so.
+        self.wanted = 0  # What others want of it, as the last answer to a pull said.
+        self.ended = True  # Whether the last PULL_END was answered.
+        self._asked = self._answered = 0  # Pulls of this connection.
         self._side = side
         self._names: Head = {"subject": books.subject.decode(), "group": books.group}
         self.books = books
@@ -81,12 +86,18 @@ class Consumer:
         """Connect, pull, acknowledge or give back, as chance has it."""
         if self._connect() is None:
             return
-        if not self.held or self._random.random() < 0.3:
-            self.pull(self._random.choice((1, 3, 100)), self._random.choice((0, 400)))
+        kind = self._random.random()
+        if self.pulling and kind < 0.1:
+            self.end_pull()
+        elif not self.held or kind < 0.35:
+            ahead = self._random.choice((0, len(self.held)))
+            self.pull(self._random.choice((1, 3, 100)), self._random.choice((0, 400)), ahead)
         else:
-            count = self._random.randint(1, len(self.held))
-            kind = RequestType.ACK if self._random.random() < 0.7 else RequestType.NACK
-            self.settle(kind, self._random.sample(self.held, count))
+            some = self._random.sample(self.held, self._random.randint(1, len(self.held)))
+            if kind < 0.8:
+                self.settle(RequestType.ACK, some)
+            else:
+                self.settle(RequestType.NACK, some, uncounted=kind < 0.9)
 
     def drain(self) -> None:
         """Acknowledge what is held and ask for more."""
@@ -101,16 +112,17 @@ class Consumer:
         """Die with all that it holds, and with answers under way; another one begins in its place."""
         self._network.process_died(self)
         self.held.clear()
-        self._line, self._dialling, self.pulling = None, False, False
+        self._forget_line()
 
     def pull_if_connected(self) -> None:
         """Ask for what there is, or connect."""
         if self._connect() is not None and not self.pulling:
             self.pull(100, 0)
 
-    def pull(self, most: int, wait_ms: int) -> None:
-        """Ask for messages."""
+    def pull(self, most: int, wait_ms: int, ahead: int = 0) -> None:
+        """Ask for messages; ``ahead`` of those that it has were given to no handler yet."""
         head: Head = {
+            "ahead": ahead,
             "max_messages": most,
             "max_bytes": 1 << 20,
             "wait_ms": wait_ms,
@@ -118,15 +130,40 @@ class Consumer:
             "consumer": self.name,
         }
         self.pulling = True
+        self._asked += 1
         self._call(RequestType.PULL, self._names | head, self._pulled)
 
-    def settle(self, kind: RequestType, some: list[Held]) -> None:
-        """Acknowledge or give back messages."""
+    def settle(self, kind: RequestType, some: list[Held], *, uncounted: bool = False) -> None:
+        """Acknowledge or give back messages; ``uncounted``: no handler was given them."""
         self.held = [each for each in self.held if each not in some]
         handles = [[each.name[2], each.name[1], 1] for each in sorted(some)]
+        head: Head = {"handles": handles}
         if kind == RequestType.ACK:
             self.books.tried.update(each.consume_sequence for each in some)
-        self._call(kind, self._names | {"handles": handles}, partial(self._settled, kind, some))
+        elif uncounted:
+            head["uncounted"] = True
+            self.returned -= {each.consume_sequence for each in some}
+        self._call(kind, self._names | head, partial(self._settled, kind, some, uncounted))
+
+    def end_pull(self) -> None:
+        """Wait no more: whatever pull of this connection waits is answered first (rule Q4)."""
+        asked, self.ended = self._asked, False
+
+        def ended(answer: Frame) -> None:
+            self.ended = True
+            assert self._answered >= asked, f"a pull of {self.name} waits behind the answer to its PULL_END"
+
+        self._call(RequestType.PULL_END, self._names, ended)
+
+    def close(self) -> None:
+        """Close the connection, as a program does that ends."""
+        if self._line is not None:
+            self._line.end()
+
+    @property
+    def connected(self) -> bool:
+        """Whether it has a connection; without one it begins to have one."""
+        return self._connect() is not None
 
     def _connect(self) -> Line | None:
         if self._line is not None and self._line.open:
@@ -145,15 +182,20 @@ class Consumer:
             line.close()
 
     def _lost(self, error: DelaydError) -> None:
-        self._line, self._dialling, self.pulling = None, False, False
+        self._forget_line()
+
+    def _forget_line(self) -> None:
+        self._line, self._dialling, self.pulling, self.wanted = None, False, False, 0
+        self._asked = self._answered = 0
 
     def _call(self, kind: RequestType, head: Head, heard: Callable[[Frame], None]) -> None:
         line = self._line
         assert line is not None
 
         def answered(answer: Frame | DelaydError) -> None:
-            if kind == RequestType.PULL:
+            if kind == RequestType.PULL and line is self._line:
                 self.pulling = False
+                self._answered += 1
             if isinstance(answer, Frame):
                 heard(answer)
 
@@ -164,19 +206,21 @@ class Consumer:
             subject = self.books.subject
             self.books.older = {body for kept in self._side.log() if kept.subject == subject for body in kept.bodies}
         incarnation = need_u64(answer.head, "incarnation")
+        self.wanted = need_int(answer.head, "wanted")
         position = 0
-        for pull_first, consume_first, rows, _ in need_rows(answer.head, "parts", 4):
+        for pull_first, consume_first, rows, attempt in need_rows(answer.head, "parts", 4):
             batch = parse(answer.body, position)
             batch.verify()
             position += batch.total_bytes
             bodies = bodies_of(batch)
             assert len(bodies) == rows, f"a part of {rows} messages has {len(bodies)}"
             for index, body in enumerate(bodies):
-                held = Held((incarnation >> SECRET_BITS, pull_first + index, incarnation), consume_first + index)
+                name = (incarnation >> SECRET_BITS, pull_first + index, incarnation)
+                held = Held(name, consume_first + index, attempt)
                 self.books.give(held.consume_sequence, body, held.name)
                 self.held.append(held)
 
-    def _settled(self, kind: RequestType, some: list[Held], answer: Frame) -> None:
+    def _settled(self, kind: RequestType, some: list[Held], uncounted: bool, answer: Frame) -> None:
         stale = {
             (incarnation >> SECRET_BITS, first + index, incarnation)
             for incarnation, first, count in need_rows(answer.head, "stale", 3)
@@ -186,3 +230,5 @@ class Consumer:
             for each in some:
                 if each.name not in stale:
                     self.books.acknowledged[each.consume_sequence] = each.name
+        elif uncounted:
+            self.returned.update(each.consume_sequence for each in some if each.name not in stale)

@@ -35,11 +35,12 @@ class Damages:
 
     def any(self, disk: MemoryDisk) -> bool:
         """Whether anything is damaged now."""
-        return bool(self._found or disk.faults.fail_reads)
+        return bool(self._found or disk.faults.fail_reads or disk.faults.misreads)
 
     def mend(self, disk: MemoryDisk) -> None:
         """Put all files back as they were; no read fails any more."""
         disk.faults.fail_reads.clear()
+        disk.faults.misreads.clear()
         while self._found:
             self._found.pop().mend(disk)
 
@@ -47,13 +48,14 @@ class Damages:
     def as_written(self, disk: MemoryDisk) -> Iterator[None]:
         """Have the files as they were written, for a reader outside."""
         failing, disk.faults.fail_reads = disk.faults.fail_reads, {}
+        misread, disk.faults.misreads = disk.faults.misreads, {}
         mended = [damage for damage in reversed(self._found) if damage.mend(disk)]
         try:
             yield
         finally:
             for damage in reversed(mended):
                 damage.again(disk)
-            disk.faults.fail_reads = failing
+            disk.faults.fail_reads, disk.faults.misreads = failing, misread
 
 
 def _always() -> bool:
@@ -97,7 +99,7 @@ class Gone:
     def __init__(self, disk: MemoryDisk, path: str, *, wanted: Callable[[], bool] = _always) -> None:
         self._path = path
         self._wanted = wanted  # Whether the server still needs it: nobody restores what retention removed meanwhile.
-        self._node = _found(disk, path)
+        self._node = self._open = _found(disk, path)  # Whoever has it open goes on writing to it.
         self.again(disk)
 
     def mend(self, disk: MemoryDisk) -> bool:
@@ -106,7 +108,8 @@ class Gone:
             return False
         folder, name = disk._parent(self._path)
         # A copy, as an operator restores one: what was not durable at a crash is in it.
-        self._node = Inode(cached=bytearray(self._node.cached), durable=bytearray(self._node.cached))
+        written = max(self._node.cached, self._open.cached, key=len)
+        self._node = Inode(cached=bytearray(written), durable=bytearray(written))
         folder.cached[name] = folder.durable[name] = self._node
         disk.used_bytes += len(self._node.cached)
         return True

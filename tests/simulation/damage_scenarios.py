@@ -5,9 +5,12 @@ Invariant: what is damaged here is put back as it was, so that nothing may be lo
 
 from __future__ import annotations
 
+from delayd.delay.hour_table import outcome_key
 from delayd.hours import NAME_DIGITS, hour_from_name
-from delayd.testing.disk import MemoryDisk
-from tests.simulation.cluster import HOUR_MS
+from delayd.log.segment import FileKind, UnfinishedFile, open_segment
+from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk, Misread
+from tests.delay_harness import FOLDER
+from tests.simulation.cluster import HOUR_MS, LOSSES
 from tests.simulation.damage import Damage, Flipped, Gone, file_of, files_of
 from tests.simulation.delay_side import NAME
 from tests.simulation.parts import Parts
@@ -17,6 +20,7 @@ from tests.simulation.steps import Kinds
 FILE_HEADER_BYTES = 64
 LASTING = 1 << 40  # Reads that fail: until the disk is mended.
 READ_BY_DELAY = ("/message/", "/schedule/", "/dispatch/")
+READ_BY_REALTIME = ("/message/", "/pull/", "/consume/")
 
 
 class DamageScenarios(Parts):
@@ -27,8 +31,9 @@ class DamageScenarios(Parts):
         kinds: Kinds = [(4, self.realtime_reads_fail), (4, self.consume_reads_fail), (3, self.realtime_bit_flips)]
         kinds += [(3, self.consume_bit_flips), (3, self.realtime_file_gone)]
         if self.cluster.delay_up:
-            kinds += [(4, self.delay_reads_fail), (3, self.delay_file_changed)]
-        return kinds
+            kinds += [(4, self.delay_reads_fail), (3, self.delay_file_changed), (3, self.delay_dispatch_changed)]
+            kinds += [(3, self.delay_start_misreads)]
+        return [*kinds, (3, self.realtime_start_misreads)]
 
     def realtime_reads_fail(self) -> None:
         """A realtime server's disk can't read the message log, once or for a while (rule L10)."""
@@ -130,8 +135,93 @@ class DamageScenarios(Parts):
             self.delay_dies_and_starts()
         self._work_at_delay()
         if self.chance(0.5):
-            cluster.mend()
+            self._restore_at_delay()
             self._work_at_delay()
+
+    def delay_dispatch_changed(self) -> None:
+        """An hour's dispatch log is gone or has a bit that flipped, where it is durable, and is restored (rule L5)."""
+        cluster = self.cluster
+        self._work_at_delay()
+        if not cluster.delay_up:
+            return
+        disk = cluster.world.disk
+        path = self._some_file(disk, f"{FOLDER}/dispatch/")
+        if path is None:
+            return
+        hour = hour_from_name(path.rpartition("/")[2][:NAME_DIGITS])
+        node = file_of(disk, path)
+        # What is not durable is no damage when it is lost.
+        if node is None or node.pending:
+            return
+        if self.chance(0.4):
+            # The state counts something of it, or nobody could tell that there was a file.
+            if cluster.world.state.get(outcome_key(hour)) is None:
+                return
+            self.tell(f"     {path} at {NAME} is gone")
+            damage: Damage = Gone(disk, path, wanted=lambda: hour in cluster.delay_hours())
+        else:
+            until = _durable_named(disk, path, cluster.world.core.identity.log_id)
+            if until <= FILE_HEADER_BYTES:
+                return
+            position, mask = self.random.randrange(FILE_HEADER_BYTES, until), 1 << self.random.randrange(8)
+            self.tell(f"     bit {mask:x} at {position} of {path} flips")
+            damage = Flipped(disk, path, position, mask)
+        cluster.damaged = True
+        cluster.delay_damages.add(damage)
+        if self.chance(0.6):
+            self.delay_dies_and_starts()
+        self._work_at_delay()
+        if self.chance(0.6):
+            self._restore_at_delay()
+            self._work_at_delay()
+
+    def delay_start_misreads(self) -> None:
+        """A start of the delay server reads one piece of a log wrongly, and the disk has it well (rule L5)."""
+        cluster = self.cluster
+        self.some_work()
+        if not cluster.delay_up:
+            return
+        cluster.delay_dies(self.random.choice((None, *LOSSES)))
+        part = self.random.choice(READ_BY_DELAY)
+        self._misread(cluster.remains.disk, part)
+        cluster.delay_starts(faults=False)
+        cluster.world.disk.faults.misreads.clear()
+        self.some_work()
+
+    def realtime_start_misreads(self) -> None:
+        """A start of a realtime server reads one piece of a log wrongly, and the disk has it well (rule L5)."""
+        side = self.steps.side()
+        self._work_at(side)
+        side.die(self.random.choice((None, *LOSSES)), self.random.randrange(1 << 16))
+        self._misread(side.disk, self.random.choice(READ_BY_REALTIME))
+        self.cluster.side_starts(side, faults=False)
+        side.disk.faults.misreads.clear()
+        self._work_at(side)
+
+    def _misread(self, disk: MemoryDisk, part: str) -> None:
+        which = Misread(self.random.choice((1, 2, 3, 5)), self.random.randrange(1 << 20))
+        self.tell(f"     one read of {part} is wrong: {which}")
+        self.cluster.damaged = True
+        disk.faults.misreads[part] = which
+
+    def _restore_at_delay(self) -> None:
+        """Put all files back; mostly an operator has what is quarantined read again, which is heard at once."""
+        cluster = self.cluster
+        cluster.mend()
+        world = cluster.world
+        if not cluster.delay_up or self.chance(0.3):
+            return
+        told: list[tuple[bool, str]] = []
+        asked = [entry for entry in world.core.quarantine if entry.hour is not None]
+        for entry in asked:
+            self.tell(f"     an operator releases {entry.id}")
+            world.core.release(entry.id, lambda done, text: told.append((done, text)))
+        cluster.held.clear()
+        full = world.disk.capacity_bytes < CAPACITY_BYTES
+        cluster.calm(1_200)
+        if cluster.world is world and cluster.delay_up and world.clock.confirmed and not full:
+            wrong = [text for done, text in told if not done]
+            assert len(told) == len(asked) and not wrong, f"of {len(asked)} restored files {told} was said"
 
     def _work_at_delay(self) -> None:
         cluster = self.cluster
@@ -185,3 +275,16 @@ class DamageScenarios(Parts):
             folders = [path.rpartition("/")[0] for path in paths]
             paths = [path for path, this, next_ in zip(paths, folders, folders[1:], strict=False) if this == next_]
         return self.random.choice(paths) if paths else None
+
+
+def _durable_named(disk: MemoryDisk, path: str, log_id: int) -> int:
+    """The position in a dispatch log below which its groups say that everything is durable."""
+    try:
+        segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=False)
+    except UnfinishedFile:
+        return 0
+    try:
+        durable = max((group.header.durable_offset for group in segment.scan(0)), default=0)
+        return segment.position(durable)
+    finally:
+        segment.close()

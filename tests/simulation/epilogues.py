@@ -10,14 +10,18 @@ from collections.abc import Callable
 
 from delayd.delay.recovery import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError, NotReady
+from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.dispatch import Outcome
+from delayd.log.schedule import schedule_path
 from delayd.log.segment import FileKind, open_segment
 from tests.delay_harness import FOLDER
 from tests.simulation.checks import DOUBT_STEP_MS, DRAIN_STEP_MS
 from tests.simulation.copy_scenarios import CopyScenarios
+from tests.simulation.damage import Flipped, file_of
 from tests.simulation.realtime_side import RealtimeSide
 
 ALARM_MS = 40_000  # A target that refused is asked again within so long.
+HOURS_AHEAD = 3  # An hour that is not loaded for long, so that its rows are in its file alone.
 ROUNDS_MAX = 8  # So many rounds of sends, until a realtime server has heard what became of the first ones.
 CONFIRMED_WITHIN_MS = 60_000  # A clock that nobody sets is believed after half a minute.
 
@@ -27,7 +31,7 @@ class Epilogues(CopyScenarios):
 
     def all(self) -> list[Callable[[], None]]:
         """All of them."""
-        return [self.restored_server_is_accepted, self.target_is_lost]
+        return [self.restored_server_is_accepted, self.target_is_lost, self.hour_is_given_up]
 
     def restored_server_is_accepted(self) -> None:
         """An operator accepts a delay server that was restored: no two messages have one sequence (rule I5)."""
@@ -124,6 +128,56 @@ class Epilogues(CopyScenarios):
         self._wait(lambda: self._all_told(first))
         cluster.calm(1_200)
         self._check_lost(lost, other, first)
+
+    def hour_is_given_up(self) -> None:
+        """An operator drops an hour whose schedule log is damaged for good: no more is lost than he is told (L5)."""
+        cluster = self.cluster
+        self._confirm_the_clock()
+        self._all_work()
+        world = cluster.world
+        world.swept = False  # The books of the run know of no messages that were given up.
+        hour = hour_of_ms(world.clock.now_ms()) + HOURS_AHEAD
+        begins_ms = hour * HOUR_MS
+        of_hour: list[int] = []
+        for _ in range(self.random.choice((1, 3))):
+            self.steps.send_each([begins_ms + ms for ms in (0, 400, 9_000)])
+            of_hour.append(world.outside.last_number)
+            cluster.calm(60)
+            world.core.checkpoint(lambda offset: None)
+            cluster.calm(1_200)
+        self._repeat_what_is_unanswered()
+        cluster.calm(60)
+        path = schedule_path(FOLDER, hour)
+        written = file_of(world.disk, path)
+        if written is None or not len(written.cached):
+            raise AssertionError(f"{path} was not written by {len(of_hour)} checkpoints")
+        position = self.random.randrange(len(written.cached))
+        self.tell(f"     bit 1 at {position} of {path} flips for good")
+        cluster.damaged = True
+        cluster.delay_damages.add(Flipped(world.disk, path, position, 1))
+        if self.chance(0.5):
+            self.delay_dies_and_starts()
+            world = cluster.world
+        cluster.machine.advance(begins_ms - world.clock.now_ms() - 500)
+        before = world.outside.last_number
+        self._send_to_all()
+        others = range(before + 1, world.outside.last_number + 1)
+        self._wait(lambda: world.clock.now_ms() > begins_ms + ALARM_MS // 2)
+        told: list[tuple[bool, str]] = []
+        found = [entry for entry in world.core.quarantine if entry.hour == hour]
+        for entry in found:
+            world.core.drop(entry.id, lambda done, text: told.append((done, text)))
+        self._wait(lambda: len(told) == len(found))
+        cluster.calm(5_000)
+        assert len(told) == len(found) and all(done for done, _ in told), f"an operator drops {found}, and hears {told}"
+        assert not len(world.core.quarantine), f"set aside, though it was given up: {world.core.quarantine.listing()}"
+        bodies = Counter(body for side in cluster.sides for kept in side.log() for body in kept.bodies)
+        wrong = [body for number in others for body in self._bodies_of(number) if bodies[body] != 1]
+        assert not wrong, f"of another hour than the one that was dropped, and not at the targets once: {wrong}"
+        counts = [bodies[body] for number in of_hour for body in self._bodies_of(number)]
+        dead = sum(outcomes.count(Outcome.DEAD) for outcomes in self._outcomes_now().values())
+        lost = dead + world.core._mending.dropped.get(hour, 0)
+        assert max(counts) <= 1 and counts.count(0) == lost, f"{lost} are said to be lost; at the targets: {counts}"
 
     def _confirm_the_clock(self) -> None:
         """Let time pass until the clock is believed, which nobody sets any more: operators' words need it."""

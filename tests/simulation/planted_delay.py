@@ -7,6 +7,7 @@ from contextlib import suppress
 from unittest.mock import patch
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayd import clock as delayd_clock
 from delayd.batch import Batch, ColumnId, parse
@@ -145,6 +146,10 @@ def _know_of_no_flush(self: OutcomeLog) -> set[int]:
 
 def _settle_nothing(self: EarlierOutcomes) -> None:
     """What it decided leaves again."""
+
+
+def _learn_nothing(self: EarlierOutcomes, hour: int, sequences: NDArray[np.uint64]) -> None:
+    """Nothing of it was known before."""
 
 
 def _run_nothing_else(self: StepExecutor) -> None:
@@ -339,6 +344,10 @@ IN_DELAY: Bugs = {
         Patch(Sender, "give_up", _doubt_this_life_alone)
     ],
     "I5: sequences go on where a restored server stopped": [Patch(delay_targets, "RESTORED_STEP", 0)],
+    "L5: what a start reads wrongly once counts as torn": [
+        Patch(Segment, "recover", changed(Segment.recover, "end >= size or end == again", "True"))
+    ],
+    "S1: what a restored dispatch log says is recorded again": [Patch(EarlierOutcomes, "learn", _learn_nothing)],
     "L9: damage of a schedule log is not named": [Patch(Mending, "schedule_damaged", _name_no_damage)],
     "L10: an hour that was set aside is never tried again": [Patch(mending, "RETRY_MS", NEVER_MS)],
     "P7: a checkpoint counts rows while they are loaded": [

@@ -22,6 +22,7 @@ from realtime.handoff import Hello, Origin, Origins
 from realtime.index import Index, Subject
 from realtime.kept import Marks
 from realtime.peer import Peer
+from realtime.polls import Waiting
 from realtime.pull_commit import PullCommit
 from realtime.pulls import Pulls
 from realtime.rebuild import Rebuilder
@@ -96,16 +97,21 @@ def _checkpoint_before_the_pull_log(self: Core) -> None:
         self._checkpoints.take(self._snapshot(), self._checkpointed)
 
 
-def _keep_for_no_group(
-    message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group | GroupCopy], index: Index
-) -> int:
-    return keep_from(message_log, oldest_ms, marks, (), index)
+def _keep(change: Callable[[Marks, Groups], tuple[Marks, Groups]]) -> Callable[[Log, int, Marks, Groups, Index], int]:
+    """`keep_from`, which hears something else of what must be kept."""
+
+    def kept(message_log: Log, oldest_ms: int, marks: Marks, groups: Groups, index: Index) -> int:
+        return keep_from(message_log, oldest_ms, *change(marks, groups), index)
+
+    return kept
 
 
-def _keep_no_doubt(
-    message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[Group | GroupCopy], index: Index
-) -> int:
-    return keep_from(message_log, oldest_ms, replace(marks, window_offset=marks.indexed_offset), groups, index)
+def _no_group(marks: Marks, groups: Groups) -> tuple[Marks, Groups]:
+    return marks, ()
+
+
+def _no_doubt(marks: Marks, groups: Groups) -> tuple[Marks, Groups]:
+    return replace(marks, window_offset=marks.indexed_offset), groups
 
 
 def _begin_at_what_leaves(self: Index, subject: Subject) -> int:
@@ -146,6 +152,14 @@ def _lapse_never(self: Pulls) -> None:
 
 def _take_any_row(value: HeadValue, name: str, width: int | None) -> list[int]:
     return _row(value, name, None)
+
+
+def _recall_nobody(self: Pulls, waiting: Waiting) -> None:
+    """Whoever has messages ahead keeps them."""
+
+
+def _end_no_pull(self: Pulls, peer: Peer, group: Group) -> None:
+    """It waits until its time is up."""
 
 
 def _forget_nobody(self: Pulls, peer: Peer) -> None:
@@ -189,14 +203,14 @@ IN_REALTIME: Bugs = {
     "H2: T forgets a batch when it has answered": [Patch(Origin, "remember", _remember_nothing)],
     "H2: T forgets what an older epoch sent": [Patch(Origin, "hear", _forget_older_epochs)],
     "H2: T's checkpoint passes batches that are in doubt": [Patch(Origins, "window_offset", _keep_no_window)],
-    "H2: T's retention passes batches that are in doubt": [Patch(realtime_core, "keep_from", _keep_no_doubt)],
+    "H2: T's retention passes batches that are in doubt": [Patch(realtime_core, "keep_from", _keep(_no_doubt))],
     "Q1: T's checkpoint does not wait for the pull log": [Patch(Core, "checkpoint", _checkpoint_before_the_pull_log)],
     "Q1: an acknowledgement is answered before its fsync": [
         Patch(PullCommit, "when_durable", _acknowledge_before_the_sync)
     ],
     "Q1: the pull log is not synced": [Patch(PullCommit, "_sync", _sync_nothing)],
     "Q1: acknowledgements of lost pulls count": [Patch(GivenOut, "lost", lambda self, *asked: [])],
-    "Q3: retention passes what a group has not acknowledged": [Patch(realtime_core, "keep_from", _keep_for_no_group)],
+    "Q3: retention passes what a group has not acknowledged": [Patch(realtime_core, "keep_from", _keep(_no_group))],
     "Q3: a new group begins at messages that are being removed": [Patch(Index, "first", _begin_at_what_leaves)],
     "H8: nobody notices that a delay server was restored": _HEARD_ALL_THE_SAME,
     "H8: nobody notices a copy of a delay server": [
@@ -208,6 +222,19 @@ IN_REALTIME: Bugs = {
         Patch(Link, "_greeted", changed(Link._greeted, "end_offset < named", "False")),
     ],
     "Q1: acknowledgements of anybody count": [ACKNOWLEDGE_FOR_ANYBODY],
+    "Q4: what no handler was given counts as an attempt": [
+        Patch(Group, "_give_back", changed(Group._give_back, "run.attempt if op == PullOp.RETURNED else ", ""))
+    ],
+    "Q4: nobody hears that others have empty hands": [Patch(Pulls, "_recall", _recall_nobody)],
+    "Q4: the end of a pull leaves it waiting": [Patch(Pulls, "end_waiting", _end_no_pull)],
+    "Q5: an entry holds messages of both sides of next": [
+        Patch(Pulls, "_answer", changed(Pulls._answer, "and part.consume_first != plan.group.next", "")),
+        Patch(
+            Group,
+            "_pulled",
+            changed(Group._pulled, "max(self.next, end)", "self.next if entry.consume_first < self.next else end"),
+        ),
+    ],
     "E1: rows of any width are taken": [Patch(wire_requests, "_row", _take_any_row)],
     "B1: what a connection waits for stays when it has gone": [Patch(Pulls, "disconnected", _forget_nobody)],
     "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],

@@ -13,6 +13,7 @@ from delayd.testing.clock import START_MS
 from delayd.testing.disk import Crash
 from tests.simulation.clock_scenarios import ClockScenarios
 from tests.simulation.cluster import Cluster
+from tests.simulation.consumer_scenarios import ConsumerScenarios
 from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.damage_scenarios import DamageScenarios
 from tests.simulation.disk_scenarios import DiskScenarios
@@ -53,6 +54,7 @@ class Run:
             ClockScenarios(*parts),
             LoadScenarios(*parts),
             HostileScenarios(*parts),
+            ConsumerScenarios(*parts),
         )
         drawn = self._random.sample(sorted(kind.__name__ for _, kind in self._all_kinds()), FAVOURED)
         self._favoured = favoured or drawn

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from delayd.delay.core import DelayCore
 from delayd.delay.hour_table import HourFile
 from delayd.delay.loader import load_hour
 from delayd.delay.quarantine import quarantine_path
-from delayd.delay.recovery import recover
+from delayd.delay.recovery import read_outcomes, recover
 from delayd.errors import DamagedData, NewerFormat
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.dispatch import END_ROW
+from delayd.log.dispatch import END_ROW, NewPart, Outcome
 from delayd.log.schedule import decode_hours, dispatch_path
+from delayd.log.segment import FileKind, open_segment
 from delayd.reading import dispatch as reading
 from delayd.reading.directory import find_directories
 from delayd.reading.groups import file_size
@@ -605,4 +607,83 @@ def test_a_stop_makes_everything_durable_and_the_next_start_replays_nothing() ->
     assert again.core.counters()["pending_rows"] == 0
     assert again.core.counters()["replay_offset"] == again.core.counters()["message_log_end"]
     again.drain(3 * HOUR_MS)
+    again.check_books()
+
+
+def away_with_a_damaged_log() -> tuple[World, int]:
+    """A life that knows nothing of an hour's outcomes, for its log is damaged, with the target that got them away.
+
+    The target has forgotten W, as it does at a restart, so its answer names what the damaged log has.
+    """
+    world = World(new_world((TARGET_IDS[0],)))
+    for number in range(3):
+        world.send(wanted(1, 500 * number, f"m{number}"))
+        world.pass_ms(600)
+    world.checkpoint()
+    (target,) = world.outside.targets.values()
+    assert len(target.log) == 3
+    remains = world.remains(PowerLoss.ALL_LOST)
+    flip(remains, 200)
+    remains.outside.targets[target.log_id].crash(world.random)
+    return World(remains), target.log_id
+
+
+def outcomes_of_hour(world: World) -> list[int]:
+    segment = open_segment(
+        world.disk, dispatch_path(FOLDER, HOUR), FileKind.DISPATCH, world.core.identity.log_id, write=False
+    )
+    rows = read_outcomes(segment)
+    segment.close()
+    return sorted(rows.sequences.tolist())
+
+
+@pytest.mark.parametrize("answered", ["behind the repair", "while it is repaired"])
+def test_rule_S1_an_answer_that_comes_when_a_dispatch_log_is_restored_is_recorded_once(
+    answered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, away = away_with_a_damaged_log()
+    world.pass_ms(1_000)
+    assert world.core.counters()["quarantined_hours"] == 1
+    flip(Remains(world.disk, world.state, world.outside, world.clock), 200)
+    if answered == "while it is repaired":
+        # The file was opened anew, nobody has heard of it, and what was answered meanwhile waits.
+        exchange = world.core._outcomes.exchange
+
+        def exchanging(hour: int, make: Any, done: Any) -> None:
+            exchange(hour, make, done)
+            sequences = np.arange(1, 4, dtype=np.uint64)
+            world.core._outcomes.record(
+                hour, NewPart(sequences, np.zeros(3, np.int64), Outcome.DISPATCHED), lambda: None
+            )
+            world.core._outcomes.flush()
+
+        monkeypatch.setattr(world.core._outcomes, "exchange", exchanging)
+    world.pass_ms(31_000)
+    assert not len(world.core.quarantine)
+    world.outside.targets[away].restart()
+    world.pass_ms(31_000)
+    assert outcomes_of_hour(world) == [1, 2, 3]
+    world.drain()
+    world.check_books()
+
+
+def test_rule_H7_a_restored_dispatch_log_names_what_its_targets_have_again() -> None:
+    world, away = away_with_a_damaged_log()
+    world.core._ends._ends.clear()
+    assert world.core._ends.of(away) == 0, "nothing else names it"
+    flip(Remains(world.disk, world.state, world.outside, world.clock), 200)
+    world.pass_ms(31_000)
+    assert world.core._ends.of(away) == max(kept.offset for kept in world.outside.targets[away].log)
+
+
+def test_rule_L10_a_dispatch_log_that_was_being_written_again_when_its_server_died_is_none() -> None:
+    world = World()
+    world.send(wanted(1, 0, "m"))
+    world.pass_ms(600)
+    remains = world.remains()
+    path = f"{dispatch_path(FOLDER, HOUR)}.new"
+    remains.disk.open(path, create=True).close()
+    again = World(remains)
+    again.send(wanted(1, 0, "later"))
+    again.drain()
     again.check_books()
