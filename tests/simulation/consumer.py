@@ -160,8 +160,7 @@ class Consumer:
         if self._line is not None:
             self._line.end()
 
-    @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether it has a connection; without one it begins to have one."""
         return self._connect() is not None
 

@@ -45,11 +45,11 @@ class ConsumerScenarios(Parts):
         if self.cluster.delay_up:
             self.steps.send_rows((-1_000,), [first.books.subject])
         self.moves(12)
-        if not first.connected:
+        if not first.is_connected():
             return
         first.end_pull()
         self.cluster.calm(1)
-        if not first.ended or not first.connected:
+        if not first.ended or not first.is_connected():
             return
         self._give_back(first, other, life)
         first.close()
@@ -64,13 +64,13 @@ class ConsumerScenarios(Parts):
         first.pull(FETCHED, 0)
         self.cluster.calm(1)
         fresh = len(first.held)
-        if fresh < 2 or not (first.connected and other.connected) or first.pulling:
+        if fresh < 2 or not (first.is_connected() and other.is_connected()) or first.pulling:
             return
         first.pull(1, WAIT_MS, fresh)
         other.pull(1, WAIT_MS)
         had = len(other.held)
         self.cluster.calm(RECALLED_WITHIN_MS)
-        if not self._undisturbed(life) or not (first.connected and other.connected) or len(other.held) > had:
+        if not self._undisturbed(life) or not (first.is_connected() and other.is_connected()) or len(other.held) > had:
             return
         assert first.wanted > 0, (
             f"{first.name} has {fresh} messages ahead, and does not hear that {other.name} has none"
@@ -78,7 +78,7 @@ class ConsumerScenarios(Parts):
         first.returned.clear()
         first.settle(RequestType.NACK, first.held[-min(first.wanted, (fresh + 1) // 2) :], uncounted=True)
         self.cluster.calm(1)
-        if self._undisturbed(life) and first.connected and other.connected and first.returned:
+        if self._undisturbed(life) and first.is_connected() and other.is_connected() and first.returned:
             assert len(other.held) > had, f"{other.name} waits while messages were given back for it"
 
     def _two_consumers(self) -> tuple[Consumer, Consumer, RealtimeLife] | None:
@@ -99,26 +99,27 @@ class ConsumerScenarios(Parts):
         books = self.random.choice([each for each in cluster.books if (each.log_id, each.subject) == (target, subject)])
         first, other = (each for each in cluster.consumers if each.books is books)
         for each in (first, other):
-            if each.connected and each.pulling:
+            if each.is_connected() and each.pulling:
                 each.end_pull()
         cluster.calm(1)
-        if side.life is None or not (first.connected and other.connected) or first.pulling or other.pulling:
+        if not (first.is_connected() and other.is_connected()) or first.pulling or other.pulling:
             return None
+        # Whoever is connected has a server.
         return first, other, side.life
 
     def _give_back(self, first: Consumer, other: Consumer, life: RealtimeLife) -> None:
         """All that one consumer has goes back uncounted; the other one gets it at once."""
         attempts = {each.consume_sequence: each.attempt for each in first.held}
-        if not attempts or not first.connected:
+        if not attempts or not first.is_connected():
             return
         first.returned.clear()
         first.settle(RequestType.NACK, list(first.held), uncounted=True)
         self.cluster.calm(1)
-        if not (first.connected and other.connected) or not self._undisturbed(life):
+        if not (first.is_connected() and other.is_connected()) or not self._undisturbed(life):
             return
         other.pull(FETCHED, 0)
         self.cluster.calm(1)
-        if not other.connected or not self._undisturbed(life):
+        if not other.is_connected() or not self._undisturbed(life):
             return
         got = {each.consume_sequence: each.attempt for each in other.held}
         kept = first.returned - got.keys()

@@ -219,7 +219,7 @@ class DamageScenarios(Parts):
         cluster.held.clear()
         full = world.disk.capacity_bytes < CAPACITY_BYTES
         cluster.calm(1_200)
-        if cluster.world is world and cluster.delay_up and world.clock.confirmed and not full:
+        if world.own in cluster.lives() and world.clock.confirmed and not full:
             wrong = [text for done, text in told if not done]
             assert len(told) == len(asked) and not wrong, f"of {len(asked)} restored files {told} was said"
 

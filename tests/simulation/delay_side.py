@@ -174,8 +174,11 @@ class _Watched:
         if frame_type == RequestType.DISPATCH:
             self._dispatched.add(self._line.listener)
             now_ms = min(self._clock.now_ms(), self._wall.latest_ms())
-            for buffer in body:
-                latest_ms = int(parse(buffer).int64s(ColumnId.DELIVER_AT_MS).max())
+            data, position = b"".join(map(bytes, body)), 0
+            while position < len(data):
+                batch = parse(data, position)
+                position += batch.total_bytes
+                latest_ms = int(batch.int64s(ColumnId.DELIVER_AT_MS).max())
                 assert latest_ms <= now_ms, (
                     f"a row due at {latest_ms} leaves at {now_ms}, {latest_ms - now_ms} ms early"
                 )
