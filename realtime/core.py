@@ -56,7 +56,7 @@ from .pulls import Pulls
 from .rebuild import Rebuilder
 from .recovery import Recovered, read_window
 from .reserve import Reserve
-from .retention import keep_from, remove_old
+from .retention import Trimming, keep_from, remove_old
 from .unread_pulls import UnreadPulls
 from .unseen import Unseen
 
@@ -143,6 +143,7 @@ class Core:
         self._subjects_left: list[Subject] = []
         self._in_memory: dict[Subject, None] = {}  # Subjects with runs in memory that a checkpoint has passed.
         self._forgetting: list[Subject] = []
+        self._trimming = Trimming(self._index, disk, executors.work)
         self._named: set[Group] = set()  # Groups whose names this life has written.
         self._lives_kept = False  # Whether a checkpoint has said where this life began.
         self._restored: dict[int, str] = {}  # Delay servers that were refused for it, and why.
@@ -212,7 +213,7 @@ class Core:
 
         It is asked for after every frame, so what is due later than the timer is set for is not looked at closely.
         """
-        if self._copying is not None or self._forgetting:
+        if self._copying is not None or self._forgetting or self._trimming.left:
             return self._clock.monotonic_ms()
         times: tuple[int | None, ...] = (self._commit.retry_at_ms,)
         if self._stopping is None:  # A server that stops ends no leases.
@@ -241,6 +242,8 @@ class Core:
             self._go_on_copying(self._copying)
         if self._forgetting:
             self._forget_some()
+        if self._trimming.left:
+            self._trimming.step()
         if self._stopping is None:
             self._pulls.wake()
             self._pulls.quarantine.wake()
@@ -562,6 +565,10 @@ class Core:
             if not subject.firsts:
                 del self._in_memory[subject]
 
+    def _old_removed(self) -> None:
+        self._unseen.removed()
+        self._trimming.begin()
+
     def _window_read(self, groups: list[LogGroup]) -> None:
         """What is in doubt can be read again: from now on delay servers are answered."""
         read_window(self._origins, groups)
@@ -619,7 +626,7 @@ class Core:
             self._forgetting = list(self._in_memory)
             self._forget_some()
             executors = self._executors
-            remove_old(self._state, executors.commit, executors.work, snapshot, self._unseen.removed)
+            remove_old(self._state, executors.commit, executors.work, snapshot, self._old_removed)
         self._go_on_stopping()
 
     def _go_on_stopping(self) -> None:

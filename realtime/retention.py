@@ -20,6 +20,9 @@ from .index import Index, Subject
 from .kept import Marks
 from .recovery import Recovered
 
+LOOKED_A_TURN = 10_000  # Some 30 ns each; most have one segment, which stays.
+READS_A_TURN = 100  # Of a consume log, some 20 us each.
+
 log = logging.getLogger(__name__)
 
 
@@ -52,6 +55,35 @@ def remove_old(
         commit.submit(detach, partial(_detached, recovered, work, removed))
 
 
+class Trimming:
+    """Which consume segments are not needed any more, once messages were removed; belongs to the loop.
+
+    A subject whose log has several segments costs a read, so a turn of the loop looks at some of them.
+    """
+
+    def __init__(self, index: Index, disk: Disk, work: Executor) -> None:
+        self.left: list[Subject] = []  # Subjects that were not looked at yet.
+        self._index = index
+        self._disk = disk
+        self._work = work
+
+    def begin(self) -> None:
+        """Messages were removed: look at all subjects, from the next turn on."""
+        self.left = list(self._index)
+
+    def step(self) -> None:
+        """Look at as many as one turn may."""
+        ends: list[tuple[ConsumePlace, int, int]] = []
+        part, self.left = self.left[-LOOKED_A_TURN:], self.left[:-LOOKED_A_TURN]
+        while part and len(ends) < READS_A_TURN:
+            subject = part.pop()
+            if subject.tail.base > 0 and (end := _consume_end(self._index, subject)) is not None:
+                ends.append(end)
+        self.left += part
+        if ends:
+            self._work.submit(partial(remove_consume_segments, self._disk, ends), _removed)
+
+
 def remove_consume_segments(disk: Disk, ends: Sequence[tuple[ConsumePlace, int, int]]) -> int:
     """Remove consume segments wholly below the first kept message, never the last one: (place, first, last base)."""
     removed = 0
@@ -66,11 +98,7 @@ def _detached(recovered: Recovered, work: Executor, removed: Callable[[], None],
     old = done.result()
     if old:
         removed()
-    message_log, index = recovered.message_log, recovered.index
-    work.submit(partial(message_log.remove, old), _removed)
-    ends = [end for subject in index if subject.tail.base > 0 and (end := _consume_end(index, subject)) is not None]
-    if ends:
-        work.submit(partial(remove_consume_segments, message_log.disk, ends), _removed)
+    work.submit(partial(recovered.message_log.remove, old), _removed)
 
 
 def _consume_end(index: Index, subject: Subject) -> tuple[ConsumePlace, int, int] | None:

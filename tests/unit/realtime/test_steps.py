@@ -1,16 +1,19 @@
 """Nothing costs the square of what a client sends or holds: twice as much is at most twice the steps (rule B2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from delayd.disk import Disk
+from delayd.log.consume import SEGMENT_ENTRIES, ConsumeTail
 from delayd.log.pull import PullEntry, PullOp
-from delayd.testing.executor import StepExecutor
+from delayd.testing.executor import InlineExecutor, StepExecutor
 from delayd.wire.requests import RequestType
 from realtime import core as core_module
 from realtime import pulls as pulls_module
+from realtime import retention
 from realtime.groups import Group
-from realtime.index import Subject
+from realtime.index import Index, Subject
 from realtime.kept import encode_group
 from tests.counts import calls, lines
 
@@ -163,6 +166,38 @@ def test_rule_B2_retention_asks_a_few_groups_a_turn_and_passes_none_that_is_made
     assert turns == 3
     assert world.recovered.message_log.start == 0, "the group that was made meanwhile has acknowledged nothing"
     assert world.pull(SimPeer(), "later", most=40).bodies == bodies
+
+
+def test_rule_B2_retention_looks_at_the_consume_logs_of_a_few_subjects_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "LOOKED_A_TURN", 7)
+    monkeypatch.setattr(retention, "READS_A_TURN", 3)
+    world, peer = World(), SimPeer()
+    world.hello(peer, 1)
+    for number in range(1, 21):
+        world.dispatch(peer, 1, dispatch_batch(number, [b"x"], subject=f"s{number:02}"))
+    index, asked, removed = world.recovered.index, list[str](), list[int]()
+    for subject in list(index)[10:]:
+        subject.tail = ConsumeTail(base=SEGMENT_ENTRIES)
+
+    def first(index: Index, subject: Subject) -> int:
+        asked.append(subject.name)
+        return 5
+
+    def remove(disk: Disk, ends: Sequence[object]) -> int:
+        removed.append(len(ends))
+        return 0
+
+    monkeypatch.setattr(Index, "first", first)
+    monkeypatch.setattr(retention, "remove_consume_segments", remove)
+    trimming = retention.Trimming(index, world.disk, InlineExecutor())
+    trimming.begin()
+    turns = 0
+    while trimming.left:
+        trimming.step()
+        turns += 1
+        assert len(asked) <= 3 * turns
+    assert sorted(asked) == [f"s{number}" for number in range(11, 21)] and sum(removed) == 10
+    assert turns == 5
 
 
 def after_stop(world: World, work: StepExecutor) -> World:
