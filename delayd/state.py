@@ -54,6 +54,9 @@ class State(Protocol):
         ``puts`` is taken once, a pair at a time.
         """
 
+    def waits(self) -> list[tuple[str, str, str]]:
+        """What waits for an operator because of its file, why, and which command helps: for STATUS."""
+
     def close(self) -> None:
         """End the use of the files; a second close does nothing."""
 
@@ -73,6 +76,18 @@ class LmdbState:
         self._inode = _inode_of(self._file)
         self._copied: int | None = None  # The copy that stands in the place of a file that was removed.
         self._closed = False
+        self.replaced = False  # Whether somebody removed or replaced the file that this process has open.
+
+    def look(self) -> None:
+        """Find out whether the file is still the one that is open: one call of the system."""
+        self.replaced = self.replaced or _inode_of(self._file) != self._inode
+
+    def waits(self) -> list[tuple[str, str, str]]:
+        """See the port."""
+        if not self.replaced:
+            return []
+        why = f"{self._file} was removed or replaced under the running server: each commit puts a copy there"
+        return [("the state of this server", why, "find out who did so, then restart this server")]
 
     def get(self, key: bytes) -> bytes | None:
         """About 1 us."""
@@ -130,6 +145,7 @@ class LmdbState:
         found = _inode_of(self._file)
         if found == self._inode:
             return
+        self.replaced = True
         disk, copy = RealDisk(), f"{self._file}.new"
         try:
             if found is not None and found != self._copied:

@@ -109,6 +109,7 @@ class Meta:
 
     def waits(self) -> Iterator[Wait]:
         """What goes on by nothing but an operator's doing."""
+        yield from map(Wait._make, self._state.waits())
         for subject in sorted(self._table.lost):
             yield Wait(f"messages of {subject}", "its route did not check", f"delayd route move {subject} --to LOG_ID")
 

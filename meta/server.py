@@ -218,6 +218,8 @@ class MetaService:
         return self._timed(page.to_head())
 
     def _status(self) -> Head:
+        if self._state is not None:
+            self._state.look()
         counters: dict[str, HeadValue] = {
             "requests": self._requests,
             "connections": len(self._server.connections),

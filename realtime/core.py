@@ -100,7 +100,7 @@ class Core:
         self._config = config
         self._clock = clock
         self._executors = executors
-        self._state = recovered
+        self._state, self._store = recovered, state
         self._index, self._stored, self._origins = recovered.index, recovered.stored, recovered.origins
         self._on_failure = on_failure
         self._commit = GroupCommit(
@@ -426,7 +426,7 @@ class Core:
 
     def waits(self) -> Iterator[Wait]:
         """What goes on by nothing but an operator's doing."""
-        yield from map(Wait._make, self.fence.waits())
+        yield from map(Wait._make, [*self.fence.waits(), *self._store.waits()])
         for log_id, reason in self._restored.items():
             yield Wait(f"what the delay server {log_id:016x} has to hand over", reason, "delayd target accept")
         yield from self._operators.waits()

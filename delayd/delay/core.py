@@ -18,6 +18,7 @@ from delayd.config import DelayConfig
 from delayd.delay.checkpoint import Books, Checkpointer, Evidence
 from delayd.delay.dispatcher import AskRoutes, Dispatcher
 from delayd.delay.earlier import EarlierOutcomes
+from delayd.delay.file_watch import FileWatch
 from delayd.delay.held import HeldRows
 from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.kept import encode_dropped
@@ -95,6 +96,7 @@ class DelayCore:
         found.targets = words.without_freed(found.targets)
         found.targets_owed &= found.targets.keys()
         self._disk = disk
+        self._state = state
         self._clock = clock
         self._config = config
         self._threads = threads
@@ -224,6 +226,10 @@ class DelayCore:
             lambda name: self.quarantine.lift(Kind.LOG, name),
             lambda: self.checkpoint(lambda offset: None),
         )
+        self._file_watch = FileWatch(
+            *(disk, config.folder, clock, threads.worker, found.hours, self.quarantine),
+            lambda hour, error: self._mending.schedule_damaged(hour, error),
+        )
         self._look_due_ms = clock.monotonic_ms() + LOOK_MS
         self._retention = Retention(
             disk,
@@ -325,7 +331,7 @@ class DelayCore:
 
     def waits(self) -> Iterator[Wait]:
         """What goes on by nothing but an operator's doing."""
-        yield from map(Wait._make, self.fence.waits())
+        yield from map(Wait._make, [*self.fence.waits(), *self._state.waits()])
         reserve = self.intake.reserve
         if reserve.closed:
             yield Wait("all sends", "free disk space is at its reserve", FREE_SPACE)
@@ -510,6 +516,9 @@ class DelayCore:
             self._seal_mending.try_now(done)
         elif entry.kind is Kind.LOG:
             self._log_watch.look(done)
+        elif entry.kind is Kind.SEALED:
+            self._file_watch.look()
+            done(True, "its files are looked at")
         elif entry.kind is Kind.TARGET:
             self.quarantine.lift(entry.kind, entry.name)
             self.dispatcher.ask_meta(entry.name.encode("ascii"))
@@ -573,6 +582,7 @@ class DelayCore:
         self._mending.step()
         self._held.step()
         self._log_watch.step()
+        self._file_watch.step()
         if self._clock.monotonic_ms() >= self._look_due_ms:
             self._look_due_ms = self._clock.monotonic_ms() + LOOK_MS
             self._outcomes.look()

@@ -31,6 +31,7 @@ class Kind(StrEnum):
     SCHEDULE = "schedule"  # An hour's schedule log: its rows that are not in memory.
     DISPATCH = "dispatch"  # An hour's dispatch log: which of its rows were handed over is not known.
     ROWS = "rows"  # Rows of an hour, or of the message log, whose bodies can't be read.
+    SEALED = "sealed"  # A sealed hour's file that is gone or short: nothing waits for it but audits.
     SEAL = "seal"  # The seal log: nothing seals.
     TARGET = "target"  # The note where a subject's rows may be.
     LOG = "log"  # A file of the message log that was removed or cut, or left out by the start.
@@ -41,6 +42,7 @@ RELEASE = {
     Kind.SCHEDULE: "the file is read again now; nothing is lost by it",
     Kind.DISPATCH: "the file is read again now; nothing is lost by it",
     Kind.ROWS: "they are read again now; nothing is lost by it",
+    Kind.SEALED: "the file is looked for again now; nothing is lost by it",
     Kind.SEAL: "the file is read again now; nothing is lost by it",
     Kind.LOG: "the file is looked for again now, and written again if it is gone and the server still has it open; "
     "nothing is lost by it",

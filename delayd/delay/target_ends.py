@@ -97,6 +97,10 @@ class KeepingEnds:
         self._state.commit(chain(puts, risen), removes)
         self._kept = rows
 
+    def waits(self) -> list[tuple[str, str, str]]:
+        """See State."""
+        return self._state.waits()
+
     def close(self) -> None:
         """See State."""
         self._state.close()

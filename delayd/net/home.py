@@ -16,7 +16,7 @@ from delayd.clock import ClockEvidence, SystemClock
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.disk import RealDisk
 from delayd.errors import DamagedData, DataError
-from delayd.executor import ThreadExecutor
+from delayd.executor import Done, Priority, ThreadExecutor
 from delayd.holder import LOCK, holder_name
 from delayd.identity import Identity, known_cluster_id, known_identity
 from delayd.log.checkpoint import Payload, read_checkpoint
@@ -26,6 +26,7 @@ from delayd.state import LmdbState
 
 STATE = "state.lmdb"
 RUNS_MAX = 1_000  # Each job ends within a turn of the loop, so this is never reached.
+LOOK_STATE_S = 30.0  # How often the file of the state is looked for, as those of the logs are.
 LOOK_S = 1.0  # How often the plan of the jobs is held against the wall clock.
 
 
@@ -90,6 +91,10 @@ class Home:
         if not self._scheduler.running:
             self._scheduler.start()
             self._look()
+            self.every(LOOK_STATE_S, self._look_at_state)
+
+    def _look_at_state(self) -> None:
+        self.executors[-1].submit(self.state.look, _looked, Priority.SPARE)
 
     async def stop(self, core: Core) -> None:
         """End the jobs and the core."""
@@ -145,6 +150,10 @@ def abandon(config: DelayConfig | RealtimeConfig, home: Home | None) -> Held:
         home.close(None)
     secret = open_secret(config.data, config.secret_file)
     return Held(config.role, config.host, config.port, secret, *found[0], found[1])
+
+
+def _looked(done: Done[None]) -> None:
+    done.result()
 
 
 def _last_checkpoint(disk: RealDisk, folder: str) -> Payload | None:

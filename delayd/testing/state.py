@@ -52,6 +52,10 @@ class MemoryState:
         stored[bit // 8 % len(stored)] ^= 1 << bit % 8
         self._pairs[key] = bytes(stored)
 
+    def waits(self) -> list[tuple[str, str, str]]:
+        """Nobody replaces what is in memory."""
+        return []
+
     def commit(self, puts: Iterable[tuple[bytes, bytes]], removes: Sequence[bytes] = ()) -> None:
         """Remove, then put."""
         self._check_alive()

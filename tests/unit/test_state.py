@@ -198,3 +198,23 @@ def test_a_file_that_was_put_in_the_place_of_a_live_state_is_put_aside(tmp_path:
     state.close()
     assert [pair.key for pair in read_state_file(str(path / "data.mdb"))] == [b"a", b"b"]
     assert [pair.key for pair in read_state_file(str(path / "data.mdb.replaced"))] == [b"old"]
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "committed"])
+def test_a_file_that_goes_under_the_server_waits_for_an_operator(tmp_path: Path, how: str) -> None:
+    state = LmdbState(str(tmp_path))
+    state.look()
+    assert state.waits() == []
+    file = tmp_path / "data.mdb"
+    if how == "replaced":
+        (tmp_path / "other").write_bytes(file.read_bytes())
+        (tmp_path / "other").rename(file)
+    else:
+        file.unlink()
+    if how == "committed":
+        state.commit([(b"key", b"value")])
+    else:
+        state.look()
+    ((_, why, command),) = state.waits()
+    assert str(file) in why and "restart" in command
+    state.close()

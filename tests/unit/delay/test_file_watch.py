@@ -1,0 +1,73 @@
+"""Files of hours that go while the server runs, though nothing has them open: told by name, and taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayd.delay.file_watch import LOOK_MS
+from delayd.delay.mending import RETRY_MS
+from delayd.hours import HOUR_MS, hour_name, hour_of_ms
+from delayd.log.schedule import dispatch_path, schedule_path
+from tests.delay_harness import FOLDER, World
+from tests.delay_outside import wanted
+
+from .test_log_watch import content, sealed_hour, write
+
+
+@pytest.mark.parametrize("how", ["removed", "8 bytes short"])
+def test_rule_L10_a_schedule_log_that_goes_under_the_server_is_told_before_its_hour_comes(how: str) -> None:
+    world = World()
+    world.send(wanted(3, 5 * HOUR_MS, "m"))
+    world.settle()
+    world.checkpoint()
+    hour = hour_of_ms(world.clock.now_ms() + 5 * HOUR_MS)
+    path = schedule_path(FOLDER, hour)
+    whole = content(world, path)
+    world.disk.remove(path)
+    if how != "removed":
+        write(world, path, whole[:-8])
+    world.pass_ms(LOOK_MS + 2_000)
+    (wait,) = world.core.waits()
+    assert f"schedule/{hour_name(hour)}" in wait.what and path in wait.why
+    # What is filed there meanwhile goes beside it.
+    world.send(wanted(2, 5 * HOUR_MS, "n"))
+    world.settle()
+    world.checkpoint()
+    write(world, path, whole)
+    world.pass_ms(RETRY_MS + 2_000)
+    world.settle()
+    assert not len(world.core.quarantine)
+    world.clock.advance(5 * HOUR_MS)
+    world.pass_ms(2_000)
+    world.drain()
+    world.check_books()
+
+
+@pytest.mark.parametrize("name", ["schedule", "dispatch"])
+def test_rule_L10_a_file_of_a_sealed_hour_that_goes_is_told_until_it_is_back(name: str) -> None:
+    world = World()
+    hour = hour_of_ms(world.clock.now_ms())
+    sealed_hour(world, "a")
+    path = (schedule_path if name == "schedule" else dispatch_path)(FOLDER, hour)
+    whole = content(world, path)
+    world.disk.remove(path)
+    world.pass_ms(LOOK_MS + 2_000)
+    (entry,) = world.core.quarantine.listing()
+    assert (entry.id, entry.path, entry.drop) == (f"sealed/{hour_name(hour)}", path, "")
+    told: list[tuple[bool, str]] = []
+    write(world, path, whole)
+    world.core.release(entry.id, lambda done, text: told.append((done, text)))
+    world.settle()
+    assert told and not len(world.core.quarantine)
+
+
+def test_an_hour_that_retention_removes_is_no_damage() -> None:
+    world = World()
+    hour = hour_of_ms(world.clock.now_ms())
+    sealed_hour(world, "a")
+    for _ in range(90):
+        world.pass_ms(HOUR_MS)
+        world.sweep()
+    assert not world.disk.exists(schedule_path(FOLDER, hour))
+    world.pass_ms(LOOK_MS + 2_000)
+    assert not list(world.core.quarantine)
