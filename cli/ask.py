@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from delayd.address import PORT_MAX
 from delayd.config import parse_address
-from delayd.errors import RequestFailed, ServerUnavailable, UnknownRequest
+from delayd.errors import DelaydError, RequestFailed, ServerUnavailable, UnknownRequest
 from delayd.net import trust
 from delayd.net.connection import Connection, connect
 from delayd.secret import Secret
@@ -21,6 +21,7 @@ from delayd.wire.requests import RequestType, need_bool, need_int, need_str, nee
 from .times import duration_text
 
 CONNECT_MS = 3_000  # On any network that people wait on.
+HELD_S = 2.0  # For a server that meta has not heard of, and which may wait for its files all the same.
 ANSWER_MS = 10_000  # A server that replays after a crash answers later than usual.
 
 R = TypeVar("R")
@@ -129,6 +130,16 @@ async def known_servers(connection: Connection, role: str | None = None) -> list
 def is_held(status: Head) -> bool:
     """Whether what answered STATUS is a server that could not start and waits for its files (delayd.net.held_start)."""
     return status.get("held") is True
+
+
+async def held_status(server: Known) -> Head | None:
+    """What a server that does not live for meta says of itself, if it is held; None when nothing of it is heard."""
+    try:
+        async with asyncio.timeout(HELD_S), reached(server) as connection:
+            answer = await ask(connection, RequestType.STATUS, {})
+            return answer if is_held(answer) else None
+    except (DelaydError, TimeoutError):
+        return None
 
 
 def read_server(head: Head) -> Known:

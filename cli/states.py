@@ -46,13 +46,13 @@ async def targets_of(server: ask.Known) -> list[TargetInfo]:
 
 
 async def _state(server: ask.Known) -> str:
+    if not server.alive:
+        return AWAY if await ask.held_status(server) is None else HELD
     try:
         async with ask.reached(server) as connection:
             answer = await ask.ask(connection, RequestType.STATUS, {})
     except DelaydError:
-        return SILENT if server.alive else AWAY
+        return SILENT
     if ask.is_held(answer):
         return HELD
-    if not server.alive:
-        return AWAY  # Another server has its address by now, or meta is about to hear of it again.
     return FENCED if need_bool(answer, "fenced") else SERVES

@@ -104,15 +104,14 @@ async def _ask_all(address: str) -> list[Seen]:
 async def _ask(known: ask.Known) -> Seen:
     address = f"{known.host}:{known.port}"
     fault = known.silence
-    try:
-        # One that does not live for meta may wait there for its files, and says which.
-        async with ask.reached(known) as connection:
-            found = await _read(known.role, connection)
-            if known.alive or ask.is_held(found.status):
-                return found._replace(log_id=known.log_id)
-    except DelaydError as error:
-        if known.alive:
+    if known.alive:
+        try:
+            async with ask.reached(known) as connection:
+                return await _read(known.role, connection)
+        except DelaydError as error:
             fault = error.message
+    elif (held := await ask.held_status(known)) is not None:
+        return _seen(known.role, known.log_id, address, held, None)
     return Seen(known.role, known.log_id, address, {}, None, [], [], fault)
 
 
@@ -120,12 +119,17 @@ async def _read(role: str, connection: Connection) -> Seen:
     before_ns = time.time_ns()
     answer = await ask.ask(connection, RequestType.STATUS, {})
     halfway_ms = (before_ns + time.time_ns()) // 2_000_000
-    need_map(answer, "counters")
     ahead_ms = need_int(answer, "now_ms") - halfway_ms
+    return _seen(role, need_u64(answer, "log_id"), connection.peer, answer, ahead_ms)
+
+
+def _seen(role: str, log_id: int, address: str, answer: Head, ahead_ms: int | None) -> Seen:
+    need_map(answer, "counters")
+    need_int(answer, "now_ms")
     waits, refuses = read_waits(answer, "waits"), read_waits(answer, "refuses")
     need_int(answer, "started_at_ms")
     need_str(answer, "role")
-    return Seen(role, need_u64(answer, "log_id"), connection.peer, answer, ahead_ms, waits, refuses, "")
+    return Seen(role, log_id, address, answer, ahead_ms, waits, refuses, "")
 
 
 def _of_all(found: list[Seen], name: str) -> list[tuple[str, Wait]]:
