@@ -72,7 +72,7 @@ class Group:
     @property
     def has_messages(self) -> bool:
         """Whether a pull would get something."""
-        return self.next < self.subject.end or len(self.redeliver) > 0
+        return self.next < self.subject.end or self.redeliver.messages > 0
 
     @property
     def outstanding(self) -> int:
@@ -100,7 +100,7 @@ class Group:
             return entry.covered
         changed = 0
         for run in self.held.take(entry.pull_first, entry.pull_first + entry.covered, entry.incarnation):
-            changed += run.messages
+            changed += run.end - run.start
             if entry.op != PullOp.ACK:
                 self._give_back(run, entry.op)
         return changed

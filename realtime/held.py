@@ -36,18 +36,18 @@ class Run(NamedTuple):
 class Held:
     """The runs of one group."""
 
-    __slots__ = ("_count", "_firsts", "_oldest", "_pieces", "messages")
+    __slots__ = ("_firsts", "_oldest", "_pieces", "messages", "runs")
 
     def __init__(self) -> None:
         self.messages = 0
-        self._count = 0
+        self.runs = 0
         self._pieces: list[list[Run]] = []
         self._firsts: list[int] = []  # For each piece: where its first run starts.
         self._oldest: list[int | None] = []  # For each piece: its lowest consume sequence; None: not known.
 
     def __len__(self) -> int:
         """How many runs."""
-        return self._count
+        return self.runs
 
     def __iter__(self) -> Iterator[Run]:
         for piece in self._pieces:
@@ -74,7 +74,7 @@ class Held:
     def add(self, run: Run) -> None:
         """Hold a run; nothing of it may be held already."""
         self.messages += run.end - run.start
-        self._count += 1
+        self.runs += 1
         if not self._pieces or (run.start > self._pieces[-1][-1].start and len(self._pieces[-1]) >= PIECE_RUNS):
             self._pieces.append([run])
             self._firsts.append(run.start)
@@ -153,7 +153,7 @@ class Held:
             taken.append(run if start <= run.start and run.end <= end else run.cut(start, end))
             if end < run.end:
                 left.append(run.cut(end, run.end))
-        self._count += len(left) - (until - index)
+        self.runs += len(left) - (until - index)
         piece[index:until] = left
         if piece:
             self._changed(at)
@@ -161,7 +161,7 @@ class Held:
     def _drop(self, at: int, index: int) -> None:
         piece = self._pieces[at]
         run = piece.pop(index)
-        self._count -= 1
+        self.runs -= 1
         self.messages -= run.end - run.start
         if piece:
             self._changed(at)

@@ -126,7 +126,7 @@ class Pulls:
         self.groups = self.roster.groups
         self.given_out = GivenOut(replay.lives, self._epoch)
         self.next_pull = replay.next_pull
-        self._held = sum(len(group.held) for group in groups)
+        self._held = sum(group.held.runs for group in groups)
         self._given_back = sum(len(group.given_back) for group in groups)
         self.changes = Changes(groups)
         for group in groups:
@@ -201,7 +201,9 @@ class Pulls:
                 if last is not None and run.end - last.pull_first <= COVERED_MAX:
                     entries[-1] = last._replace(covered=run.end - last.pull_first)
                 else:
-                    entries.append(PullEntry(op, 0, group.group_id, incarnation, run.start, 0, run.messages, now_ms))
+                    entries.append(
+                        PullEntry(op, 0, group.group_id, incarnation, run.start, 0, run.end - run.start, now_ms)
+                    )
                 follows = True
             # Whoever gives back again what it gave back before has what it wants; only the end of a lease is news.
             gone = group.given_back if op == PullOp.ACK else group.lapsed
@@ -353,7 +355,7 @@ class Pulls:
         self.roster.strike(group)
         self._to_serve.pop(group, None)
         self.changes.forget(group)
-        self._held -= len(group.held)
+        self._held -= group.held.runs
         self._given_back -= len(group.given_back)
         group.held, group.paused, group.given_back = Held(), Offers(), Ranges()
         self.quarantine.forget(group)
@@ -474,8 +476,8 @@ class Pulls:
             peer.answer(waiting.request_id, head, [part.batch for part in plan.parts])
 
     def _check_held(self, group: Group) -> None:
-        if self._held >= HELD_MAX or len(group.held) >= HELD_OF_GROUP_MAX:
-            what = f"{len(group.held)} pulls of this group and {self._held} of all groups are not acknowledged yet"
+        if self._held >= HELD_MAX or group.held.runs >= HELD_OF_GROUP_MAX:
+            what = f"{group.held.runs} pulls of this group and {self._held} of all groups are not acknowledged yet"
             raise SlowDown(f"{what}; acknowledge them, or pull more messages at once", retry_after_ms=RETRY_MS)
 
     def _refuse(self, waiting: Waiting, error: DelaydError) -> None:
@@ -485,9 +487,9 @@ class Pulls:
         self._end(waiting).answer_error(waiting.request_id, error)
 
     def _apply(self, group: Group, entry: PullEntry) -> int:
-        before = len(group.held)
+        before = group.held.runs
         changed = group.apply(entry)
-        self._held += len(group.held) - before
+        self._held += group.held.runs - before
         return changed
 
     def _give_back(self, group: Group, entries: Sequence[PullEntry]) -> int:
