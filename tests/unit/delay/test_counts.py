@@ -12,11 +12,12 @@ from tests.unit.delay.handoff import cable_of, ready_world
 
 # Calls of Python functions, the disk in memory included, measured and rounded up by a tenth: a call costs a server
 # 0.3 to 1 us, and these run for each group, frame and answer.
-SEND_CALLS_MAX = {5: 177, 500: 226}  # By rows: few are indexed in plain integers, many as arrays.
+SEND_CALLS_MAX = {5: 171, 500: 226}  # By rows: few are indexed in plain integers, many as arrays.
 FRAME_CALLS_MAX = 147
-ANSWER_CALLS_MAX = 42
+ANSWER_CALLS_MAX = 37
+OUTCOME_CALLS_MAX = 241  # From an answer until its outcomes are durable; a third of them are those of the test.
 IDLE_WAKE_CALLS_MAX = 32
-BATCH_CALLS_MAX = 31  # What a subject with one row costs, besides the frame.
+BATCH_CALLS_MAX = 28  # What a subject with one row costs, besides the frame.
 ROW_CALLS_MAX = 7  # What a row costs that lies in another batch than its neighbours.
 
 
@@ -79,6 +80,20 @@ def test_the_calls_of_an_answer_do_not_grow_with_its_rows() -> None:
     cable.carry_up()
     cable.target.sync()
     assert calls(cable.carry_down) <= ANSWER_CALLS_MAX
+
+
+@pytest.mark.parametrize("rows", [5, 500])
+def test_the_calls_of_outcomes_do_not_grow_with_their_rows(rows: int) -> None:
+    world = due_world(rows)
+    world.core.wake()
+    cable = cable_of(world)
+    cable.carry_up()
+    cable.target.sync()
+    cable.carry_down()
+    world.clock.advance(100)  # Twice as long as outcomes wait for others.
+    before = len(world.disk.operations)
+    assert calls(world.settle) <= OUTCOME_CALLS_MAX
+    assert any("dispatch" in operation for operation in world.disk.operations[before:])
 
 
 def test_a_wake_up_without_anything_due_costs_little() -> None:

@@ -10,10 +10,10 @@ from .world import GROUP, SUBJECT, SimPeer, World, pull_head
 
 # Calls of Python functions, the disk in memory and this file included, measured and rounded up by a tenth: a call costs
 # a server 0.3 to 1 us, and these run for each dispatch. They grow with neither rows nor bytes.
-FRAME_CALLS_MAX = 162
-ANSWERED_FRAME_CALLS_MAX = 248
-PULL_CALLS_MAX = 38
-ACK_CALLS_MAX = 122
+FRAME_CALLS_MAX = 156
+ANSWERED_FRAME_CALLS_MAX = 245
+PULL_CALLS_MAX = 29
+ACK_CALLS_MAX = 116
 WAKE_CALLS_MAX = 13
 
 
