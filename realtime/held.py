@@ -126,8 +126,10 @@ class Held:
         taken: list[Run] = []
         begin = at
         while at < len(self._pieces) and self._pieces[at][index].start < end:
+            pieces = len(self._pieces)
             self._take_of_piece(at, index, (start, end, incarnation), taken)
-            at, index = at + 1, 0
+            # A run that was cut in two may have split its piece; both halves were looked at.
+            at, index = at + 1 + len(self._pieces) - pieces, 0
         # Emptied pieces go together: one by one each would move all pieces behind it.
         if not all(self._pieces[begin:at]):
             kept = [each for each in range(begin, at) if self._pieces[each]]

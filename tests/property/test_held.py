@@ -48,6 +48,19 @@ def test_held_runs_are_what_a_dictionary_holds(
     assert [number for run in within for number in range(run.start, run.end)] == sorted(inside)
 
 
+@given(st.integers(20, 200), st.data())
+def test_single_messages_of_a_long_run_are_taken_in_any_order(messages: int, data: st.DataObject) -> None:
+    held = Held()
+    held.add(Run(0, messages, 500, 1, 7))
+    left = set(range(messages))
+    order = data.draw(st.permutations(range(0, messages, data.draw(st.integers(1, 3)))))
+    for number in data.draw(st.sampled_from([order, sorted(order), sorted(order, reverse=True)])):
+        assert held.take(number, number + 1, 7) == [Run(number, number + 1, 500 + number, 1, 7)]
+        left.discard(number)
+        assert held.messages == len(left)
+    assert [number for run in held for number in range(run.start, run.end)] == sorted(left)
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(1, 6)), max_size=40))
 def test_offers_are_what_a_dictionary_holds(changes: list[tuple[bool, int, int]]) -> None:
     offers, model = Offers(), dict[int, int]()

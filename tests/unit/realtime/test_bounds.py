@@ -230,6 +230,23 @@ def test_rule_B2_a_message_of_a_large_batch_costs_what_the_answer_holds(
     assert 5 <= len(looked) <= 10 and max(looked) <= max(1, max_bytes // 32)
 
 
+@pytest.mark.parametrize("kind", [RequestType.ACK, RequestType.NACK])
+def test_every_other_message_of_a_large_pull_is_given_back_again_and_again(kind: RequestType) -> None:
+    world, peer = World(), SimPeer()
+    world.hello(peer, 1)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"x"] * 5_000))
+    for _ in range(20):
+        pulled = world.pull(peer, most=5_000)
+        handles = [
+            [pulled.incarnation, first + at, 1] for first, _, count, _ in pulled.parts for at in range(0, count, 2)
+        ]
+        assert world.ack(peer, handles, kind=kind) == []
+        world.clock.advance(60_000)
+        while world.core.next_wake_ms() <= world.clock.monotonic_ms():
+            world.core.wake()
+    assert not world.failures and not world.restarted().failures
+
+
 def test_a_pull_that_does_not_wait_gets_what_is_there_though_its_turn_comes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
