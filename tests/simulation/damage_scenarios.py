@@ -146,7 +146,7 @@ class DamageScenarios(Parts):
             return
         disk = cluster.world.disk
         path = self._some_file(disk, f"{FOLDER}/dispatch/")
-        if path is None:
+        if path is None or disk.faults.fail_reads:
             return
         hour = hour_from_name(path.rpartition("/")[2][:NAME_DIGITS])
         node = file_of(disk, path)
