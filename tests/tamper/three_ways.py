@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from delayd.errors import DamagedData
+from delayd.errors import BadArgument, DamagedData
 from delayd.reading.books import report_plan
 from delayd.reading.export import export_plan
 from delayd.reading.groups import LogMoved
@@ -25,11 +25,11 @@ from tests.tamper.lies import all_lies
 
 
 def sql_differences(disk: MemoryDisk, now_ms: int, folder: Path) -> list[str]:
-    """What numpy and SQL say differently of a directory; nothing where damage ends both."""
+    """What numpy and SQL say differently of a directory; nothing where both end with the same words."""
     try:
         plan, tails = plan_audit(disk, BOOKS, now_ms)
         report = report_plan(disk, BOOKS, now_ms, plan, tails, None)
-    except (DamagedData, LogMoved):
+    except (BadArgument, DamagedData, LogMoved):
         return []
     export_plan(disk, plan, str(folder), tails=tails)
     return differences(report, audit_by_sql(folder))
