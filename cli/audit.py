@@ -18,6 +18,7 @@ from delayd.disk import RealDisk
 from delayd.hours import hour_name
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS
 from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.consumption import GroupBooks
 from delayd.reading.directory import Role, find_directories
 from delayd.reading.findings import Finding
 from delayd.reading.histogram import QUANTILES
@@ -91,7 +92,16 @@ _TERMS = (
         metavar="N",
         help="Findings to name at the most; all are counted.",
     ),
+    click.option("--groups", is_flag=True, help="Show what became of messages in groups of consumers, too."),
     format_option,
+)
+GROUP_COLUMNS = (
+    Column("subject"),
+    Column("group"),
+    *(Column(name, Kind.NUMBER) for name in ("pulled", "redelivered", "acknowledged", "given_back", "lapsed")),
+    *(Column(name, Kind.NUMBER) for name in ("outstanding", "gaps")),
+    Column("group_id", Kind.NAME, detail=True),
+    Column("realtime_log_id", detail=True),
 )
 
 
@@ -116,6 +126,7 @@ def audit(
     late_limit: timedelta,
     grace: timedelta,
     findings_limit: int,
+    groups: bool,
     form: str,
 ) -> int:
     """Check that each message left once, not early, and how late.
@@ -137,8 +148,10 @@ def audit(
             lost_grace_ms=grace // _MS,
             findings_limit=findings_limit,
             progress=Hours(advance),
+            # Whoever asks for some hours waits for no more than these.
+            consumption=groups or (from_ms is None and to_ms is None),
         )
-    code = show_report(report, form)
+    code = show_report(report, form, groups=groups)
     if report.total.unproven and not any(each.role == Role.REALTIME for each in find_directories(RealDisk(), data)):
         sys.stdout.flush()
         click.echo(
@@ -160,6 +173,7 @@ def spark_audit(
     late_limit: timedelta,
     grace: timedelta,
     findings_limit: int,
+    groups: bool,
     form: str,
 ) -> int:
     """The same check with Spark, the hours dealt out to its tasks.
@@ -175,10 +189,10 @@ def spark_audit(
         lost_grace_ms=grace // _MS,
         findings_limit=findings_limit,
     )
-    return show_report(report, form)
+    return show_report(report, form, groups=groups)
 
 
-def show_report(report: AuditReport, form: str) -> int:
+def show_report(report: AuditReport, form: str, *, groups: bool = False) -> int:
     """Write a report to stdout; returns the exit code."""
     if form == "json":
         click.echo(json.dumps(_as_json(report), indent=2))
@@ -192,6 +206,9 @@ def show_report(report: AuditReport, form: str) -> int:
         if report.findings:
             click.echo()
             show(FINDING_COLUMNS, _finding_rows(report.findings), form)
+        if groups:
+            click.echo()
+            show(GROUP_COLUMNS, map(_group_row, report.groups), form)
         for line in _verdict(report):
             click.echo(line)
     return OK if report.balanced else NOT_BALANCED
@@ -212,6 +229,12 @@ def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:
     name = hour_name(summary.hour) if summary.hour else "all"
     timed = summary.dispatched > summary.past_due
     return (name, *figures, *quantiles, summary.late_ms_max if timed else None, f"{summary.log_id:016x}")
+
+
+def _group_row(books: GroupBooks) -> tuple[Cell, ...]:
+    figures = (books.pulled, books.redelivered, books.acknowledged, books.given_back, books.lapsed)
+    names = (books.subject or None, books.group or f"{books.group_id:08x}")
+    return (*names, *figures, books.outstanding, books.gaps, f"{books.group_id:08x}", f"{books.log_id:016x}")
 
 
 def _finding_rows(findings: Sequence[Finding]) -> Iterator[tuple[Cell, ...]]:
@@ -263,6 +286,7 @@ def _verdict(report: AuditReport) -> Iterator[str]:
 def _as_json(report: AuditReport) -> dict[str, object]:
     names = [column.name for column in HOUR_COLUMNS]
     finding_names = [column.name for column in FINDING_COLUMNS]
+    group_names = [column.name for column in GROUP_COLUMNS]
     total = dict(zip(names, _hour_row(report.total), strict=True))
     del total["hour"], total["delay_log_id"]
     return {
@@ -282,6 +306,7 @@ def _as_json(report: AuditReport) -> dict[str, object]:
         "deleted_rows": report.deleted_rows,
         "conservation": [fault.detail for fault in report.faults],
         "holds_up": list(report.holds_up),
+        "groups": [dict(zip(group_names, _group_row(books), strict=True)) for books in report.groups],
         "missed": [
             {
                 "path": life.path,

@@ -16,6 +16,7 @@ from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import dispatch_path
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
 from delayd.reading.conservation import server_faults
+from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.findings import Finding, FindingKind, Findings, join_findings
 from delayd.reading.groups import TornTail, file_size
@@ -51,6 +52,7 @@ class AuditReport:
     seals: tuple[SealReport, ...]
     faults: tuple[Finding, ...] = ()
     holds_up: tuple[str, ...] = ()  # Why messages wait, by their delay server's word.
+    groups: tuple[GroupBooks, ...] = ()  # What became of messages in groups of consumers, if that was asked for.
 
     @property
     def broken_seals(self) -> tuple[SealReport, ...]:
@@ -97,6 +99,7 @@ class Collected:
             tuple(report for book in books.values() for report in book.reports()),
             tuple(totals),
             plan.holds_up if waiting else (),
+            tuple(books for consumption in plan.consumption for books in consumption.groups),
         )
 
 
@@ -110,6 +113,7 @@ def audit_directory(
     findings_limit: int | None = FINDINGS_LIMIT,
     progress: Progress | None = None,
     disk: Disk | None = None,
+    consumption: bool = True,
 ) -> AuditReport:
     """Audit every hour of a data directory, live, stopped or copied; nothing in it is changed.
 
@@ -122,6 +126,7 @@ def audit_directory(
         findings_limit: how many findings to keep as rows, None for all; they are counted in any case.
         progress: called with the hours done and all hours.
         disk: where ``data`` is.
+        consumption: whether to read the pull logs as well, which takes 2 us for each of their entries.
 
     Raises:
         BadArgument: there is nothing to audit.
@@ -130,7 +135,7 @@ def audit_directory(
     disk = disk or RealDisk()
 
     def audit() -> AuditReport:
-        plan, tails = plan_audit(disk, data, now_ms, hours, late_ms_limit, lost_grace_ms)
+        plan, tails = plan_audit(disk, data, now_ms, hours, late_ms_limit, lost_grace_ms, consumption=consumption)
         return report_plan(disk, data, now_ms, plan, tails, findings_limit, progress)
 
     return until_still(data, audit)
@@ -162,6 +167,10 @@ def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> l
     found = [server_faults(disk, one.snapshot, one.follows, books[one.log_id]) for one in plan.origins]
     found += [list(_deleted_hours(disk, plan, one.log_id, books[one.log_id])) for one in plan.origins]
     found.append([Finding(0, FindingKind.CONSERVATION, 0, 0, "", what, log_id) for log_id, what in plan.index.faults])
+    for number, consumption in enumerate(plan.consumption):
+        log_id = plan.index.targets[number].log_id
+        said = [*consumption.faults, *beyond(consumption, plan.index, number)]
+        found.append([Finding(0, FindingKind.CONSERVATION, 0, 0, "", what, log_id) for what in said])
     return [fault for faults in found for fault in faults]
 
 

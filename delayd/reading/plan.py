@@ -17,6 +17,7 @@ from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import OutcomeRows
 from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, AuditTerms
 from delayd.reading.columns import ScheduleRows
+from delayd.reading.consumption import Consumption, read_consumption
 from delayd.reading.counted import need_counted
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
@@ -71,6 +72,7 @@ class AuditPlan:
     missed: tuple[Life, ...] = ()  # The servers that keep messages waiting, if any wait.
     holds_up: tuple[str, ...] = ()  # What keeps them waiting, by their delay server's word.
     helds: tuple[Held, ...] = ()  # What the targets' tally logs say, in the order of the index.
+    consumption: tuple[Consumption, ...] = ()  # What their pull logs say, in the same order; () when not asked for.
 
     @property
     def hour_count(self) -> int:
@@ -161,6 +163,8 @@ def plan_audit(
     hours: Container[int] | None = None,
     late_ms_limit: int = LATE_MS_LIMIT,
     lost_grace_ms: int = LOST_GRACE_MS,
+    *,
+    consumption: bool = True,
 ) -> tuple[AuditPlan, list[MessageTail]]:
     """Scan the realtime logs, then take the bounds of all others; with each delay server's tail of its message log.
 
@@ -176,6 +180,8 @@ def plan_audit(
     torn: list[TornTail] = []
     realtimes = [directory for directory in directories if directory.role == Role.REALTIME]
     helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
+    # Before the message logs, so that each message that a group was given is there.
+    consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
     indexer = TargetIndexer(disk, realtimes, torn)
     indexer.scan(newer=False)
     sizes = [dispatch_sizes(disk, directory) for directory in delays]
@@ -217,7 +223,8 @@ def plan_audit(
     # The realtime logs are scanned twice; what the second scan saw of a tail is newer.
     tails_torn = {tail.path: tail for tail in torn}
     missed = who_is_missed(lives)
-    plan = AuditPlan(tuple(origins), index, tuple(tails_torn.values()), deleted_rows, missed, tuple(holds_up), helds)
+    read = (tuple(tails_torn.values()), deleted_rows, missed, tuple(holds_up), helds, consumed)
+    plan = AuditPlan(tuple(origins), index, *read)
     return plan, tails
 
 

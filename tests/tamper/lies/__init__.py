@@ -6,6 +6,7 @@ from tests.tamper.lies.files import file_lies
 from tests.tamper.lies.lie import Lie
 from tests.tamper.lies.message_log import message_log_lies
 from tests.tamper.lies.outcomes import outcome_lies
+from tests.tamper.lies.pulls import pull_lies
 from tests.tamper.lies.schedule import schedule_lies
 from tests.tamper.lies.seals import seal_lies
 from tests.tamper.lies.tallies import tally_lies
@@ -22,6 +23,7 @@ KINDS = {
     "message_log": message_log_lies,
     "seals": seal_lies,
     "consumers": consumer_lies,
+    "pulls": pull_lies,
     "tallies": tally_lies,
     "files": file_lies,
 }

@@ -1,0 +1,314 @@
+"""Consumption: what each group of consumers was given and what became of it, by a realtime server's pull log.
+
+Invariant: everything is counted in arrays, by the ranges that entries name, and never by the message. The pull log goes
+where a checkpoint holds what it said, so figures are of what it still keeps (docs/formats/pull.md).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import BatchKind, ColumnId, Int64s
+from delayd.disk import Disk
+from delayd.log.control import decode_records
+from delayd.log.group import Group, GroupKind
+from delayd.log.log import LogPlace
+from delayd.log.pull import PullOp
+from delayd.log.segment import FileKind
+from delayd.reading.directory import Directory
+from delayd.reading.groups import TornTail, log_size, read_log, segment_bases
+from delayd.reading.realtime import TargetIndex
+
+ENTRY = np.dtype(
+    [
+        ("op", "u1"),
+        ("zero", "u1"),
+        ("attempt", "<u2"),
+        ("group_id", "<u4"),
+        ("incarnation", "<u8"),
+        ("pull_first", "<u8"),
+        ("consume_first", "<u8"),
+        ("count", "<u4"),
+        ("lease_ms", "<u4"),
+        ("at_ms", "<i8"),
+    ]
+)
+FAULTS_TOLD = 100  # Of one realtime server.
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBooks:
+    """One group: messages by what became of them. ``pulled`` counts each time that a message was given out.
+
+    ``pulled == acknowledged + given_back + lapsed + outstanding``. ``gaps`` are messages that no pull names, between
+    the first and the last one that one does. ``subject`` and ``group`` are "" where their record is not kept.
+    """
+
+    log_id: int
+    group_id: int
+    subject: str
+    group: str
+    pulled: int
+    redelivered: int  # Of these, with an attempt above 1.
+    acknowledged: int
+    given_back: int  # By a consumer's word, whether a handler was given them or not.
+    lapsed: int
+    outstanding: int
+    gaps: int
+
+
+class Consumption(NamedTuple):
+    """What the pull log of one realtime server says, and what is wrong with it."""
+
+    groups: tuple[GroupBooks, ...] = ()
+    faults: tuple[str, ...] = ()
+    ends: tuple[tuple[str, int], ...] = ()  # By subject: behind the last message that a group was given.
+
+
+class _Life(NamedTuple):
+    """A group from its record on; its id may have had a life before."""
+
+    group_id: int
+    begin: int  # Number of its first entry.
+    subject: str = ""
+    group: str = ""
+
+
+def read_consumption(disk: Disk, directory: Directory, torn: list[TornTail]) -> Consumption:
+    """Read the pull log of a realtime server, before its message log is read.
+
+    Raises:
+        LogMoved: a segment went away meanwhile.
+        DamagedData: a group does not check.
+    """
+    place = LogPlace(f"{directory.path}/pull", FileKind.PULL, directory.log_id)
+    bases = segment_bases(disk, place)
+    if not bases:
+        return Consumption()
+    pieces, epochs, lives = [np.empty(0, ENTRY)], [np.empty(0, np.int64)], list[_Life]()
+    count = 0
+    for group in read_log(disk, place, bases[0], log_size(disk, place), torn):
+        for entries in _entries_of(group, count, lives):
+            pieces.append(entries)
+            epochs.append(np.full(len(entries), group.header.epoch))
+            count += len(entries)
+    entries, epoch = np.concatenate(pieces), np.concatenate(epochs)
+    sound = _sound(entries)
+    books = _Books(directory.log_id, entries[sound], epoch[sound], _moved(lives, sound), whole=bases[0] == 0)
+    found = books.close()
+    if not sound.all():
+        what = f"{int((~sound).sum())} entries of the pull log say what no server writes"
+        return found._replace(faults=(what, *found.faults))
+    return found
+
+
+def beyond(consumption: Consumption, index: TargetIndex, number: int) -> Iterator[str]:
+    """Groups that were given messages which their subject has never had, where the message log has lost none yet."""
+    target = index.targets[number]
+    if target.start:
+        return
+    own = index.batches[index.batches["target"] == number]
+    rows = np.bincount(own["subject"], own["count"], len(index.subjects)).astype(np.int64)
+    had = dict(zip(index.subjects, rows.tolist(), strict=True))
+    for subject, end in consumption.ends:
+        if end > had.get(subject, 0):
+            what = f"a group of {subject} was given messages up to number {end - 1}"
+            yield f"{what}, and the message log has {had.get(subject, 0)} of them"
+
+
+def _entries_of(group: Group, count: int, lives: list[_Life]) -> Iterator[NDArray[np.void]]:
+    for _, batch in group.batches():
+        if group.header.kind == GroupKind.CONTROL:
+            for record in decode_records(batch):
+                group_id, subject, name = record.get("group_id"), record.get("subject"), record.get("group")
+                if record.get("type") == "group" and isinstance(group_id, int):
+                    lives.append(_Life(group_id, count, str(subject), str(name)))
+        elif batch.kind == BatchKind.PULL:
+            found = np.frombuffer(batch.buffer, ENTRY, batch.count, batch.offsets[ColumnId.ENTRY])
+            count += len(found)
+            yield found
+
+
+def _sound(entries: NDArray[np.void]) -> Mask:
+    """Entries whose numbers can be: nothing of a file is believed before it was looked at (rule E1)."""
+    sound: Mask = (entries["count"] > 0) & np.isin(entries["op"], list(PullOp))
+    for name in ("pull_first", "consume_first"):
+        sound &= entries[name] < np.uint64(1 << 62)
+    return sound
+
+
+def _moved(lives: Sequence[_Life], sound: Mask) -> list[_Life]:
+    """The same, where entries are counted that are sound."""
+    before = np.concatenate(([0], np.cumsum(sound)))
+    return [life._replace(begin=int(before[life.begin])) for life in lives]
+
+
+class _Books:
+    """The entries of one pull log, in order."""
+
+    def __init__(
+        self, log_id: int, entries: NDArray[np.void], epochs: Int64s, lives: Sequence[_Life], *, whole: bool
+    ) -> None:
+        self._log_id = log_id
+        self._faults: list[str] = []
+        self._whole = whole
+        self._op = entries["op"]
+        self._number = np.arange(len(entries))
+        self._first = entries["pull_first"].astype(np.int64)
+        self._end = self._first + entries["count"]
+        self._consume = entries["consume_first"].astype(np.int64)
+        self._incarnation = entries["incarnation"]
+        self._attempt = entries["attempt"]
+        self._epochs = epochs
+        self._lives = self._all_lives(entries["group_id"], lives)
+        self._life = self._life_of(entries["group_id"])
+        self._pulls = np.flatnonzero(self._op == PullOp.PULL)
+        self._others = np.flatnonzero(self._op != PullOp.PULL)
+
+    def close(self) -> Consumption:
+        self._check_pulls()
+        # The pull sequences fall into stretches that each entry covers as a whole or not at all.
+        bounds = np.unique(np.concatenate((self._first, self._end)))
+        if len(bounds) < 2:
+            return Consumption(faults=tuple(self._faults))
+        lengths = np.diff(bounds)
+        pull_of = self._cover(bounds, self._pulls, last=True)
+        closed_by = self._closed(bounds, pull_of)
+        given = pull_of >= 0
+        groups, ends = [], dict[str, int]()
+        for number, life in enumerate(self._lives):
+            own = given & (self._life[pull_of] == number)
+            if own.any():
+                groups.append(self._group(life, own, lengths, pull_of, closed_by))
+                self._check_again(life, own, bounds, pull_of, closed_by)
+                if life.subject:
+                    pulls = self._pulls[self._life[self._pulls] == number]
+                    end = int((self._consume[pulls] + self._end[pulls] - self._first[pulls]).max())
+                    ends[life.subject] = max(ends.get(life.subject, 0), end)
+        return Consumption(tuple(groups), tuple(self._faults[:FAULTS_TOLD]), tuple(ends.items()))
+
+    def _all_lives(self, group_ids: NDArray[np.uint32], lives: Sequence[_Life]) -> list[_Life]:
+        """Those that the log has records of, and those whose record is not kept any more, by id and first entry."""
+        begun: dict[int, int] = {}
+        for life in lives:
+            begun.setdefault(life.group_id, life.begin)
+        ids, firsts = np.unique(group_ids, return_index=True)
+        found = list(lives)
+        for group_id, first in zip(ids.tolist(), firsts.tolist(), strict=True):
+            if first < begun.get(group_id, len(group_ids)):
+                found.append(_Life(group_id, -1))
+                if self._whole:
+                    self._faults.append(f"an entry names the group {group_id}, which no record before it made")
+        return sorted(found, key=lambda life: (life.group_id, life.begin))
+
+    def _life_of(self, group_ids: NDArray[np.uint32]) -> Int64s:
+        """For each entry the number of its group's life."""
+        # Ids are numbered, so that id and number of an entry are one number together.
+        ids = np.unique([life.group_id for life in self._lives])
+        begins = np.array([life.begin for life in self._lives], np.int64)
+        keys = (np.searchsorted(ids, [life.group_id for life in self._lives]) << 40) + begins + 1
+        own = (np.searchsorted(ids, group_ids.astype(np.int64)) << 40) + self._number + 1
+        found: Int64s = np.searchsorted(keys, own, "right") - 1
+        return found
+
+    def _check_pulls(self) -> None:
+        """Pull sequences count up across all groups; a new life may leave out what was lost with an end."""
+        begins, ends = self._first[self._pulls], self._end[self._pulls]
+        epochs = self._epochs[self._pulls]
+        highest = np.maximum.accumulate(ends)
+        again = begins[1:] < highest[:-1]
+        left_out = (begins[1:] > highest[:-1]) & (epochs[1:] == epochs[:-1])
+        for wrong, what in ((again, "are given out twice"), (left_out, "are left out")):
+            for at in np.flatnonzero(wrong)[:FAULTS_TOLD].tolist():
+                low, high = sorted((int(begins[at + 1]), int(highest[at])))
+                self._faults.append(f"pull sequences {low} to {high - 1} {what}")
+
+    def _cover(self, bounds: Int64s, entries: Int64s, *, last: bool) -> Int64s:
+        """For each stretch the last, or the first, of some entries that covers it; -1 where none does."""
+        place, entry = self._stretches(bounds, entries)
+        covering = np.full(len(bounds) - 1, -1)
+        # Of several values for one place the last one stays.
+        covering[place if last else place[::-1]] = entry if last else entry[::-1]
+        return covering
+
+    def _stretches(self, bounds: Int64s, entries: Int64s) -> tuple[Int64s, Int64s]:
+        """Each stretch of each entry, entry by entry."""
+        low = np.searchsorted(bounds, self._first[entries])
+        counts = np.searchsorted(bounds, self._end[entries]) - low
+        places = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        return places, np.repeat(entries, counts)
+
+    def _closed(self, bounds: Int64s, pull_of: Int64s) -> Int64s:
+        """For each stretch the first entry that ends its pull; an entry may span what others have been given."""
+        places, entry = self._stretches(bounds, self._others)
+        pull = pull_of[places]
+        fits = (pull >= 0) & (pull < entry) & (self._life[pull] == self._life[entry])
+        fits &= self._incarnation[pull] == self._incarnation[entry]
+        closed_by = np.full(len(bounds) - 1, -1)
+        closed_by[places[fits][::-1]] = entry[fits][::-1]
+        if len(self._others):
+            # An acknowledgement begins and ends with what is held. Below the log's beginning nobody knows that.
+            lowest = int(self._first[self._pulls].min(initial=np.iinfo(np.int64).max))
+            known = self._others[(self._first[self._others] >= lowest) | self._whole]
+            known = known[self._op[known] != PullOp.LAPSED]
+            for side, place in (
+                ("begins", np.searchsorted(bounds, self._first[known])),
+                ("ends", np.searchsorted(bounds, self._end[known]) - 1),
+            ):
+                for entry_at in known[closed_by[place] != known][:FAULTS_TOLD].tolist():
+                    life = self._lives[self._life[entry_at]]
+                    what = f"{PullOp(self._op[entry_at]).name} of pull sequences {self._first[entry_at]} to "
+                    what += f"{self._end[entry_at] - 1} {side} with what {_name(life)} did not hold"
+                    self._faults.append(what)
+        return closed_by
+
+    def _group(self, life: _Life, own: Mask, lengths: Int64s, pull_of: Int64s, closed_by: Int64s) -> GroupBooks:
+        size, pulls = lengths[own], pull_of[own]
+        closed = closed_by[own]
+        op = np.where(closed >= 0, self._op[closed], 0)
+        all_pulls = self._pulls[self._lives.index(life) == self._life[self._pulls]]
+        begins = self._consume[all_pulls]
+        ends = begins + self._end[all_pulls] - self._first[all_pulls]
+        order = np.argsort(begins)
+        reached = np.maximum.accumulate(ends[order])
+        gaps = np.maximum(begins[order][1:] - reached[:-1], 0)
+        return GroupBooks(
+            *(self._log_id, life.group_id, life.subject, life.group, int(size.sum())),
+            redelivered=int(size[self._attempt[pulls] > 1].sum()),
+            acknowledged=int(size[op == PullOp.ACK].sum()),
+            given_back=int(size[(op == PullOp.NACK) | (op == PullOp.RETURNED)].sum()),
+            lapsed=int(size[op == PullOp.LAPSED].sum()),
+            outstanding=int(size[op == 0].sum()),
+            gaps=int(gaps.sum()),
+        )
+
+    def _check_again(self, life: _Life, own: Mask, bounds: Int64s, pull_of: Int64s, closed_by: Int64s) -> None:
+        """A message that was acknowledged never comes again (rule Q5)."""
+        acked = np.flatnonzero(own & (closed_by >= 0))
+        acked = acked[self._op[closed_by[acked]] == PullOp.ACK]
+        if not len(acked):
+            return
+        pulls = self._pulls[self._lives.index(life) == self._life[self._pulls]]
+        offset = self._consume[pull_of[acked]] - self._first[pull_of[acked]]
+        low, high = bounds[acked] + offset, bounds[acked + 1] + offset
+        begins = self._consume[pulls]
+        ends = begins + self._end[pulls] - self._first[pulls]
+        edges = np.unique(np.concatenate((low, high, begins, ends)))
+        first, counts = np.searchsorted(edges, begins), np.searchsorted(edges, ends) - np.searchsorted(edges, begins)
+        places = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        last_pull = np.full(len(edges), -1)
+        last_pull[places] = np.repeat(pulls, counts)
+        first, counts = np.searchsorted(edges, low), np.searchsorted(edges, high) - np.searchsorted(edges, low)
+        places = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        by = np.repeat(closed_by[acked], counts)
+        for at in places[last_pull[places] > by][:FAULTS_TOLD].tolist():
+            what = f"message {edges[at]} of {life.subject or 'its subject'} was given to {_name(life)} again"
+            self._faults.append(f"{what} after it was acknowledged")
+
+
+def _name(life: _Life) -> str:
+    return f"group {life.group} of {life.subject}" if life.subject else f"group {life.group_id:08x}"
