@@ -1,5 +1,6 @@
 """``delayd seals --tallies`` and ``--against``: two machines compare some lines (docs/formats/tally.md)."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,18 @@ def test_a_file_of_other_lines_is_refused(data: Path, tmp_path: Path) -> None:
     ran = run("seals", "--data", str(data / "delay"), "--against", str(other))
     assert (ran.code, ran.out) == (2, "")
     assert "line 1: this is no line that `delayd seals --tallies` prints" in ran.err
+
+
+def test_consumption_is_shown_by_group_when_it_is_asked_for(data: Path) -> None:
+    ran = run("audit", "--data", str(data), "--groups")
+    (heading,) = [line for line in ran.out.splitlines() if "pulled" in line]
+    assert heading.split()[:4] == ["subject", "group", "pulled", "redelivered"]
+    found = json.loads(run("audit", "--data", str(data), "--format", "json").out)["groups"]
+    assert len(found) == 3
+    for books in found:
+        parts = books["acknowledged"] + books["given_back"] + books["lapsed"] + books["outstanding"]
+        assert books["pulled"] == parts > 0
+    # Whoever asks for chosen hours waits for no pull log, unless it is asked for.
+    some = ("audit", "--data", str(data), "--from", "2027-01-15T00:00Z", "--format", "json")
+    assert json.loads(run(*some).out)["groups"] == []
+    assert len(json.loads(run(*some, "--groups").out)["groups"]) == 3
