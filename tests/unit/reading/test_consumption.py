@@ -3,7 +3,7 @@
 import pytest
 
 from delayd.disk import Disk
-from delayd.log.control import encode_records
+from delayd.log.control import Record, encode_records
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
 from delayd.log.pull import PullEntry, PullOp, encode_entries
@@ -29,7 +29,9 @@ def read(*lives: list[PullEntry], groups: int = 2) -> Consumption:
     disk: Disk = MemoryDisk()
     disk.make_folder("/rt/pull")
     log = open_log(disk, LogPlace("/rt/pull", FileKind.PULL, 9), 1)
-    records = [{"type": "group", "group_id": n, "subject": "orders", "group": f"g{n}"} for n in range(1, groups + 1)]
+    records: list[Record] = [
+        {"type": "group", "group_id": n, "subject": "orders", "group": f"g{n}"} for n in range(1, groups + 1)
+    ]
     log.append([NewGroup(GroupKind.CONTROL, [encode_records(records)], 1, 1)], 1)
     for epoch, entries in enumerate(lives, 1):
         log.append([NewGroup(GroupKind.DATA, encode_entries(entries), epoch, 1, 0, len(entries))], 1)
