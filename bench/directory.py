@@ -6,6 +6,7 @@ next one, so a large directory needs no more memory than its largest hour.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,12 @@ from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import CheckpointFile, Payload, Value
 from delayd.log.dispatch import END_ROW, NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup, content_position
-from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.log import Log, LogPlace, open_log, segment_name
 from delayd.log.schedule import HOUR_ROW, SEALED, dispatch_path, schedule_path
 from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
-from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+from delayd.log.segment import FileHeader, FileKind, Segment, create_segment, open_segment
+from delayd.log.segment_index import index_segment
+from delayd.reading.groups import segment_bases
 
 DELAY_ID, REALTIME_ID = 0xDE1A, 0x4EA1
 FIRST_HOUR = hour_of_ms(1_795_190_400_000)  # 2026-11-20 16:00 UTC
@@ -80,7 +83,7 @@ class DirectoryWriter:
         for each in due:
             self._send(first, each)
             first += len(each)
-        stop, crc = self._messages.end, self._messages.crc32c
+        stop = self._messages.end
         end_ms = (FIRST_HOUR + shape.hours) * HOUR_MS + 60_000
         first = 1
         for number, each in enumerate(due):
@@ -89,10 +92,21 @@ class DirectoryWriter:
         for log in (self._messages, self._target):
             log.append([NewGroup(GroupKind.TICK, [], 1, end_ms)], end_ms)
             log.flush()
-        self._publish(stop, crc, shape.messages + 1, end_ms)
+        # The last checkpoint is behind the tick, by which all hours are over.
+        self._publish(self._messages.end, self._messages.crc32c, shape.messages + 1, end_ms)
         for closed in (self._messages, self._target, self._seals):
             if closed is not None:
                 closed.close()
+        self._index(end_ms)
+
+    def _index(self, end_ms: int) -> None:
+        """Write the indexes of the target's segments that are complete."""
+        place = self._target.place
+        for base, end in pairwise(segment_bases(self._disk, place)):
+            path = f"{place.folder}/{segment_name(base)}"
+            segment = open_segment(self._disk, path, place.kind, place.log_id, write=False)
+            index_segment(self._disk, self._realtime, segment, end, 1, end_ms)
+            segment.close()
 
     def _send(self, first: int, due: NDArray[np.int64]) -> None:
         groups: list[NewGroup] = []
@@ -138,7 +152,8 @@ class DirectoryWriter:
                 raise AssertionError("an hour that was written whole must balance")
             seal = Seal(DELAY_ID, len(self._hours) - 1, facts, self._previous)
             self._previous, self._sealed = seal.sha256, self._sealed + 1
-            self._seals.append([NewGroup(GroupKind.DATA, [encode_seal(seal)], 1, SENT_MS, 0, 1)], SENT_MS)
+            over_ms = (hour + 1) * HOUR_MS + 60_000
+            self._seals.append([NewGroup(GroupKind.DATA, [encode_seal(seal)], 1, over_ms, 0, 1)], over_ms)
             self._seals.flush()
         schedule.close()
         dispatch.close()
@@ -226,7 +241,7 @@ class DirectoryWriter:
         tables: Payload = {"hours": hours.tobytes(), "beside": b"", "outcomes": ends.tobytes()}
         counted: Payload = {"seals": [self._sealed, self._previous], "skipped": [], "dropped": [], "keep_from": 0}
         links: list[Value] = [[REALTIME_ID, end_ms, ""]]
-        times: Payload = {"appended_at_ms": SENT_MS, "clock": clock, "settled_ms": end_ms, "waits": "", "links": links}
+        times: Payload = {"appended_at_ms": end_ms, "clock": clock, "settled_ms": end_ms, "waits": "", "links": links}
         file.publish({**mark, **tables, **counted, **times}, end_ms)
         file.close()
         file = CheckpointFile(self._disk, self._realtime, REALTIME_ID)

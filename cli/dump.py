@@ -18,6 +18,7 @@ from delayd.log.group import Group, GroupKind
 from delayd.log.pull import decode_entries
 from delayd.log.seal import decode_seals
 from delayd.log.segment import UnfinishedFile
+from delayd.log.segment_index import index_records
 from delayd.log.tally import TALLY, decode_tallies
 from delayd.reading.directory import need_log_file, open_any
 from delayd.reading.groups import TornTail, read_groups
@@ -127,6 +128,10 @@ def _rows(batch: Batch, base_sequence: int) -> Iterator[tuple[Cell, ...]]:
         case BatchKind.TALLY:
             for entry in decode_tallies(batch):
                 facts = " ".join(_fact(name, int(entry[name])) for name in TALLY.names or () if name != "zero")
+                yield None, None, None, facts
+        case BatchKind.INDEX:
+            for indexed in index_records(batch):
+                facts = " ".join(_fact(name, value) for name, value in indexed._asdict().items())
                 yield None, None, None, facts
         case _:
             yield from _messages(batch, base_sequence)

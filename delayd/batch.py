@@ -46,6 +46,7 @@ class BatchKind(IntEnum):
     PULL = 6
     SEAL = 7
     TALLY = 8
+    INDEX = 9
 
 
 class ColumnId(IntEnum):

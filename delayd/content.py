@@ -177,6 +177,11 @@ class Region:
         words = np.concatenate([region._words for region in regions])
         return cls(words, np.concatenate([region._lengths for region in regions]))
 
+    def copied(self, room: UInt64s) -> "Region":
+        """The same items, whose words lie in ``room`` now; it has as many."""
+        room[:] = self._words
+        return Region(room, self._lengths)
+
     @classmethod
     def empty(cls, count: int) -> "Region":
         """A region of ``count`` items that have no bytes."""

@@ -43,6 +43,7 @@ _COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
     BatchKind.PULL: (frozenset({ColumnId.ENTRY}), frozenset({ColumnId.ENTRY})),
     BatchKind.SEAL: (frozenset({ColumnId.SEAL}), frozenset({ColumnId.SEAL})),
     BatchKind.TALLY: (frozenset({ColumnId.TALLY}), frozenset({ColumnId.TALLY})),
+    BatchKind.INDEX: (frozenset(), frozenset()),
 }
 _WITH_SUBJECTS = frozenset({BatchKind.PRODUCER, BatchKind.SCHEDULE, BatchKind.DISPATCH})
 _WITH_RESERVE = frozenset({BatchKind.DISPATCH, BatchKind.OUTCOME})  # Their parts end in four zeros.

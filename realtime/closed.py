@@ -1,10 +1,10 @@
-"""Closed: each segment of the message log that gets no more groups is read once, beside the loop, and tallied.
+"""Closed: each segment of the message log that gets no more groups is read once, beside the loop: tallied and indexed.
 
 What its bytes give is written to the tally log before retention may remove it, and a row whose bytes are not those of
 its content hash is named (rules S5, S6; docs/decisions/0010-tallies.md). Nothing of it is on the path of a request.
 
 Invariant: a piece reads a bounded part, and whatever fails is tried again after a while; a segment that can't be read
-is left out at last, so that it keeps no other one.
+is left out at last, so that it keeps no other one. An index holds up nothing, not even a tally.
 """
 
 import logging
@@ -27,10 +27,13 @@ from delayd.errors import (
 )
 from delayd.executor import Done, Executor, Priority
 from delayd.log.log import Log
+from delayd.log.segment import Segment
+from delayd.log.segment_index import IndexMaker
 from delayd.log.tally import Tallies, covered
 from delayd.log.tallying import Differing, Tallier
 from delayd.wire.waits import Wait
 
+from .segment_indexes import SegmentIndexes
 from .tally_log import TallyLog
 
 PIECE_BYTES = 4 << 20  # Read in one job: some 10 ms.
@@ -49,34 +52,43 @@ class _Reading:
 
     begin: int
     end: int
+    last_crc32c: int  # Of its last group.
+    maker: IndexMaker
+    tallier: Tallier | None  # None for a segment that is tallied already, and may lack its index.
     at: int
-    crc32c: int | None
-    tallier: Tallier
+    crc32c: int | None = None
     entries: Tallies | None = None
 
 
 class ClosedSegments:
     """Reads them one after the other; belongs to the loop."""
 
-    def __init__(self, message_log: Log, tally_log: TallyLog, executor: Executor, clock: Clock) -> None:
+    def __init__(
+        self, message_log: Log, tally_log: TallyLog, indexes: SegmentIndexes, executor: Executor, clock: Clock
+    ) -> None:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.end = tally_log.end  # How far the tally log is durable.
         self._message_log = message_log
         self._tally_log = tally_log
+        self._indexes = indexes
         self._executor = executor
         self._clock = clock
         self._reading: _Reading | None = None
         self._under_way = False
         self._tries = 0
         self._hurries = self._loops = False
+        self._sweeps = indexes.any_below(message_log.start)
+        self._looked = message_log.start  # The indexes of what is below it are there, or were given up.
         self._due_ms = clock.monotonic_ms()
         self._begin_from(tally_log.entries)
 
     @property
     def due_ms(self) -> int | None:
         """When to call `wake`, monotonic; None while there is nothing to read."""
-        nothing = self._under_way or self._message_log.segments[-1].base_offset <= self._at
-        return None if nothing else self._due_ms
+        if self._under_way:
+            return None
+        reads = self._message_log.segments[-1].base_offset > min(self._at, self._looked)
+        return self._due_ms if reads or self._sweeps else None
 
     @property
     def kept_from(self) -> int:
@@ -110,17 +122,26 @@ class ClosedSegments:
             self._hurries = self._start()
         self._loops = False
 
+    def sweep(self) -> None:
+        """Retention has removed segments, and their indexes go when there is time."""
+        self._sweeps = True
+
     def close(self) -> None:
         """Close the tally log."""
         self._tally_log.close()
 
     def _start(self) -> bool:
         """Have the next piece read; False when there is none."""
+        if self._sweeps and not self._hurries:
+            self._sweeps, self._under_way = False, True
+            sweep = partial(self._indexes.remove_below, self._message_log.start)
+            self._executor.submit(sweep, self._swept, Priority.SPARE)
+            return True
         reading = self._reading = self._reading or self._next()
         if reading is None:
             return False
         self._under_way = True
-        work = partial(_piece, self._message_log, self._tally_log, reading, self._clock.now_ms())
+        work = partial(_piece, self._message_log, self._tally_log, self._indexes, reading, self._clock.now_ms())
         self._executor.submit(work, self._done, Priority.SPARE)
         return True
 
@@ -136,9 +157,13 @@ class ClosedSegments:
         segments = self._message_log.segments
         for segment, following in pairwise(segments):
             if segment.base_offset >= self._at:
-                begin = segment.base_offset
-                return _Reading(begin, following.base_offset, begin, None, Tallier(begin))
+                return _reading(segment, following, Tallier(segment.base_offset))
         self._at = max(self._at, segments[-1].base_offset)
+        # Retention waits for tallies only.
+        for segment, following in () if self._hurries else pairwise(segments):
+            if segment.base_offset >= self._looked:
+                return _reading(segment, following, None)
+        self._looked = max(self._looked, segments[-1].base_offset)
         return None
 
     def _done(self, done: Done[bool]) -> None:
@@ -159,8 +184,24 @@ class ClosedSegments:
         if self._hurries:
             self.hurry()
 
+    def _swept(self, done: Done[None]) -> None:
+        self._under_way = False
+        try:
+            done.result()
+        except ServerStopped as error:
+            self.on_failure(error)
+            return
+        except (DelaydError, OSError) as error:
+            # What stays is removed with the next one, or at the next start.
+            log.warning("indexes_not_removed reason=%r", str(error))
+        self.wake()
+
     def _finished(self, reading: _Reading) -> None:
-        self._reading, self._tries, self.end = None, 0, self._tally_log.end
+        self._reading, self.end = None, self._tally_log.end
+        if reading.tallier is None:
+            self._looked = reading.end
+            return
+        self._tries = 0
         if reading.entries is None:
             self._begin_from(self._tally_log.entries)
             return
@@ -177,6 +218,11 @@ class ClosedSegments:
     def _failed(self, reading: _Reading, error: DelaydError | OSError) -> None:
         self._reading = None
         self._hurries = False
+        if reading.tallier is None:
+            # Whoever looks for the segment itself says what is wrong with it.
+            log.warning("segment_not_indexed begin=%d end=%d reason=%r", reading.begin, reading.end, str(error))
+            self._looked = reading.end
+            return
         self._tries += 1
         leaves_out = self._tries >= TRIES_MAX and not isinstance(error, PASSES)
         log.log(
@@ -199,17 +245,31 @@ class ClosedSegments:
         return f"{path} at byte {position}, row {found.row}: message {found.sequence} of {found.origin_log_id:016x}"
 
 
-def _piece(message_log: Log, tally_log: TallyLog, reading: _Reading, now_ms: int) -> bool:
+def _reading(segment: Segment, following: Segment, tallier: Tallier | None) -> _Reading:
+    begin, end = segment.base_offset, following.base_offset
+    return _Reading(begin, end, following.header.previous_crc32c, IndexMaker(), tallier, begin)
+
+
+def _piece(message_log: Log, tally_log: TallyLog, indexes: SegmentIndexes, reading: _Reading, now_ms: int) -> bool:
     """Read one piece of a segment, and write what it gave when it was the last one; whether it was."""
+    segment = reading.begin, reading.end, reading.last_crc32c
+    if reading.at == reading.begin and reading.tallier is None and indexes.has(*segment):
+        return True
     stop = min(reading.at + PIECE_BYTES, reading.end)
     try:
         for group in message_log.scan(reading.at, stop, reading.crc32c):
-            reading.tallier.take(group)
+            reading.maker.take(group)
+            if reading.tallier is not None:
+                reading.tallier.take(group)
             reading.at, reading.crc32c = group.end, group.header.header_crc32c
     except CallerError as error:
         raise DamagedData(*message_log.file_position(reading.at), f"the group there: {error.message}") from error
     if reading.at < reading.end:
         return False
+    if reading.crc32c == reading.last_crc32c:
+        indexes.write(*segment, reading.maker, now_ms)
+    if reading.tallier is None:
+        return True
     entries = reading.tallier.entries()
     if tally_log.add(entries, now_ms):
         reading.entries = entries

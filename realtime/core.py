@@ -57,6 +57,7 @@ from .rebuild import Rebuilder
 from .recovery import Recovered, read_window
 from .reserve import Reserve
 from .retention import Trimming, keep_from, remove_old
+from .segment_indexes import SegmentIndexes
 from .unread_pulls import UnreadPulls
 from .unseen import Unseen
 
@@ -162,7 +163,8 @@ class Core:
         self._files.on_whole = self._pulls.quarantine.try_soon
         self._files.on_pull_log_rolled = self.checkpoint
         self._files.on_window = self._window_read
-        self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, executors.work, clock)
+        indexes = SegmentIndexes(disk, recovered.message_log.place, recovered.identity.epoch)
+        self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, indexes, executors.work, clock)
         self._closed.on_failure = self.fail
         self._operators = Operators(self._pulls, self._rebuilder, self._files)
         consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
@@ -567,6 +569,7 @@ class Core:
 
     def _old_removed(self) -> None:
         self._unseen.removed()
+        self._closed.sweep()
         self._trimming.begin()
 
     def _window_read(self, groups: list[LogGroup]) -> None:

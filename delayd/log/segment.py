@@ -60,6 +60,7 @@ class FileKind(IntEnum):
     CHECKPOINT = 7
     SEAL = 8
     TALLY = 9
+    INDEX = 10
 
 
 class FileHeader(NamedTuple):

@@ -17,7 +17,7 @@ from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.filed import Accepted, differences, not_filed, same_subjects
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
 from delayd.reading.histogram import count_ms
-from delayd.reading.join import Facts, Join
+from delayd.reading.join import Facts, Fields, Join
 from delayd.reading.lives import Spans
 from delayd.reading.realtime import TargetRows
 from delayd.reading.summary import HourSummary
@@ -52,6 +52,7 @@ def audit_hour(
     realtime: TargetRows,
     terms: AuditTerms,
     accepted: Accepted | None = None,
+    fields: tuple[Fields, Fields] | None = None,
 ) -> tuple[Findings, HourSummary]:
     """Compare the three logs of an hour of one delay server.
 
@@ -63,11 +64,13 @@ def audit_hour(
         realtime: the rows of this hour and origin that the targets hold.
         terms: what to judge by.
         accepted: what the message log and the checkpoint say of the schedule log; None when nobody knows.
+        fields: those of ``dispatch.parts`` and of ``realtime.batches``, where the caller has them already.
 
     Returns:
         The findings, by sequence, and the figures.
     """
-    books = _Books(hour, schedule, dispatch, realtime, terms, accepted)
+    fields = fields or (Fields(dispatch.parts), Fields(realtime.batches))
+    books = _Books(hour, schedule, dispatch, realtime, terms, accepted, *fields)
     books.find()
     table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
     if len(books.found) > 1:
@@ -85,6 +88,8 @@ class _Books:
         realtime: TargetRows,
         terms: AuditTerms,
         accepted: Accepted | None,
+        parts: Fields,
+        batches: Fields,
     ) -> None:
         self.found: list[NDArray[np.void]] = []
         self._hour = hour
@@ -93,13 +98,14 @@ class _Books:
         self._realtime = realtime
         self._terms = terms
         self._accepted = accepted
-        classes = self._classes = Classes(schedule, dispatch, realtime, terms)
+        self._parts, self._batches = parts, batches
+        classes = self._classes = Classes(schedule, dispatch, realtime, terms, parts)
         self._due_from_ms, self._part, self._outcome = classes.due_from_ms, classes.part, classes.outcome
         self._outcomes, self._stored = classes.outcomes, classes.stored
         self._has_outcome, self._at_target = classes.has_outcome, classes.at_target
         self._dispatched, self._lost, self._overdue = classes.dispatched, classes.not_there, classes.overdue
         # Taken from the first row that a target holds.
-        self._batch = Facts(realtime.batches, realtime.batch_of, self._stored.first)
+        self._batch = Facts(batches, realtime.batch_of, self._stored.first)
         self._batch_target = np.where(self._at_target, classes.target_ids[self._batch["target"]], np.uint64(0))
 
     def find(self) -> None:
@@ -187,16 +193,19 @@ class _Books:
         """By the dispatch log's word and by the batch itself, so that a lie about the claim hides nothing."""
         due = self._schedule.deliver_at_ms
         claimed = np.full(len(due), np.iinfo(np.int64).max)
-        said = Facts(self._dispatch.parts, self._dispatch.part_of, self._outcomes.rows)
+        said, stored = self._part, self._batch
+        if self._outcomes.rows is not self._outcomes.first:
+            said = Facts(self._parts, self._dispatch.part_of, self._outcomes.rows)
         self._outcomes.lowest(said["claimed_at_ms"], claimed, said["outcome"] == Outcome.DISPATCHED)
-        stored = Facts(self._realtime.batches, self._realtime.batch_of, self._stored.rows)
+        if self._stored.rows is not self._stored.first:
+            stored = Facts(self._batches, self._realtime.batch_of, self._stored.rows)
         self._stored.lowest(stored["claimed_at_ms"], claimed)
         self._note(FindingKind.EARLY, Reason.CLAIMED_EARLY, claimed < due, claimed, due - claimed)
 
     def _find_orphans(self) -> None:
         kind = FindingKind.ORPHAN
         targets = self._realtime.targets
-        newer = self._realtime.batches["newer"][self._realtime.batch_of] == 1
+        newer = self._batches["newer"].take(self._realtime.batch_of) == 1
         unknown = np.flatnonzero(~self._stored.known & ~newer)
         batches = self._realtime.batches[self._realtime.batch_of[unknown]]
         target_ids = np.array([target.log_id for target in targets] or [0], np.uint64)

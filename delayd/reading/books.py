@@ -249,7 +249,10 @@ def _audit_part(
         sides.add_held(realtime)
     accepted = part.accepted()._replace(before=before if last else None)
     audited = [
-        audit_hour(part.log_id, part.hour, piece.schedule, piece.outcomes, piece.realtime, part.terms, piece.accepted)
+        audit_hour(
+            *(part.log_id, part.hour, piece.schedule, piece.outcomes, piece.realtime, part.terms, piece.accepted),
+            (piece.parts, piece.batches),
+        )
         for piece in cut(schedule, outcomes, realtime, accepted)
     ]
     found = join_findings([each for each, _ in audited]), join_parts([each for _, each in audited])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.columns import ScheduleRows
-from delayd.reading.join import Facts, Join
+from delayd.reading.join import Facts, Fields, Join
 from delayd.reading.lives import Spans
 from delayd.reading.realtime import TargetRows
 
@@ -46,13 +46,21 @@ class Terms(Protocol):
 class Classes:
     """Masks over the scheduled rows of an hour; of outcomes, and of rows at targets, the first one counts."""
 
-    def __init__(self, schedule: ScheduleRows, dispatch: OutcomeRows, realtime: TargetRows, terms: Terms) -> None:
+    def __init__(
+        self,
+        schedule: ScheduleRows,
+        dispatch: OutcomeRows,
+        realtime: TargetRows,
+        terms: Terms,
+        parts: Fields | None = None,
+    ) -> None:
+        """``parts`` are the fields of ``dispatch.parts``, where the caller has them already."""
         self.due_from_ms = schedule.due_from_ms()
         self.outcomes = Join(schedule.sequence, dispatch.sequences)
         self.stored = Join(schedule.sequence, realtime.sequence)
         self.has_outcome: Mask = self.outcomes.times > 0
         self.at_target: Mask = self.stored.times > 0
-        self.part = Facts(dispatch.parts, dispatch.part_of, self.outcomes.first)
+        self.part = Facts(parts or Fields(dispatch.parts), dispatch.part_of, self.outcomes.first)
         self.outcome = self.part["outcome"]
         self.dispatched: Mask = self.outcome == Outcome.DISPATCHED
         self.target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)

@@ -133,9 +133,10 @@ class RowCollector:
         self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
         self._left_out: list[UInt64s] = [NO_UINT64S]
         self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
-        # Headers and bodies of rows from `_hashed` on: many batches are hashed in one go.
+        # Headers and bodies of rows from `_hashed` on, as copies: many batches are hashed in one go.
         self._regions: list[tuple[Region | None, Region]] = []
         self._words = 0
+        self._room = np.empty(0, np.uint64)
 
     def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
         """Add a PRODUCER batch of a verified group; its rows count up from ``first_sequence``."""
@@ -166,8 +167,7 @@ class RowCollector:
         subject[:] = ids[batch.uint32s(ColumnId.SUBJECT)] if ColumnId.SUBJECT in batch else ids[0]
         body_bytes[:] = bodies.lengths
         locations[:] = np.arange(location, location + count, dtype=np.uint64)
-        self._regions.append((headers, bodies))
-        self._words += bodies.word_count + (headers.word_count if headers else 0)
+        self._regions.append((headers and self._copied(headers), self._copied(bodies)))
         if self._words >= HASH_WORDS:
             self._hash()
 
@@ -208,6 +208,14 @@ class RowCollector:
                 self._columns[number] = np.empty(room, column.dtype)
                 self._columns[number][:first] = column[:first]
         return [column[first : self._count] for column in self._columns]
+
+    def _copied(self, region: Region) -> Region:
+        """A region in memory of this collector: what a batch lies in is used again."""
+        first, self._words = self._words, self._words + region.word_count
+        if self._words > len(self._room):
+            # What lies in the room before stays there, for its regions are views of it.
+            self._room = np.empty(max(2 * HASH_WORDS, self._words), np.uint64)
+        return region.copied(self._room[first : self._words])
 
     def _hash(self) -> None:
         """Hash what waits for it."""

@@ -52,21 +52,34 @@ class Join:
         lowest[scheduled] = np.minimum(lowest[scheduled], values)
 
 
-class Facts:
-    """The fields of a table's rows, one for each scheduled row; zeros where it has none. A field is made when asked."""
+class Fields:
+    """The fields of a table, each one behind the other and with a zero behind the last row; made when asked."""
 
-    def __init__(self, table: NDArray[np.void], row_of: Int64s, first: Int64s) -> None:
-        """``first`` is an index into ``row_of``, -1 for none; ``row_of`` is one into ``table``."""
-        self._table = table
-        # Behind the last row stands a zero, and -1 of an index is the last one.
-        self._index = np.append(row_of, len(table)).take(first)
+    def __init__(self, table: NDArray[np.void]) -> None:
+        self.table = table
         self._fields: dict[str, NDArray[Any]] = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         field = self._fields.get(name)
         if field is None:
-            column = np.append(self._table[name], np.zeros(1, self._table.dtype[name]))
-            field = self._fields[name] = column.take(self._index)
+            field = self._fields[name] = np.append(self.table[name], np.zeros(1, self.table.dtype[name]))
+        return field
+
+
+class Facts:
+    """The fields of a table's rows, one for each scheduled row; zeros where it has none. A field is made when asked."""
+
+    def __init__(self, table: Fields, row_of: Int64s, first: Int64s) -> None:
+        """``first`` is an index into ``row_of``, -1 for none; ``row_of`` is one into ``table``."""
+        self._table = table
+        # Behind the last row stands a zero, and -1 of an index is the last one.
+        self._index = np.append(row_of, len(table.table)).take(first)
+        self._fields: dict[str, NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        field = self._fields.get(name)
+        if field is None:
+            field = self._fields[name] = self._table[name].take(self._index)
         return field
 
 

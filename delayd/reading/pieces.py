@@ -14,7 +14,7 @@ from delayd.batch import Int64s
 from delayd.log.dispatch import OutcomeRows
 from delayd.reading.columns import NO_UINT64S, ScheduleRows, UInt64s
 from delayd.reading.filed import Accepted
-from delayd.reading.join import reordered, rising
+from delayd.reading.join import Fields, reordered, rising
 from delayd.reading.realtime import TargetRows
 
 PIECE_ROWS = 65_536  # A column of so many rows is half a MiB; an hour's would be new memory for each step.
@@ -28,6 +28,8 @@ class Piece(NamedTuple):
     outcomes: OutcomeRows
     realtime: TargetRows
     accepted: Accepted
+    parts: Fields  # Of the outcomes, and of the realtime rows' batches: pieces share them where they can.
+    batches: Fields
 
 
 def cut(
@@ -38,8 +40,9 @@ def cut(
     rows_max = max(rows_max, ROWS_A_NAME * names)
     # What operators gave up is compared with a number of the whole hour.
     if len(schedule) <= rows_max or accepted.dropped:
-        yield Piece(schedule, outcomes, realtime, accepted)
+        yield Piece(schedule, outcomes, realtime, accepted, Fields(outcomes.parts), Fields(realtime.batches))
         return
+    parts, batches = Fields(outcomes.parts), Fields(realtime.batches)
     bounds = np.unique(schedule.sequence[rows_max::rows_max])
     columns = schedule.sequence, outcomes.sequences, realtime.sequence, accepted.rows.sequence
     left_out = np.sort(schedule.left_out)
@@ -56,9 +59,11 @@ def cut(
                 *(piece.sequence, piece.deliver_at_ms, piece.appended_at_ms, piece.subject, piece.body_bytes),
                 *(piece.location, piece.subjects, piece.content_hash, left_out[bare]),
             ),
-            _outcomes_of(outcomes, decided),
-            _stored_of(realtime, stored),
+            own := _outcomes_of(outcomes, decided),
+            held := _stored_of(realtime, stored),
             said,
+            parts if own.parts is outcomes.parts else Fields(own.parts),
+            batches if held.batches is realtime.batches else Fields(held.batches),
         )
 
 

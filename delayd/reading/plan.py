@@ -182,7 +182,7 @@ def plan_audit(
     helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
     # Before the message logs, so that each message that a group was given is there.
     consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
-    indexer = TargetIndexer(disk, realtimes, torn)
+    indexer = TargetIndexer(disk, realtimes, torn, by_index=hours is not None)
     indexer.scan(newer=False)
     sizes = [dispatch_sizes(disk, directory) for directory in delays]
     snapshots = [take_snapshot(disk, directory) for directory in delays]

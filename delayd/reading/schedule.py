@@ -5,7 +5,7 @@ batch gathered below the replay offset P, or from the message log from P on.
 """
 
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,9 +26,9 @@ from delayd.reading.columns import RowCollector, ScheduleRows, SequenceSampler, 
 from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.follow import Follow
-from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, read_log, segment_bases
+from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, segment_bases
 from delayd.reading.join import reordered, rising
-from delayd.reading.skim import Skimmed, skim_log
+from delayd.reading.skim import Skimmed, Streamed, read_known, stream_groups
 from delayd.reading.word import FiledHour, Word, filed_hours, read_word
 
 SAMPLE_ROWS = 64  # One sequence of so many says where an hour is to be parted.
@@ -163,7 +163,9 @@ def read_tail(
     start = min([snapshot.replay_offset, *segment_bases(disk, snapshot.place)[:1]])
     tail, accepted = RowCollector(), RowCollector(rows_expected=_kept_rows(snapshot, start))
     check = Follow(snapshot.word, snapshot.replay_offset, snapshot.appended_at_ms)
-    for group in _groups_of_tail(disk, snapshot, start, [] if torn is None else torn, whole=hours is None):
+    # Where few rows are wanted, the bodies of others are not read.
+    bounds = start, snapshot.replay_offset, snapshot.message_stop
+    for group in read_known(disk, snapshot.place, bounds, [] if torn is None else torn, whole=hours is None):
         header = group.header
         sequence = header.base_sequence
         if header.kind == GroupKind.DATA:
@@ -182,21 +184,6 @@ def read_tail(
         *(rows, hours, check.last_appended_at_ms, _by_hour(accepted.rows()), check.first),
         *(tuple(check.faults), frozenset(check.given_up)),
     )
-
-
-def _groups_of_tail(
-    disk: Disk, snapshot: ScheduleSnapshot, start: int, torn: list[TornTail], *, whole: bool
-) -> Iterator[Group | Skimmed]:
-    """The groups of the message log; where few rows are wanted, those below the replay offset without bodies."""
-    place, stop = snapshot.place, snapshot.message_stop
-    if whole:
-        yield from read_log(disk, place, start, stop, torn)
-        return
-    end, crc = start, None
-    for group in skim_log(disk, place, start, snapshot.replay_offset):
-        end, crc = group.end, group.header.header_crc32c
-        yield group
-    yield from read_log(disk, place, end, stop, torn, crc)
 
 
 def _kept_rows(snapshot: ScheduleSnapshot, start: int) -> int:
@@ -364,7 +351,7 @@ def _read_part(
         raise LogMoved(f"{path} is gone")
     length, end, crc = filed.length, 0, 0
     try:
-        for group in read_groups(segment, 0, length, [], previous_crc32c=0, durable=length):
+        for group in stream_groups(segment, length, 0):
             end, crc = group.end, group.header.header_crc32c
             _add_rows(snapshot, hour, path, group, collector)
         if end < length:
@@ -376,7 +363,7 @@ def _read_part(
         segment.close()
 
 
-def _add_rows(snapshot: ScheduleSnapshot, hour: int, path: str, group: Group, collector: Collector) -> int:
+def _add_rows(snapshot: ScheduleSnapshot, hour: int, path: str, group: Group | Streamed, collector: Collector) -> int:
     rows = 0
     for offset, batch in group.batches():
         if batch.kind != BatchKind.SCHEDULE:

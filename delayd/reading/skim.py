@@ -7,7 +7,9 @@ proved; `delayd log verify` and an audit of all hours read it.
 
 from collections.abc import Iterator
 
-from delayd.batch import HEADER_BYTES, Batch, parse
+from crc32c import crc32c
+
+from delayd.batch import HEADER_BYTES, Batch, BatchKind, parse
 from delayd.disk import Disk
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.log.group import (
@@ -25,10 +27,12 @@ from delayd.log.group import (
 )
 from delayd.log.log import LogPlace
 from delayd.log.segment import Segment
-from delayd.reading.groups import LogMoved, open_base, segment_bases
+from delayd.reading.groups import LogMoved, TornTail, open_base, read_log, segment_bases
 
 AHEAD_BYTES = 16 << 10  # One read takes the header of a group, and the columns of a first batch that is not large.
+WINDOW_BYTES = 4 << 20  # Of what is read whole: few groups are cut by its end, and read twice.
 WHOLE_BYTES = 2 * AHEAD_BYTES  # Batches that are smaller on average cost less when their group is read in one go.
+FEW_BATCHES = 64
 HEAP_OFFSET = slice(16, 20)  # In a batch (docs/formats/batch.md).
 
 
@@ -79,17 +83,91 @@ class Skimmed:
         return batch
 
 
-def skim_log(disk: Disk, place: LogPlace, start: int, stop: int) -> Iterator[Group | Skimmed]:
+class Streamed:
+    """A group that is read batch by batch into the same memory, for a reader that copies what it wants of each.
+
+    Its batches must be taken, all of them, before the next group; then its content checksum has been checked, too.
+    """
+
+    __slots__ = ("_memory", "_position", "_segment", "_sizes", "header")
+
+    def __init__(self, header: GroupHeader, sizes: tuple[int, ...], segment: Segment, memory: "Memory") -> None:
+        self.header = header
+        self._sizes = sizes
+        self._segment = segment
+        self._memory = memory
+        self._position = segment.position(header.offset)
+
+    @property
+    def end(self) -> int:
+        """Offset behind the group."""
+        return self.header.offset + self.header.total_bytes
+
+    def batches(self) -> Iterator[tuple[int, Batch]]:
+        """Yield each batch with its offset; columns and subjects are proved, the heap is when all were taken.
+
+        Raises:
+            DamagedData: the group does not check.
+            BatchMalformed: it does, and a batch of it does not.
+        """
+        begin, crc = content_position(len(self._sizes)), 0
+        malformed: BatchMalformed | None = None
+        for size in self._sizes:
+            view = self._memory.view(size)
+            if self._segment.file.pread_into(view, self._position + begin) < size:
+                raise DamagedData(self._segment.path, self._position, "the batches are cut short")
+            crc = crc32c(view, crc)
+            if malformed is None:
+                try:
+                    batch = parse(view)
+                    batch.verify_columns()
+                    if batch.kind == BatchKind.SCHEDULE:
+                        batch.verify_subjects()
+                    yield self.header.offset + begin, batch
+                except BatchMalformed as error:
+                    malformed = error
+            begin += size
+        if crc != self.header.content_crc32c:
+            raise DamagedData(self._segment.path, self._position, "the checksum of the batches differs")
+        if malformed is not None:
+            raise malformed
+
+
+def stream_groups(segment: Segment, stop: int, previous_crc32c: int) -> Iterator[Streamed]:
+    """Yield the groups of a file from its beginning to ``stop``, all of which are known to be durable.
+
+    Raises:
+        DamagedData: a group does not check.
+    """
+    memory, offset = Memory(), segment.base_offset
+    window = _Window(segment, HEADER.size + 4 * FEW_BATCHES)
+    while offset < stop:
+        position = segment.position(offset)
+        try:
+            buffer, header = _head(window, position, offset)
+            verify_chain(buffer, header, previous_crc32c)
+        except BadGroup as error:
+            raise DamagedData(segment.path, position, str(error)) from None
+        if offset + header.total_bytes > stop:
+            return
+        yield (group := Streamed(header, batch_sizes(buffer, header), segment, memory))
+        offset, previous_crc32c = group.end, header.header_crc32c
+
+
+def skim_log(
+    disk: Disk, place: LogPlace, start: int, stop: int, previous_crc32c: int | None = None, *, whole: bool = False
+) -> Iterator[Group | Skimmed]:
     """Yield the groups of a log that lie in [start, stop), all of which are known to be durable.
 
-    ``start`` is where a segment begins. What lies close together is read whole: then a group is a `Group`.
+    ``start`` is where a segment begins. What lies close together is read whole, with ``whole`` everything: then a group
+    is a `Group`. What is handed out stands in memory that the next group takes.
 
     Raises:
         LogMoved: segments were removed while they were to be read.
         DamagedData: a group does not check, or is missing.
     """
     bases = segment_bases(disk, place)
-    crc: int | None = None
+    crc = previous_crc32c
     for index, base in enumerate(bases):
         if base < start or base >= stop:
             continue
@@ -101,7 +179,7 @@ def skim_log(disk: Disk, place: LogPlace, start: int, stop: int) -> Iterator[Gro
                 raise DamagedData(segment.path, 0, "it does not follow the segment before it")
             until = min(stop, bases[index + 1]) if index + 1 < len(bases) else stop
             crc, end = segment.header.previous_crc32c, base
-            for group in _skim(segment, until, crc):
+            for group in _skim(segment, until, crc, whole=whole):
                 crc, end = group.header.header_crc32c, group.end
                 yield group
             if end != until and until < stop:
@@ -111,28 +189,48 @@ def skim_log(disk: Disk, place: LogPlace, start: int, stop: int) -> Iterator[Gro
             segment.close()
 
 
-def _skim(segment: Segment, stop: int, previous_crc32c: int) -> Iterator[Group | Skimmed]:
-    window = _Window(segment)
+def read_known(
+    disk: Disk,
+    place: LogPlace,
+    bounds: tuple[int, int, int],
+    torn: list[TornTail],
+    previous_crc32c: int | None = None,
+    *,
+    whole: bool = True,
+) -> Iterator[Group | Skimmed]:
+    """Yield the durable groups of a log between two offsets, the first and last of ``bounds``.
+
+    All below the one between them are known to be durable. ``previous_crc32c`` is of the group before, None if unknown.
+
+    Raises:
+        LogMoved, DamagedData: as `skim_log` and `read_log`.
+    """
+    start, durable, stop = bounds
+    end, crc = start, previous_crc32c
+    if start in segment_bases(disk, place):
+        for group in skim_log(disk, place, start, min(durable, stop), crc, whole=whole):
+            end, crc = group.end, group.header.header_crc32c
+            yield group
+    yield from read_log(disk, place, end, stop, torn, crc)
+
+
+def _skim(segment: Segment, stop: int, previous_crc32c: int, *, whole: bool) -> Iterator[Group | Skimmed]:
+    window = _Window(segment, WINDOW_BYTES if whole else AHEAD_BYTES)
     offset = segment.base_offset
     while offset < stop:
         position = segment.position(offset)
         try:
-            group = _group(window, position, offset, previous_crc32c)
+            group = _group(window, position, offset, previous_crc32c, whole=whole)
         except BadGroup as error:
             raise DamagedData(segment.path, position, str(error)) from None
         yield group
         offset, previous_crc32c = group.end, group.header.header_crc32c
 
 
-def _group(window: "_Window", position: int, offset: int, previous_crc32c: int) -> Group | Skimmed:
-    buffer = window.view(position, HEADER.size)
-    try:
-        header = parse_header(buffer, 0, window.log_id, offset)
-    except IncompleteGroup as error:
-        buffer = window.view(position, error.size_bytes)
-        header = parse_header(buffer, 0, window.log_id, offset)
+def _group(window: "_Window", position: int, offset: int, previous_crc32c: int, *, whole: bool) -> Group | Skimmed:
+    buffer, header = _head(window, position, offset)
     small = header.total_bytes <= WHOLE_BYTES * max(1, header.batch_count)
-    if header.kind != GroupKind.DATA or small:
+    if whole or header.kind != GroupKind.DATA or small:
         buffer = window.view(position, header.total_bytes)
         verify_group(buffer, header, previous_crc32c)
         return Group(header, buffer[: header.total_bytes])
@@ -140,20 +238,44 @@ def _group(window: "_Window", position: int, offset: int, previous_crc32c: int) 
     return Skimmed(header, batch_sizes(buffer, header), window, position)
 
 
-class _Window:
-    """The bytes of a file that were read last."""
+def _head(window: "_Window", position: int, offset: int) -> tuple[memoryview, GroupHeader]:
+    buffer = window.view(position, HEADER.size)
+    try:
+        return buffer, parse_header(buffer, 0, window.log_id, offset)
+    except IncompleteGroup as error:
+        buffer = window.view(position, error.size_bytes)
+        return buffer, parse_header(buffer, 0, window.log_id, offset)
 
-    def __init__(self, segment: Segment) -> None:
+
+class Memory:
+    """Bytes that are used again for each batch: new ones would cost more than reading them."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def view(self, size: int) -> memoryview:
+        """Memory of a size, which the next call takes again."""
+        if size > len(self._bytes):
+            self._bytes = bytearray(size)
+        return memoryview(self._bytes)[:size]
+
+
+class _Window:
+    """The bytes of a file that were read last; each reading takes the same memory."""
+
+    def __init__(self, segment: Segment, ahead: int = AHEAD_BYTES) -> None:
+        self._ahead = ahead
         self.path = segment.path
         self.log_id = segment.header.log_id
         self._file = segment.file
         self._data = memoryview(b"")
         self._begin = 0
+        self._memory = Memory()
 
     def view(self, position: int, size: int) -> memoryview:
         """The bytes from a position on, and what was read behind them; fewer than ``size`` where the file ends."""
         low = position - self._begin
         if low < 0 or low + size > len(self._data):
-            self._data, self._begin = memoryview(self._file.pread(max(size, AHEAD_BYTES), position)), position
-            low = 0
+            data = self._memory.view(max(size, self._ahead))
+            self._data, self._begin, low = data[: self._file.pread_into(data, position)], position, 0
         return self._data[low:]

@@ -18,7 +18,7 @@ from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.classes import STATES, Classes
 from delayd.reading.columns import IN_MESSAGE_LOG, ScheduleRows, UInt64s
 from delayd.reading.filed import Accepted
-from delayd.reading.join import Facts, Join
+from delayd.reading.join import Facts, Fields, Join
 from delayd.reading.plan import HourBooks
 from delayd.reading.realtime import TargetRows
 
@@ -95,7 +95,7 @@ class HourTables:
     def decided(self) -> Facts:
         """For each scheduled row the part of its first outcome."""
         join = Join(self.schedule.sequence, self.outcomes.sequences)
-        return Facts(self.outcomes.parts, self.outcomes.part_of, join.first)
+        return Facts(Fields(self.outcomes.parts), self.outcomes.part_of, join.first)
 
     @cached_property
     def states(self) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ from delayd.reading.directory import MESSAGE_KINDS, Directory, Role, need_log_fi
 from delayd.reading.groups import LogMoved, TornTail, file_size
 from delayd.reading.schedule import BESIDE_SUFFIX, beside_path, take_snapshot
 from delayd.reading.sides import read_held, segment_differs
-from delayd.reading.verify_file import HOURLY, FileReport, Place, State, damage_report, verify_file
+from delayd.reading.verify_file import ALONE, FileReport, Place, State, damage_report, verify_file
 from delayd.state import LMDB_FILE, check_stored
 from delayd.state_file import Pair, read_pairs
 
@@ -42,9 +42,10 @@ LOGS = {
         "consume": FileKind.CONSUME,
         "pull": FileKind.PULL,
         "tally": FileKind.TALLY,
+        "index": FileKind.INDEX,
     },
 }
-ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally")  # Others hold a folder a day or subject.
+ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", "index")  # Others hold a folder a day or subject.
 INNER_LOGS = ("schedule", "dispatch", "consume")
 Progress = Callable[[int, int], None]  # Files read, files in all.
 
@@ -337,7 +338,7 @@ def _places(disk: Disk, home: _Home) -> Iterator[Place]:
             for name in names:
                 path = f"{inner}/{name}"
                 own = _kind_of(kind, name)
-                last = own in HOURLY or name == names[-1]
+                last = own in ALONE or name == names[-1]
                 yield Place(path, own, home.log_id, True, last, home.durable.get(path, 0))
 
 
@@ -359,7 +360,7 @@ def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
     if home.log_id is None or log not in home.logs:
         return Place(path)
     kind = _kind_of(home.logs[log], name)
-    last = kind in HOURLY or not any(other > name for other in _log_names(disk, folder))
+    last = kind in ALONE or not any(other > name for other in _log_names(disk, folder))
     return Place(path, kind, home.log_id, True, last, home.durable.get(full, 0))
 
 

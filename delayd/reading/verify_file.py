@@ -22,15 +22,17 @@ from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, check_pages
 from delayd.log.control import decode_records
 from delayd.log.dispatch import decode_outcomes
 from delayd.log.group import Group, GroupKind
-from delayd.log.log import segment_name
-from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.log.log import LogPlace, segment_name
+from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
+from delayd.log.segment_index import IndexMaker
 from delayd.log.tally import Tallies
 from delayd.log.tallying import Tallier
 from delayd.reading.directory import open_any
 from delayd.reading.groups import TornTail, read_groups
 from delayd.reading.schedule import BESIDE_SUFFIX
 
-HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Each of these files is a log of its own.
+HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Of an hour.
+ALONE = (*HOURLY, FileKind.INDEX)  # Each of these files is a log of its own.
 KINDS = {
     FileKind.MESSAGE: BatchKind.PRODUCER,
     FileKind.SCHEDULE: BatchKind.SCHEDULE,
@@ -39,6 +41,7 @@ KINDS = {
     FileKind.PULL: BatchKind.PULL,
     FileKind.SEAL: BatchKind.SEAL,
     FileKind.TALLY: BatchKind.TALLY,
+    FileKind.INDEX: BatchKind.INDEX,
 }
 
 
@@ -261,7 +264,8 @@ def _check_name(path: str, header: FileHeader) -> None:
 
 
 def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
-    hourly = segment.header.kind in HOURLY
+    kind = segment.header.kind
+    hourly = kind in HOURLY
     end = begin = 0 if hourly else segment.header.base_offset
     crc = segment.header.previous_crc32c
     found.tallier = Tallier(begin) if segment.header.kind == FileKind.REALTIME else None
@@ -273,6 +277,8 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
     ):
         end, crc = group.end, group.header.header_crc32c
         _check_group(segment, group, found)
+    if kind == FileKind.INDEX and place.named:
+        _check_index(segment, found)
     if end < place.durable:
         position = segment.position(end)
         raise DamagedData(place.path, position, f"the checkpoint says that {place.durable - end} more bytes are there")
@@ -281,7 +287,39 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
         raise DamagedData(place.path, segment.position(begin), what)
     for tail in found.torn:
         found.ends(State.TORN, tail.sentence)
-    return None if hourly else Link(end, crc, found.sent)
+    return None if kind in ALONE else Link(end, crc, found.sent)
+
+
+def _check_index(file: Segment, found: _Found) -> None:
+    """An index says what its segment says: the segment is read, and indexed once more."""
+    header = file.header
+    folder = file.path.rpartition("/")[0].rpartition("/")[0]
+    place = LogPlace(f"{folder}/message", FileKind.REALTIME, header.log_id)
+    path = f"{place.folder}/{segment_name(header.base_offset)}"
+    try:
+        segment = open_segment(file.disk, path, place.kind, place.log_id, write=False)
+    except FileNotFoundError:
+        found.ends(State.OK, f"retention has removed the segment of {file.path}; its server removes it, too")
+        return
+    except (UnfinishedFile, DataError):
+        return  # The segment has a report of its own.
+    try:
+        maker = IndexMaker()
+        scan = segment.scan(header.base_offset, segment.header.previous_crc32c)
+        for group in scan:
+            maker.take(group)
+    except DataError:
+        return
+    finally:
+        segment.close()
+    if scan.reason or found.torn:
+        return
+    expected = [bytes(batch) for group in maker.groups(0, 0) for batch in group.batches]
+    stands = [bytes(batch.buffer) for group in file.scan(header.base_offset, None) for _, batch in group.batches()]
+    if (header.number, header.previous_crc32c) != (scan.offset, scan.crc32c) or expected != stands:
+        raise DamagedData(
+            file.path, FILE_HEADER_BYTES, "it is not the index of its segment; remove it, it is made anew"
+        )
 
 
 def _sets_back(group: Group) -> bool:

@@ -1,23 +1,30 @@
 """What an audit reads: of one hour among many only what it needs, and each thing that it believes is proved."""
 
+import shutil
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from numpy.typing import NDArray
 
-from bench.directory import DELAY_ID, FIRST_HOUR, DirectoryWriter, Shape
-from delayd.batch import Batch, BatchKind, ColumnId, ProducerPart
+from bench.directory import DELAY_ID, FIRST_HOUR, REALTIME_ID, DirectoryWriter, Shape
+from delayd.batch import Batch, BatchKind, Buffer, ColumnId, ProducerPart, padded
 from delayd.disk import RealDisk, RealFile
 from delayd.encode import encode, encode_subject_table
 from delayd.errors import DamagedData
-from delayd.log.group import Group, GroupKind, NewGroup
+from delayd.log.group import Group, GroupKind, NewGroup, content_position
 from delayd.log.log import LogPlace, open_log
-from delayd.log.segment import FileKind
+from delayd.log.segment import FileKind, create_segment, open_segment
+from delayd.log.segment_index import IndexedGroup
 from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.directory import Directory, Role
+from delayd.reading.indexed import read_by_index
+from delayd.reading.realtime import TargetIndexer
 from delayd.reading.skim import Skimmed, skim_log
+from delayd.reading.verify import verify_directory
 
 HOURS = 20
 SHAPE = Shape(20_000, hours=HOURS, batch_rows=200, segment_bytes=1 << 20)
@@ -30,15 +37,24 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.size_bytes: Counter[str] = Counter()
-        read = RealFile.pread
+        read, read_into = RealFile.pread, RealFile.pread_into
 
         def pread(file: RealFile, size: int, position: int) -> bytes:
             data = read(file, size, position)
-            server, log = str(file._path).split("/")[-3:-1]
-            self.size_bytes[f"{server}/{log}"] += len(data)
+            self._count(file, len(data))
             return data
 
+        def pread_into(file: RealFile, buffer: memoryview, position: int) -> int:
+            count = read_into(file, buffer, position)
+            self._count(file, count)
+            return count
+
         monkeypatch.setattr(RealFile, "pread", pread)
+        monkeypatch.setattr(RealFile, "pread_into", pread_into)
+
+    def _count(self, file: RealFile, count: int) -> None:
+        server, log = str(file._path).split("/")[-3:-1]
+        self.size_bytes[f"{server}/{log}"] += count
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +84,184 @@ def test_one_hour_says_what_the_audit_of_all_says_of_it(written: Path) -> None:
     assert whole.balanced
     assert len(whole.hours) == HOURS
     assert audit(written, ASKED).hours == tuple(hour for hour in whole.hours if hour.hour == ASKED)
+
+
+def test_one_hour_among_many_reads_a_part_of_the_realtime_log(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = sorted((written / "realtime" / "message").iterdir())
+    assert len(segments) >= 4
+    assert len(list((written / "realtime" / "index").iterdir())) == len(segments) - 1
+    reads = Reads(monkeypatch)
+    audit(written, ASKED)
+    # The last segment has no index yet, and of the others the hour and the file headers are read.
+    elsewhere = reads.size_bytes["realtime/message"] - segments[-1].stat().st_size
+    assert elsewhere < size_of(written / "realtime" / "message") / HOURS + 20_000
+    assert reads.size_bytes["realtime/index"] < size_of(written / "realtime" / "message") / 50
+
+
+def test_an_audit_of_all_hours_reads_no_index(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = Reads(monkeypatch)
+    audit(written)
+    assert reads.size_bytes["realtime/message"] > size_of(written / "realtime" / "message")
+    assert not reads.size_bytes["realtime/index"]
+
+
+Records = list[bytearray]
+
+
+def in_front(position: int, change: int) -> Callable[[Records], None]:
+    """A lie in the front of each batch of each group, under a header's checksum that holds."""
+
+    def lie(records: Records) -> None:
+        for record in records:
+            count = int.from_bytes(record[20:24], "little")
+            for number in range(count if record[:4] == bytes(4) else 0):
+                begin = 8 + content_position(count) + 112 * number
+                record[begin + position] ^= change
+                crc = crc32c(record[begin + 40 : begin + 96], crc32c(record[begin : begin + 36]))
+                record[begin + 36 : begin + 40] = crc.to_bytes(4, "little")
+
+    return lie
+
+
+def another_name(records: Records) -> None:
+    records[0][-8] ^= 1
+
+
+def a_group_left_out(records: Records) -> None:
+    del records[1]
+
+
+def the_last_group_left_out(records: Records) -> None:
+    del records[-1]
+
+
+def a_batch_left_out(records: Records) -> None:
+    """The group's own header is made anew; the one behind it names another."""
+    record = records[0]
+    count = int.from_bytes(record[20:24], "little") - 1
+    assert count
+    header, table = record[8:88], record[88 : 88 + 4 * count]
+    gone = int.from_bytes(record[88 + 4 * count : 92 + 4 * count], "little")
+    total = int.from_bytes(header[8:12], "little") - gone - content_position(count + 1) + content_position(count)
+    header[8:16] = total.to_bytes(4, "little") + count.to_bytes(4, "little")
+    header[76:80] = crc32c(bytes(table), crc32c(bytes(header[:76]))).to_bytes(4, "little")
+    fronts_at = 8 + content_position(count + 1)
+    rests_at = fronts_at + 112 * (count + 1)
+    names_at = rests_at + padded(4 * (count + 1))
+    name = (len(record) - names_at) // (count + 1)
+    pieces: list[Buffer] = [
+        record[:4],
+        bytes(4),
+        header,
+        table,
+        bytes(-len(table) % 8),
+        record[fronts_at : fronts_at + 112 * count],
+    ]
+    rests = record[rests_at : rests_at + 4 * count]
+    pieces += [rests, bytes(-len(rests) % 8), record[names_at : names_at + name * count]]
+    made = bytearray(b"".join(pieces))
+    made[4:8] = len(made).to_bytes(4, "little")
+    records[0] = made
+
+
+LIES = {
+    "hour": in_front(88, 1),
+    "origin": in_front(40, 1),
+    "rows": in_front(12, 1),
+    "batch id": in_front(56, 1),
+    "claimed": in_front(80, 1),
+    "watermark": in_front(72, 1),
+    "columns checksum": in_front(28, 1),
+    "name": another_name,
+    "group": a_group_left_out,
+    "last group": the_last_group_left_out,
+    "batch": a_batch_left_out,
+}
+
+
+def tell(path: Path, lie: Callable[[Records], None]) -> None:
+    """Write an index anew with a lie in it, under checksums of the file that hold."""
+    segment = open_segment(RealDisk(), str(path), FileKind.INDEX, None, write=False)
+    header, groups = segment.header, list(segment.scan(segment.header.base_offset, None))
+    (batch,) = [batch for group in groups for _, batch in group.batches()]
+    segment.close()
+    records, position = [], 0
+    while position < len(batch.heap):
+        size = int.from_bytes(batch.heap[position + 4 : position + 8], "little")
+        records.append(bytearray(batch.heap[position : position + size]))
+        position += size
+    lie(records)
+    path.unlink()
+    file = create_segment(RealDisk(), str(path), header)
+    told = encode(BatchKind.INDEX, None, 1, [], [bytes(record) for record in records])
+    file.append([NewGroup(GroupKind.DATA, [told], 1, 1, 0, 1), NewGroup(GroupKind.TICK, [], 1, 1)])
+    file.flush()
+    file.close()
+
+
+@pytest.fixture
+def copied(written: Path, tmp_path: Path) -> Path:
+    shutil.copytree(written, tmp_path / "copied")
+    return tmp_path / "copied"
+
+
+def sources(path: Path) -> list[type]:
+    """How each group of the realtime log is read."""
+    place = LogPlace(f"{path}/realtime/message", FileKind.REALTIME, REALTIME_ID)
+    return [type(group) for group in read_by_index(RealDisk(), place, (0, end_of(place), end_of(place)), [])]
+
+
+def test_an_index_gives_what_its_segment_gives(written: Path) -> None:
+    disk, stop = RealDisk(), end_of(LogPlace(f"{written}/realtime/message", FileKind.REALTIME, REALTIME_ID))
+    assert set(sources(written)) == {IndexedGroup, Group}
+    directory = [Directory(f"{written}/realtime", Role.REALTIME, REALTIME_ID)]
+    indexes = []
+    for by_index in (True, False):
+        indexer = TargetIndexer(disk, directory, [], by_index=by_index)
+        indexer.scan(newer=False)
+        indexes.append(indexer.index())
+    assert stop > 0
+    assert indexes[0].batches.tobytes() == indexes[1].batches.tobytes()
+    assert indexes[0].subjects == indexes[1].subjects
+    assert not indexes[0].faults
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_rule_L9_an_index_that_lies_hides_nothing(written: Path, copied: Path, lie: str) -> None:
+    before = sources(copied)
+    paths = sorted((copied / "realtime" / "index").iterdir())
+    for path in paths:
+        tell(path, LIES[lie])
+    after = sources(copied)
+    assert len(after) == len(before)
+    assert IndexedGroup not in after
+    assert audit(copied, ASKED).hours == audit(written, ASKED).hours
+    damaged = verify_directory(str(copied)).damaged
+    assert sorted(file.path for file in damaged) == [str(path) for path in paths]
+
+
+@pytest.mark.parametrize("how", ["gone", "torn", "flipped", "another segment's", "empty"])
+def test_rule_L9_without_a_whole_index_the_segment_is_read(written: Path, copied: Path, how: str) -> None:
+    first, second, *_ = sorted((copied / "realtime" / "index").iterdir())
+    data = bytearray(first.read_bytes())
+    if how == "gone":
+        first.unlink()
+    elif how == "flipped":
+        data[300] ^= 1
+        first.write_bytes(data)
+    else:
+        first.write_bytes({"torn": bytes(data[:-80]), "empty": b""}.get(how, second.read_bytes()))
+    assert sources(copied)[0] is Group
+    assert audit(copied, ASKED).hours == audit(written, ASKED).hours
+
+
+def test_damage_of_a_segment_is_named_although_its_index_is_whole(copied: Path) -> None:
+    path = sorted((copied / "realtime" / "message").iterdir())[0]
+    data = path.read_bytes()
+    path.write_bytes(data[:-400])
+    with pytest.raises(DamagedData) as error:
+        audit(copied, ASKED)
+    assert error.value.path == str(path)
 
 
 @pytest.fixture

@@ -1,0 +1,129 @@
+"""Each closed segment has an index, written beside the loop, and written anew when it is not whole (rule L9)."""
+
+from itertools import pairwise
+
+import pytest
+
+from delayd.hours import hour_of_ms
+from delayd.log.segment_index import IndexedGroup, read_index
+from delayd.reading.indexed import proves
+from delayd.testing.executor import StepExecutor
+from tests.unit.log.test_tallying import batch
+
+from .batches import DUE_MS, ORIGIN
+from .world import SimPeer, World
+
+SMALL = {"segment_bytes": 32_768, "retention_ms": 1_000, "tail_bytes": 0}
+HOUR = hour_of_ms(DUE_MS)
+FOLDER = "/data/realtime/index"
+
+
+def filled(work: StepExecutor | None = None, body: bytes = bytes(9_000)) -> World:
+    """A server with several segments of one message a batch."""
+    world, peer = World(settings=SMALL, work=work), SimPeer()
+    world.hello(peer, 1)
+    for batch_id in range(1, 41):
+        w = (1, batch_id - 1) if batch_id > 1 else (0, 0)
+        row = (batch_id, DUE_MS, b"", body, -1)
+        world.dispatch(peer, 1, batch(b"orders", [row], ORIGIN, HOUR, batch_id=batch_id, w=w))
+    return world
+
+
+def settle(world: World) -> None:
+    for _ in range(100):
+        world.pass_time(100)
+
+
+def names(world: World) -> list[str]:
+    return [name for name in world.disk.list_folder(FOLDER) if name.endswith(".log")]
+
+
+def indexed(world: World) -> list[bool]:
+    """Of each closed segment whether its index is whole, proves right, and spares reading it."""
+    segments = world.recovered.message_log.segments
+    found = []
+    for segment, following in pairwise(segments):
+        place, after = world.recovered.message_log.place, following.header
+        groups = read_index(world.disk, place, segment.base_offset, following.base_offset, after.previous_crc32c)
+        right = groups is not None and proves(groups, segment.header, after)
+        found.append(right and any(isinstance(group, IndexedGroup) for group in groups or ()))
+    return found
+
+
+def test_rule_L9_each_closed_segment_is_indexed_and_the_index_proves_right() -> None:
+    world = filled()
+    settle(world)
+    assert len(indexed(world)) > 5
+    assert all(indexed(world))
+    assert not world.failures
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped", "of another segment"])
+def test_rule_L9_an_index_that_is_not_whole_is_written_anew(how: str) -> None:
+    world = filled()
+    settle(world)
+    first, second = (f"{FOLDER}/{name}" for name in names(world)[:2])
+    if how == "of another segment":
+        world.disk.remove(first)
+        world.disk.rename(second, first)
+    elif how == "gone":
+        world.disk.remove(first)
+    else:
+        file = world.disk.open(first, write=True)
+        if how == "cut":
+            file.truncate(file.size() - 80)
+        else:
+            file.pwritev([b"\xff"], 200)
+        file.close()
+    assert not indexed(world)[0]
+    later = world.restarted()
+    settle(later)
+    assert all(indexed(later))
+
+
+def test_segments_of_small_batches_have_an_index_that_says_so() -> None:
+    world = filled(body=bytes(900))
+    settle(world)
+    assert names(world)
+    assert not any(indexed(world))
+    sizes = [world.disk.open(f"{FOLDER}/{name}").size() for name in names(world)]
+    # A file header and a tick, so that nobody reads the segment again at the next start.
+    assert sizes == [64 + 80] * len(sizes)
+
+
+def test_the_index_of_a_removed_segment_goes() -> None:
+    world = filled()
+    settle(world)
+    world.pass_time(2_000)
+    world.core.retain()
+    settle(world)
+    assert world.recovered.message_log.start > 0
+    bases = [segment.base_offset for segment in world.recovered.message_log.segments]
+    assert [int(name[:-4]) for name in names(world)] == bases[:-1]
+
+
+def test_an_index_that_was_left_is_removed_at_the_next_start() -> None:
+    world = filled()
+    settle(world)
+    name, *_ = names(world)
+    data = world.disk.open(f"{FOLDER}/{name}").pread(1 << 20, 0)
+    world.pass_time(2_000)
+    world.core.retain()
+    settle(world)
+    assert name not in names(world)
+    file = world.disk.open(f"{FOLDER}/{name}", write=True, create=True)
+    file.pwritev([data], 0)
+    file.sync()
+    file.close()
+    later = world.restarted()
+    settle(later)
+    assert name not in names(later)
+
+
+def test_a_full_disk_leaves_out_an_index_and_stops_nothing() -> None:
+    world = filled(work := StepExecutor())
+    world.disk.capacity_bytes = 0
+    while work.step():
+        world.pass_time(100)
+    assert not world.failures
+    assert not any(indexed(world))
