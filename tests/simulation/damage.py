@@ -78,7 +78,8 @@ class Flipped:
         if node is None or self._position >= len(node.cached):
             return False
         node.cached[self._position] ^= self._mask
-        if not node.cached.startswith(self._written):
+        # It may have been cut behind this place since, and grown again.
+        if node.cached[: self._position + 1] != self._written[: self._position + 1]:
             node.cached[self._position] ^= self._mask
             return False
         if self._position < len(node.durable):

@@ -5,7 +5,6 @@ Invariant: what is damaged here is put back as it was, so that nothing may be lo
 
 from __future__ import annotations
 
-from delayd.delay.hour_table import outcome_key
 from delayd.hours import NAME_DIGITS, hour_from_name
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk, Misread
@@ -139,7 +138,7 @@ class DamageScenarios(Parts):
             self._work_at_delay()
 
     def delay_dispatch_changed(self) -> None:
-        """An hour's dispatch log is gone or has a bit that flipped, where it is durable, and is restored (rule L5)."""
+        """A bit of an hour's dispatch log flips, where it is durable, and the file is restored (rule L5)."""
         cluster = self.cluster
         self._work_at_delay()
         if not cluster.delay_up:
@@ -148,26 +147,17 @@ class DamageScenarios(Parts):
         path = self._some_file(disk, f"{FOLDER}/dispatch/")
         if path is None or disk.faults.fail_reads:
             return
-        hour = hour_from_name(path.rpartition("/")[2][:NAME_DIGITS])
         node = file_of(disk, path)
         # What is not durable is no damage when it is lost.
         if node is None or node.pending:
             return
-        if self.chance(0.4):
-            # The state counts something of it, or nobody could tell that there was a file.
-            if cluster.world.state.get(outcome_key(hour)) is None:
-                return
-            self.tell(f"     {path} at {NAME} is gone")
-            damage: Damage = Gone(disk, path, wanted=lambda: hour in cluster.delay_hours())
-        else:
-            until = _durable_named(disk, path, cluster.world.core.identity.log_id)
-            if until <= FILE_HEADER_BYTES:
-                return
-            position, mask = self.random.randrange(FILE_HEADER_BYTES, until), 1 << self.random.randrange(8)
-            self.tell(f"     bit {mask:x} at {position} of {path} flips")
-            damage = Flipped(disk, path, position, mask)
+        until = _durable_named(disk, path, cluster.world.core.identity.log_id)
+        if until <= FILE_HEADER_BYTES:
+            return
+        position, mask = self.random.randrange(FILE_HEADER_BYTES, until), 1 << self.random.randrange(8)
+        self.tell(f"     bit {mask:x} at {position} of {path} flips")
         cluster.damaged = True
-        cluster.delay_damages.add(damage)
+        cluster.delay_damages.add(Flipped(disk, path, position, mask))
         if self.chance(0.6):
             self.delay_dies_and_starts()
         self._work_at_delay()

@@ -148,6 +148,11 @@ class Epilogues(CopyScenarios):
         self._repeat_what_is_unanswered()
         cluster.calm(60)
         path = schedule_path(FOLDER, hour)
+        for _ in range(ROUNDS_MAX):
+            if world.disk.exists(path):
+                break
+            world.core.checkpoint(lambda offset: None)
+            cluster.calm(5_000)
         written = file_of(world.disk, path)
         if written is None or not len(written.cached):
             raise AssertionError(f"{path} was not written by {len(of_hour)} checkpoints")

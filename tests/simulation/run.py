@@ -28,7 +28,7 @@ CHECK_EVERY = 16  # Steps between two readings of all files.
 MOVES_AMONG_STEPS = 0.75  # The rest are drawn by weight, scenarios among them.
 MIXED_STEPS = 0.3  # In the others threads go on while they can, and bytes are carried after that.
 FAVOURED, FAVOURED_TIMES = 3, 8  # Each run has some kinds of steps that happen more often: no two runs are alike.
-EPILOGUE_SHARE = 0.15  # This share of the runs has one.
+EPILOGUE_SHARE = 0.25  # Of the runs.
 TRACE_LINES = 400
 
 
