@@ -105,14 +105,11 @@ class Disk(Protocol):
 class NamedReads:
     """A file whose failed reads are named: file, position and the system's reason (rule L10)."""
 
-    __slots__ = ("_file", "_path", "pwritev", "sync")
+    __slots__ = ("_file", "_path")
 
     def __init__(self, path: str, file: File) -> None:
         self._path = path
         self._file = file
-        # As they are, for each group of each log is written and synced by them.
-        self.pwritev = file.pwritev
-        self.sync = file.sync
 
     def pread(self, size: int, position: int) -> bytes:
         """See File; Unreadable or Shortage instead of an OSError."""
@@ -127,6 +124,14 @@ class NamedReads:
             return self._file.pread_into(buffer, position)
         except OSError as error:
             raise self._named(error, position) from error
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        """See File."""
+        self._file.pwritev(buffers, position)
+
+    def sync(self) -> None:
+        """See File."""
+        self._file.sync()
 
     def truncate(self, size: int) -> None:
         """See File."""

@@ -142,12 +142,13 @@ class Sender:
 
     async def _settle(self, parcel: Parcel) -> Accepted | Refusal:
         backoff = Backoff()
+        at_first = parcel.failure
         while (left_s := parcel.deadline - self._loop.time()) > 0:
             try:
                 connection = await self._bind(parcel, left_s)
                 outcome = await self._send(parcel, connection)
             except TimeoutError:
-                if not self._meta.delay_servers and isinstance(parcel.failure, ServerUnavailable):
+                if not self._meta.delay_servers and parcel.failure is at_first:
                     address = self._meta.link.address
                     parcel.failure = ServerUnavailable(f"meta at {address} gave no answer in time; nothing was sent")
                 break

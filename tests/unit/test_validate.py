@@ -280,7 +280,7 @@ def test_rule_E2_a_subject_that_no_row_has_or_that_stands_twice_is_refused() -> 
 def test_rule_E2_unknown_columns_that_must_be_understood_are_refused_and_others_skipped() -> None:
     data = bytearray(messages([b"x"] * 2))
     place = HEADER_BYTES + 24 + 8  # The second of its two columns.
-    for column, refused in ((20, True), (0x3FFF, True), (0x4000, False), (0xFFFF, False)):
+    for column, refused in ((max(ColumnId) + 1, True), (0x3FFF, True), (0x4000, False), (0xFFFF, False)):
         struct.pack_into("<H", data, place, column)
         with pytest.raises(BatchMalformed, match="must be understood" if refused else "needs the column body_end"):
             check_batch(parse(with_true_checksums(data)))

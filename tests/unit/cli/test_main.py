@@ -261,7 +261,7 @@ def test_every_help_ends_with_examples_of_that_command(words: str) -> None:
 @pytest.mark.parametrize("words", _EVERY)
 def test_the_examples_of_every_help_are_command_lines_that_parse(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Their files and folders are on the reader's machine.
-    for kind in (click.Path, DataFolder):
+    for kind in (click.Path, click.File, DataFolder):
         monkeypatch.setattr(kind, "convert", lambda self, value, *_: value)
     for line in _examples(words):
         # A group that does something by itself is called without the name of one of its commands, too.

@@ -74,11 +74,11 @@ def test_consumption_is_shown_by_group_when_it_is_asked_for(data: Path) -> None:
     (heading,) = [line for line in ran.out.splitlines() if "pulled" in line]
     assert heading.split()[:4] == ["subject", "group", "pulled", "redelivered"]
     found = json.loads(run("audit", "--data", str(data), "--format", "json").out)["groups"]
-    assert len(found) == 3
+    assert found
     for books in found:
         parts = books["acknowledged"] + books["given_back"] + books["lapsed"] + books["outstanding"]
         assert books["pulled"] == parts > 0
     # Whoever asks for chosen hours waits for no pull log, unless it is asked for.
     some = ("audit", "--data", str(data), "--from", "2027-01-15T00:00Z", "--format", "json")
     assert json.loads(run(*some).out)["groups"] == []
-    assert len(json.loads(run(*some, "--groups").out)["groups"]) == 3
+    assert json.loads(run(*some, "--groups").out)["groups"] == found
