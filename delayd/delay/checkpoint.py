@@ -292,6 +292,8 @@ class Checkpointer:
             rows,
             sort_handed_over(handed_over),
         )
+        # The writer's last sync, the commit and the publication may each take long (rule B2).
+        self._executor.give_way()
         checkpoint = {
             "replay_offset": facts.stop.offset,
             "replay_crc32c": facts.stop.crc32c,
@@ -304,6 +306,7 @@ class Checkpointer:
         counted = (b"checkpoint", msgpack.packb(checkpoint))
         rows_of_hours = chain(hour_puts(written), hour_puts(beside, BESIDE_PREFIX))
         self._state.commit(chain(rows_of_hours, sorted(puts.items()), [counted]), sorted(removes))
+        self._executor.give_way()
         unpublished: DataError | OSError | None = None
         try:
             tables = merge_hours(self._hours.rows, written), merge_hours(self._beside.rows, beside)

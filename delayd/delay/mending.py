@@ -375,7 +375,7 @@ class Mending:
                 self._disk, dispatch_path(self._folder, hour), FileKind.DISPATCH, self._log_id, write=False
             )
             try:
-                told = read_outcomes(segment, end.length).sequences
+                told = read_outcomes(segment, end.length, self._worker.give_way).sequences
             finally:
                 segment.close()
             decided = np.unique(np.concatenate((decided, told)))

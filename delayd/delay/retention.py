@@ -221,6 +221,7 @@ class Retention:
                 seals.add(facts, now_ms)
             except DamagedData as error:
                 return Verdict(None, seals_damage=error)
+            self._executor.give_way()
             self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
         except DamagedData as error:
             return Verdict(None, damage=error)

@@ -187,6 +187,8 @@ class ScheduleWriter:
         if folder != self._made:
             self._disk.make_folder(folder)
             self._made = folder
+            # A new day's folder costs two syncs or more.
+            self._give_way()
         try:
             return self._disk.open(path, write=True, create=True)
         except FileExistsError:

@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 from delayd.batch import parse
-from delayd.errors import DelaydError
+from delayd.errors import DelaydError, ServerUnavailable
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
 from realtime.given_out import SECRET_BITS
@@ -73,7 +73,8 @@ class Consumer:
         self.returned: set[int] = set()  # Consume sequences that it gave back uncounted, and the server has said so.
         self.wanted = 0  # What others want of it, as the last answer to a pull said.
         self.ended = True  # Whether the last PULL_END was answered.
-        self._asked = self._answered = 0  # Pulls of this connection.
+        self._unanswered: set[int] = set()  # Pulls of this connection; another one has a set of its own.
+        self._last_pull = 0
         self._side = side
         self._names: Head = {"subject": books.subject.decode(), "group": books.group}
         self.books = books
@@ -112,6 +113,7 @@ class Consumer:
         """Die with all that it holds, and with answers under way; another one begins in its place."""
         self._network.process_died(self)
         self.held.clear()
+        self._dialling = False
         self._forget_line()
 
     def pull_if_connected(self) -> None:
@@ -130,8 +132,9 @@ class Consumer:
             "consumer": self.name,
         }
         self.pulling = True
-        self._asked += 1
-        self._call(RequestType.PULL, self._names | head, self._pulled)
+        self._last_pull += 1
+        self._unanswered.add(self._last_pull)
+        self._call(RequestType.PULL, self._names | head, self._pulled, self._last_pull)
 
     def settle(self, kind: RequestType, some: list[Held], *, uncounted: bool = False) -> None:
         """Acknowledge or give back messages; ``uncounted``: no handler was given them."""
@@ -147,11 +150,12 @@ class Consumer:
 
     def end_pull(self) -> None:
         """Wait no more: whatever pull of this connection waits is answered first (rule Q4)."""
-        asked, self.ended = self._asked, False
+        unanswered, self.ended = self._unanswered, False
+        before = frozenset(unanswered)
 
         def ended(answer: Frame) -> None:
             self.ended = True
-            assert self._answered >= asked, f"a pull of {self.name} waits behind the answer to its PULL_END"
+            assert not before & unanswered, f"a pull of {self.name} waits behind the answer to its PULL_END"
 
         self._call(RequestType.PULL_END, self._names, ended)
 
@@ -175,26 +179,32 @@ class Consumer:
     def _connected(self, line: Line) -> None:
         self._dialling = False
         if line.listener is self._side.life:
+            # The end of the connection before may be heard of only later.
+            self._forget_line()
             self._line = line
         else:
             # Another server listens there now, and handles of one mean nothing to the other.
             line.close()
 
     def _lost(self, error: DelaydError) -> None:
-        self._forget_line()
+        if isinstance(error, ServerUnavailable):
+            self._dialling = False
+        elif self._line is not None and not self._line.open:
+            self._forget_line()
 
     def _forget_line(self) -> None:
-        self._line, self._dialling, self.pulling, self.wanted = None, False, False, 0
-        self._asked = self._answered = 0
+        self._line, self.pulling, self.wanted = None, False, 0
+        self._unanswered = set()
 
-    def _call(self, kind: RequestType, head: Head, heard: Callable[[Frame], None]) -> None:
-        line = self._line
+    def _call(self, kind: RequestType, head: Head, heard: Callable[[Frame], None], pull: int | None = None) -> None:
+        line, unanswered = self._line, self._unanswered
         assert line is not None
 
         def answered(answer: Frame | DelaydError) -> None:
-            if kind == RequestType.PULL and line is self._line:
-                self.pulling = False
-                self._answered += 1
+            if pull is not None:
+                unanswered.discard(pull)
+                if line is self._line:
+                    self.pulling = False
             if isinstance(answer, Frame):
                 heard(answer)
 

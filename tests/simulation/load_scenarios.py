@@ -46,6 +46,7 @@ class LoadScenarios(Parts):
         self.steps.send_rows((BEFORE_EDGE_MS + 500,))
         cluster.hold(WORKER)
         turns = waits = 0
+        waited: object = None
         while world.core._loaded_until < hour_of_ms(edge_ms) and world.clock.now_ms() < edge_ms + FLOOD_MS:
             if turns % FLOOD_TURNS == 0:
                 self.steps.send_each([edge_ms + hour * HOUR_MS for hour in range(1, 1 + FLOOD_HOURS)])
@@ -56,7 +57,8 @@ class LoadScenarios(Parts):
             cluster.calm(STEP_MS)
             if cluster.world is not world or not cluster.delay_up:
                 break
-            waits = waits + 1 if self._waits(Priority.DUE) else 0
+            before, waited = waited, self._first_that_waits(Priority.DUE)
+            waits = 0 if waited is None else waits + 1 if waited is before else 1
             assert waits <= PIECE_OPERATIONS, f"a load waits for {waits} operations of what is less urgent"
             self._give_the_worker_a_turn()
         cluster.held.discard(WORKER)
@@ -119,8 +121,8 @@ class LoadScenarios(Parts):
             move.do()
             world.turns.operations = SOME
 
-    def _waits(self, priority: Priority) -> bool:
-        """Whether a job of this priority waits for the worker."""
+    def _first_that_waits(self, priority: Priority) -> object:
+        """The oldest job of this priority that waits for the worker; None when none does."""
         worker = self.cluster.world.threads.worker
         assert isinstance(worker, SteppedExecutor)
-        return bool(worker._waiting.jobs[priority])
+        return next(iter(worker._waiting.jobs[priority]), None)

@@ -14,12 +14,20 @@ from delayd.delay.hour_table import HourTable
 from delayd.delay.pending import PendingRows
 from delayd.delay.rows import new_rows
 from delayd.delay.waiting import WaitingRows
+from delayd.executor import Priority
+from delayd.hours import HOUR_MS, hour_of_ms
+from delayd.log.schedule import schedule_path
 from delayd.testing.clock import START_MS
 from tests.counts import calls
-from tests.delay_harness import World, encode_wanted, wanted
+from tests.delay_harness import FOLDER, World, encode_wanted, wanted
 from tests.unit.delay.handoff import ready_world
 
 HOUR = 500_000
+DAY_MS = 24 * HOUR_MS
+HOUR_OF_START = hour_of_ms(START_MS)
+PIECE_OPERATIONS = 6  # To open a file, to read its head and its first group, or to append one to it.
+PIECE_SYNCS = 1  # Each may take long; those of folders come by twos when a day begins.
+SYNCS = ("sync ", "sync_filesystem ", "commit")
 
 
 def test_rule_B2_a_herd_leaves_the_wheel_in_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +131,69 @@ def test_rule_B2_a_checkpoint_of_many_producers_begins_in_several_turns_of_the_l
     assert turns == 3 and len(done) == 1
     again = world.after_crash(None)
     assert all(again.core.outcome(producer_id, 1) is not None for producer_id in range(1, 8))
+
+
+class Loads:
+    """Loads that fall due before each operation of what the worker does, and how long each of them waits."""
+
+    def __init__(self, world: World) -> None:
+        self.operations = 0
+        self.waited: list[tuple[int, int]] = []  # Operations and syncs of each.
+        self._world = world
+
+    def work(self) -> None:
+        """Do all that there is to do."""
+        world, (commit, outcomes, worker) = self._world, self._world.executors()
+        while True:
+            if worker.waiting:
+                world.disk.before_each = self._fall_due
+                worker.run_one()
+                world.disk.before_each = lambda: None
+                # What waits still has waited for the whole job.
+                while worker._waiting.jobs[Priority.DUE]:
+                    worker.run_one()
+            elif worker.ran:
+                worker.complete_one()
+            elif not (commit.run_all() or outcomes.run_all()):
+                return
+
+    def _fall_due(self) -> None:
+        world = self._world
+        self.operations += 1
+        done, begun = self.operations, len(world.disk.operations)
+
+        def load() -> None:
+            syncs = sum(each.startswith(SYNCS) for each in world.disk.operations[begun:])
+            self.waited.append((self.operations - done + 1, syncs))
+
+        world.threads.worker.submit(load, lambda ended: None, Priority.DUE)
+
+
+def test_rule_B2_a_load_that_falls_due_at_any_operation_of_the_worker_waits_for_a_piece_of_it() -> None:
+    world = ready_world(retention_hours=10)
+    loads = Loads(world)
+    for number in range(3):
+        # Some of them in new files of new days, some behind others.
+        world.send([row for day in range(3) for row in wanted(2, 50_000 + day * DAY_MS, f"m-{number}-{day}")])
+        world.settle()
+        world.core.checkpoint(lambda offset: None)
+        loads.work()
+    checkpoints = loads.operations
+    path = schedule_path(FOLDER, HOUR_OF_START)
+    sealed = removed = 0
+    for _ in range(3):
+        world.clock.advance(12 * HOUR_MS)
+        world.pass_ms(61_000)
+        world.checkpoint()
+        was_sealed, was_there = world.hours().get(HOUR_OF_START).sealed, world.disk.exists(path)
+        world.core.sweep()
+        loads.work()
+        sealed += world.hours().get(HOUR_OF_START).sealed and not was_sealed
+        removed += was_there and not world.disk.exists(path)
+    assert checkpoints > 60 and (sealed, removed) == (1, 1), "the worker files, compares, seals and removes"
+    assert len(loads.waited) == loads.operations
+    assert max(operations for operations, _ in loads.waited) <= PIECE_OPERATIONS
+    assert max(syncs for _, syncs in loads.waited) <= PIECE_SYNCS
 
 
 def test_rule_B2_what_a_full_disk_keeps_from_checkpoints_is_merged_once_a_try() -> None:
