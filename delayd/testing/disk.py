@@ -88,6 +88,13 @@ class MemoryDisk:
         disk.used_bytes = self.used_bytes
         return disk
 
+    def copied(self) -> MemoryDisk:
+        """A new disk with a copy of all that programs see, which is durable there: a backup, or what was restored."""
+        disk = MemoryDisk(capacity_bytes=self.capacity_bytes, reports_sync_errors=self._reports_sync_errors)
+        disk._root = self._root.copied()
+        disk.used_bytes = self.used_bytes
+        return disk
+
     @property
     def last_operation(self) -> str:
         """What was counted last; "" at first."""

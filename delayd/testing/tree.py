@@ -84,6 +84,10 @@ class Inode:
             _apply(data, change)
         return Inode(cached=data, durable=bytearray(data))
 
+    def copied(self) -> Inode:
+        """A file of its own with the same data, all durable."""
+        return Inode(cached=bytearray(self.cached), durable=bytearray(self.cached))
+
 
 EntryChange = tuple[tuple[str, "Inode | Folder | None"], ...]
 """Names set (or unset, with None) in one folder in one step: a rename within it sets two."""
@@ -136,6 +140,11 @@ class Folder:
         for change in _surviving_entries(self.pending, way, random):
             _set_names(names, change)
         found = {name: names[name].after_power_loss(way, random) for name in sorted(names)}
+        return Folder(cached=dict(found), durable=found)
+
+    def copied(self) -> Folder:
+        """A folder of its own with copies of all below it, all durable."""
+        found = {name: node.copied() for name, node in self.cached.items()}
         return Folder(cached=dict(found), durable=found)
 
 

@@ -253,7 +253,7 @@ class Cluster:
         """A copy of the delay server's directory and state, as they are now."""
         world = self.world
         disk, state = (world.disk, world.state) if self.delay_up else (self.remains.disk, self.remains.state)
-        copied = disk.after_kill()
+        copied = disk.copied()
         return Remains(copied, state.after_crash(copied), world.outside, world.clock)
 
     def delay_copy(self, backup: Remains) -> DelayLife:
@@ -288,7 +288,10 @@ class Cluster:
         raise AssertionError(f"{side.name} does not start in {START_TRIES} tries")
 
     def bury(self) -> None:
-        """Whoever's disk has crashed, or who stopped by itself, is dead. No read ends a server (rule L10)."""
+        """Whoever's disk has crashed, or who stopped by itself, is dead: before anybody else ends it in another way.
+
+        No read ends a server (rule L10).
+        """
         failures = [self.world.failure, *(side.life.failure for side in self.sides if side.life is not None)]
         for failure in failures:
             assert READ_FAILED not in str(failure), f"a read ended a server: {failure}"
@@ -309,6 +312,11 @@ class Cluster:
                 return self.random.choice(NAMES_LOST)
             failure = failure.__cause__
         return self.random.choice(ways)
+
+    def delay_lives(self) -> bool:
+        """Whether the delay server is still up, once who stopped by itself is dead."""
+        self.bury()
+        return self.delay_up
 
     def _plan_faults(self, disk: MemoryDisk) -> None:
         """Some starts meet a power loss or a failing sync."""

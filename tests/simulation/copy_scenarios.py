@@ -44,7 +44,7 @@ class CopyScenarios(Parts):
             # Only what T knows to be decided proves that a backup is old: W goes with the next batch.
             self._send_to_all()
             cluster.calm(self.random.choice((400, 1_200)))
-        if not all(self._decided(side) > ends[side.log_id] for side in cluster.sides):
+        if not cluster.delay_lives() or not all(self._decided(side) > ends[side.log_id] for side in cluster.sides):
             return
         cluster.delay_dies(None)
         with self._copy(backup) as copy:
@@ -61,6 +61,8 @@ class CopyScenarios(Parts):
             return
         self._send_to_all()
         self.moves(12)
+        if not cluster.delay_lives():
+            return
         self.tell(f"     {NAME} dies, killed")
         cluster.delay_dies(None)
         copied = cluster.delay_backup()
@@ -81,10 +83,11 @@ class CopyScenarios(Parts):
         cluster = self.cluster
         self._all_work()
         side = self.steps.side()
-        disk = side.disk.after_kill()
+        disk = side.disk.copied()
         kept = (disk, side.state.after_crash(disk))
         self._send_to_all()
         cluster.calm(self.random.choice((400, 1_200)))
+        cluster.bury()
         if not cluster.delay_up or side.life is None:
             return
         side.die(None, 0)

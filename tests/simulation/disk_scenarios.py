@@ -112,6 +112,7 @@ class DiskScenarios(Parts):
     def long_outage(self) -> None:
         """The realtime servers are away for minutes, and meanwhile segments would be old enough to go (rule P6)."""
         cluster = self.cluster
+        cluster.bury()
         up = [side for side in cluster.sides if side.life is not None]
         for side in up:
             side.die(None, 0)
@@ -197,6 +198,7 @@ class DiskScenarios(Parts):
         cluster = self.cluster
         self.steps.send_due()
         cluster.calm(60)
+        cluster.bury()
         for side in cluster.sides:
             if side.life is not None:
                 side.die(None, 0)
