@@ -23,7 +23,7 @@ LIST_MAX = 1_000  # Rows of one listing, some milliseconds of work; the next lis
 
 
 def window_frames(
-    log_id: int, end: int, highest_sequence: int, held: Sequence[InDoubt]
+    log_id: int, end: int, highest_sequence: int, decided_offset: int, held: Sequence[InDoubt]
 ) -> Iterator[tuple[Head, list[Buffer], bool]]:
     """The frames of a window's answer: head, body, and whether more follow; one frame when the window is empty."""
     at = 0
@@ -40,7 +40,8 @@ def window_frames(
             size += WINDOW_ROW_BYTES * one.rows
             at += 1
         more = at < len(held)
-        head: Head = {"log_id": log_id, "end_offset": end, "highest_sequence": highest_sequence, "batches": [*rows]}
+        head: Head = {"log_id": log_id, "end_offset": end, "highest_sequence": highest_sequence}
+        head |= {"decided_offset": decided_offset, "batches": [*rows]}
         yield head, body, more
         if not more:
             return

@@ -313,6 +313,12 @@ class Core:
             need_u64(head, "session"),
             (w_epoch, w_id),
         )
+        if named is not None and "unread_hours" in head:
+            heard = self._origins.known(hello.log_id)
+            decided = 0 if heard is None else heard.decided_offset
+            unread = set(need_ints(head, "unread_hours"))
+            if unread and named < decided and self._stored.may_be_of(unread, decided, hello.log_id):
+                named = None  # A damaged dispatch log names it, which says nothing of a copy.
         try:
             origin, older = self._origins.greet(peer, hello, named)
         except RestoredOrigin as error:
@@ -413,7 +419,7 @@ class Core:
             return
         held = [origin.window[key] for key in origin.keys]
         limited.info("window", "window origin=%016x session=%d batches=%d", origin.log_id, origin.session, len(held))
-        for head, body, more in window_frames(self.log_id, end, origin.highest_sequence, held):
+        for head, body, more in window_frames(self.log_id, end, origin.highest_sequence, origin.decided_offset, held):
             greeting.peer.answer(greeting.request_id, head, body, more=more)
 
     # Any server.

@@ -4,6 +4,7 @@ Only batches that are durable are in here, and each is the bytes that came, unto
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Container
 
 from crc32c import crc32c
 
@@ -82,19 +83,33 @@ class StoredBatches:
         """
         if offset < self._log.start:
             return True
+        return self._dispatched_at(offset, origin_log_id) is not None
+
+    def may_be_of(self, hours: Container[int], offset: int, origin_log_id: int) -> bool:
+        """Whether a delay server's batch at ``offset`` is of one of these hours; what retention has removed may be.
+
+        Raises NotReady as `holds` does.
+        """
+        if offset < self._log.start:
+            return True
+        part = self._dispatched_at(offset, origin_log_id)
+        return part is not None and part.hour in hours
+
+    def _dispatched_at(self, offset: int, origin_log_id: int) -> DispatchPart | None:
         if offset >= self._log.durable:
-            return False
+            return None
         try:
             head = self._log.read_some(offset, HEADER_BYTES + DISPATCH_PART.size)
         except (OSError, Unreadable, Shortage) as error:
             raise NotReady(f"the batch at offset {offset} can't be read now ({error}); ask again") from error
         except DamagedData:
-            return False
+            return None
         if len(head) < HEADER_BYTES + DISPATCH_PART.size:
-            return False
+            return None
         magic, _, kind = HEADER.unpack_from(head)[:3]
         part = DispatchPart(*DISPATCH_PART.unpack_from(head, HEADER_BYTES))
-        return (magic, kind, part.origin_log_id) == (MAGIC, BatchKind.DISPATCH, origin_log_id)
+        found = (magic, kind, part.origin_log_id) == (MAGIC, BatchKind.DISPATCH, origin_log_id)
+        return part if found else None
 
     def sequences_of(self, offset: int) -> list[int]:
         """The sequences of a batch that `fetch` could not give; none when they can't be trusted either."""

@@ -229,8 +229,10 @@ class FakeTarget:
             raise StaleEpoch(f"epoch {self.origin[0]} was heard, {epoch} is older")
         if epoch == self.origin[0] and instance != self.origin[1]:
             raise FencedInstance("another instance holds this epoch")
-        decided = [kept.offset for kept in self.log[self._forgotten :] if kept.key <= self._w]
-        if "named_offset" in asked.head and need_int(asked.head, "named_offset") < max(decided, default=0):
+        decided = self._decided
+        unread = need_ints(asked.head, "unread_hours") if "unread_hours" in asked.head else []
+        told = decided is None or decided.part.hour in unread or "named_offset" not in asked.head
+        if decided is not None and not told and need_int(asked.head, "named_offset") < decided.offset:
             raise RestoredOrigin("its dispatch logs lack what they had")
         if (epoch, session) <= self._heard:
             raise StaleSession(f"session {self._heard} was heard, {session} is not newer")
@@ -242,6 +244,12 @@ class FakeTarget:
         pieces = [window[at : at + self.frame_batches] for at in range(0, len(window), self.frame_batches)] or [[]]
         for index, piece in enumerate(pieces):
             answer(self._window_frame(piece, end, more=index < len(pieces) - 1))
+
+    @property
+    def _decided(self) -> Kept | None:
+        """The last batch that W has passed."""
+        decided = [kept for kept in self.log[self._forgotten :] if kept.key <= self._w]
+        return max(decided, key=lambda kept: kept.offset, default=None)
 
     def _window_frame(self, window: list[Kept], end_offset: int, *, more: bool) -> Frame:
         rows = [
@@ -258,6 +266,7 @@ class FakeTarget:
             "log_id": self.log_id,
             "end_offset": end_offset,
             "highest_sequence": max((max(kept.sequences) for kept in self.log), default=0),
+            "decided_offset": 0 if self._decided is None else self._decided.offset,
             "batches": [*rows],
         }
         return Frame(RequestType.HELLO, ANSWER | (MORE if more else 0), 0, head, memoryview(body))

@@ -262,6 +262,9 @@ class Link:
         named = self._ends.said(self.target)
         if named is not None:
             hello["named_offset"] = named
+        if self._ends.unread:
+            # What these name was durable, and may be all that named what the target has heard of.
+            hello["unread_hours"] = sorted(self._ends.unread)
         watched.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
 
     def _lost(self, session: int, error: DelaydError) -> None:
@@ -300,6 +303,7 @@ class Link:
         try:
             log_id, end_offset = need_u64(answer.head, "log_id"), need_int(answer.head, "end_offset")
             highest = need_int(answer.head, "highest_sequence") if "highest_sequence" in answer.head else 0
+            decided = need_int(answer.head, "decided_offset") if "decided_offset" in answer.head else 0
             window = [batch for frame in self._answer for batch in _read_window(frame)]
         except BadRequest as error:
             self._lost(session, error)
@@ -321,6 +325,9 @@ class Link:
         else:
             self.alarm, self.refusal = "", None
             self._fence.take_down(self._name)
+            if self._ends.unread and decided <= end_offset and self._ends.said(self.target) is not None:
+                # So it is known again, though nobody may ever restore the file that named it.
+                self._ends.name(self.target, decided)
             self._settle(session, window)
 
     def _refused(self, why: HandoffRefused) -> None:

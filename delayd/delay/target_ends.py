@@ -6,7 +6,7 @@ a commit of `KeepingEnds` says of an hour is durable together with the ends of a
 
 import logging
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 import msgpack
@@ -24,7 +24,8 @@ class TargetEnds:
     """Ends by log_id: those in the state, those that unsealed dispatch logs name, and those of this life.
 
     ``everywhere`` reads all dispatch logs: where a value of the state does not check (rule L9). ``accepted`` are the
-    targets whose counting an operator's word has begun anew.
+    targets whose counting an operator's word has begun anew. ``unread`` are the hours whose dispatch logs are damaged:
+    while there are any, an end says only that a target has acknowledged at least that much.
     """
 
     def __init__(
@@ -33,7 +34,9 @@ class TargetEnds:
         found: Mapping[int, int],
         everywhere: Callable[[], Mapping[int, int]] = dict,
         accepted: Iterable[int] = (),
+        unread: Collection[int] = (),
     ) -> None:
+        self.unread = unread
         self._accepted = set(accepted)
         damaged: list[DamagedValue] = []
         self._ends = {KEY.unpack(key)[1]: int(msgpack.unpackb(value)) for key, value in state.scan(PREFIX, damaged)}

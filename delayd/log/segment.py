@@ -276,7 +276,8 @@ class Segment:
             again, scan = end, self.scan(end, scan.crc32c)
         if size < end:
             raise DamagedData(self.path, self.position(size), f"the file ends {end - size} bytes early")
-        if scan.reason and (not last or end < self.durable_named_behind(end)):
+        # So is what may name it as durable, for a read that fails once there would make damage look torn.
+        if scan.reason and (not last or any(end < self.durable_named_behind(end) for _ in range(2))):
             raise DamagedData(self.path, self.position(end), scan.reason)
         if end < known_durable:
             what = scan.reason or f"the file ends {known_durable - end} bytes early"

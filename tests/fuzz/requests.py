@@ -80,6 +80,7 @@ REALTIME: dict[RequestType, Fields] = {
         "session": values.small,
         "w": values.watermark,
         "named_offset": values.one_of(0, 0, 0, 96),
+        "unread_hours": values.watermark,
     },
     RequestType.DISPATCH: {"session": values.small, "epoch": values.small},
     RequestType.PULL: {

@@ -78,7 +78,7 @@ def largest() -> Iterator[tuple[str, Head]]:
     yield "GROUPS", groups_head(groups, INT_MAX)
     places: dict[int, int] = {ColumnId.SEQUENCE: 0, ColumnId.DELIVER_AT_MS: 0}
     held = InDoubt(U64_MAX, U64_MAX, 1 << 32, INT_MAX, INT_MAX, INT_MAX, 0, b"", 0, places, 0)
-    for head, _, _ in window_frames(U64_MAX, INT_MAX, U64_MAX, [held] * (WINDOW_BATCHES + 1)):
+    for head, _, _ in window_frames(U64_MAX, INT_MAX, U64_MAX, INT_MAX, [held] * (WINDOW_BATCHES + 1)):
         yield "HELLO", head
     wide = "\U0001f600" * 5_000
     entry = Quarantined(wide, wide, INT_MAX, wide, INT_MAX, INT_MAX, "2026112203", wide, wide, wide)

@@ -49,7 +49,9 @@ class CopyScenarios(Parts):
         cluster.delay_dies(None)
         with self._copy(backup) as copy:
             self._live_beside(copy, 10, self.random.choice((1_000, 4_000)))
-            assert not copy.dispatched, "a delay server that was restored from a backup hands messages over"
+            # The last batch that a realtime server knows of proves nothing when it is of a damaged dispatch log's hour.
+            if not copy.core._ends.unread:
+                assert not copy.dispatched, "a delay server that was restored from a backup hands messages over"
         cluster.delay_starts(faults=False)
         self.some_work()
 

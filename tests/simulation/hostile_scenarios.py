@@ -122,11 +122,12 @@ class HostileScenarios(Parts):
     def lie(self, side: RealtimeSide) -> Head:
         """An answer to a hello that no realtime server would give, and that proves it."""
         head: Head = {"log_id": side.log_id, "end_offset": 1 << 62, "highest_sequence": 0, "batches": []}
-        name = self.random.choice(("log_id", "end_offset", "highest_sequence", "batches"))
+        name = self.random.choice(("log_id", "end_offset", "highest_sequence", "decided_offset", "batches"))
         wrong: dict[str, list[HeadValue]] = {
             "log_id": [0, -1, 1 << 64, True, None, "x", side.log_id ^ 1],
             "end_offset": [-1, 1 << 63, True, None, b"", []],
             "highest_sequence": [-1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, "x", 0.5],
+            "decided_offset": [-1, 1 << 63, True, "x"],
             "batches": [
                 None,
                 [[(1 << 64) - 1] * 7],

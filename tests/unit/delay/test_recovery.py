@@ -676,6 +676,44 @@ def test_rule_H7_a_restored_dispatch_log_names_what_its_targets_have_again() -> 
     assert world.core._ends.of(away) == max(kept.offset for kept in world.outside.targets[away].log)
 
 
+def unknown_end(world: World, away: int) -> World:
+    """A life whose state never heard how far a target's log reaches: only the damaged log, and the target, know."""
+    world.core._ends._ends.clear()
+    world.outside.targets[away].restart()
+    world.pass_ms(31_000)
+    assert world.core.counters()["quarantined_hours"] == 1
+    return world
+
+
+def test_rule_H8_a_damaged_dispatch_log_makes_nobody_a_restored_delay_server() -> None:
+    world, away = away_with_a_damaged_log()
+    unknown_end(world, away)
+    assert not world.core.fence.is_up
+    world.send(wanted(1, 2 * HOUR_MS, "receipts are given, and other hours go out"))
+    world.clock.advance(3 * HOUR_MS)
+    world.pass_ms(40_000)
+    assert len(world.outside.targets[away].log) == 4
+    # The target has said how far it reaches, so that the next life knows without the log.
+    assert world.core._ends.of(away) == world.outside.targets[away].log[-1].offset
+
+
+def test_rule_H8_a_damaged_dispatch_log_that_is_given_up_makes_nobody_a_restored_delay_server() -> None:
+    world, away = away_with_a_damaged_log()
+    unknown_end(world, away)
+    last = world.outside.targets[away].log[-1].offset
+    assert world.core._ends.of(away) == last
+    (entry,) = world.core.quarantine
+    heard: list[bool] = []
+    world.core.drop(entry.id, lambda done, text: heard.append(done))
+    world.pass_ms(3_000)
+    assert heard == [True] and not world.core._ends.unread
+    world.checkpoint()
+    again = World(world.remains(PowerLoss.ALL_LOST))
+    assert again.core._ends.of(away) == last
+    again.pass_ms(31_000)
+    assert not again.core.fence.is_up
+
+
 def test_rule_L10_a_dispatch_log_that_was_being_written_again_when_its_server_died_is_none() -> None:
     world = World()
     world.send(wanted(1, 0, "m"))

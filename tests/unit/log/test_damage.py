@@ -13,7 +13,7 @@ from delayd.errors import DamagedData, DataError
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.testing.disk import MemoryDisk
+from delayd.testing.disk import MemoryDisk, Misread
 from tests.batches import messages
 
 PLACE = LogPlace("/data", FileKind.MESSAGE, 77)
@@ -101,6 +101,19 @@ def test_rule_L5_a_flipped_bit_is_damage_below_the_durable_offset_and_a_torn_tai
     assert found["padding"] == 8
     assert found["damage"] == small.durable - 8
     assert found["torn"] == small.ends[-1] - small.durable
+
+
+@pytest.mark.parametrize("reads", range(1, 9))
+def test_rule_L5_a_read_that_is_wrong_once_makes_no_torn_tail_of_a_damaged_group(small: Small, reads: int) -> None:
+    # In the last group but one: only the header of the last one names it as durable.
+    disk, damaged = with_flip(small, FILE_HEADER_BYTES + small.ends[1] + 8, 3), 0
+    for bit in range(0, 8 * small.size, 61):
+        disk.faults.misreads[PATH] = Misread(reads, bit)
+        with pytest.raises(DamagedData):
+            open_log(disk, PLACE, 5)
+        damaged += PATH not in disk.faults.misreads
+        assert disk.open(PATH).size() == small.size
+    assert damaged or reads > 6, "the read happens"
 
 
 @pytest.mark.parametrize("bit", [0, 3, 7])

@@ -15,11 +15,12 @@ from delayd.errors import (
     StaleEpoch,
     StaleSession,
 )
+from delayd.hours import hour_of_ms
 from delayd.testing.executor import StepExecutor
-from delayd.wire.frame import Head
+from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import RequestType, need_list
 
-from .batches import ORIGIN, dispatch_batch
+from .batches import DUE_MS, ORIGIN, dispatch_batch
 from .world import SimPeer, World
 
 
@@ -200,7 +201,9 @@ def test_a_large_window_is_answered_in_several_frames() -> None:
     assert sum(len(body) for _, body in frames) == 10 * 60_000 * 24
 
 
-def named_hello(world: World, session: int, named_offset: int, origin: int = ORIGIN) -> DelaydError | None:
+def named_hello(
+    world: World, session: int, named_offset: int, origin: int = ORIGIN, **more: HeadValue
+) -> DelaydError | None:
     """Say hello with an offset that the dispatch logs name; why it was refused."""
     peer = SimPeer()
     head: Head = {
@@ -211,6 +214,7 @@ def named_hello(world: World, session: int, named_offset: int, origin: int = ORI
         "session": session,
         "w": [0, 0],
         "named_offset": named_offset,
+        **more,
     }
     request_id = world.send(peer, RequestType.HELLO, head)
     return peer.errors.get(request_id)
@@ -289,6 +293,26 @@ def test_rule_H8_a_delay_server_that_has_forgotten_what_it_recorded_is_refused(
     assert named_hello(world, 9, offsets[1]) is None
     head, _ = world.ask(SimPeer(), RequestType.STATUS, {})
     assert "restored from a copy" not in str(head["waits"])
+
+
+@pytest.mark.parametrize("way", ["same life", "clean", "checkpoint", "crash"])
+def test_rule_H8_a_damaged_dispatch_log_explains_only_batches_of_its_own_hour(way: str) -> None:
+    world, offsets = decided_world()
+    if way != "same life":
+        world = restarts(world, way)
+    hour = hour_of_ms(DUE_MS)
+    unread: list[list[HeadValue]] = [[], [hour - 1], [hour + 1, 0]]
+    for session, hours in enumerate(unread, 5):
+        assert isinstance(named_hello(world, session, offsets[0], unread_hours=hours), RestoredOrigin)
+    assert named_hello(world, 8, offsets[0], unread_hours=[hour - 1, hour]) is None
+    # What it names must be there all the same.
+    error = named_hello(world, 9, offsets[0] + 8, unread_hours=[hour])
+    assert isinstance(error, HandoffRefused) and "has lost data" in error.message
+    # The figure stands: a hello without damage has to name as much again.
+    assert isinstance(named_hello(world, 9, offsets[0]), RestoredOrigin)
+    head: Head = {"log_id": ORIGIN, "target": world.core.log_id, "epoch": 1, "instance": 7, "session": 9}
+    answer, _ = world.ask(SimPeer(), RequestType.HELLO, {**head, "w": [0, 0], "named_offset": offsets[1]})
+    assert answer["decided_offset"] == offsets[1]
 
 
 @pytest.mark.parametrize("way", ["same life", "clean", "checkpoint", "crash"])
