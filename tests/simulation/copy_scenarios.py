@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from delayd.batch import ProducerPart, parse
-from delayd.errors import DelaydError
+from delayd.errors import DelaydError, NotReady
 from tests.delay_harness import Remains, encode_wanted
 from tests.simulation.cluster import HOUR_MS
 from tests.simulation.delay_side import NAME, DelayLife
@@ -48,9 +48,9 @@ class CopyScenarios(Parts):
             return
         cluster.delay_dies(None)
         with self._copy(backup) as copy:
+            known = [(side, self._decided(side)) for side in cluster.sides]
             self._live_beside(copy, 10, self.random.choice((1_000, 4_000)))
-            # The last batch that a realtime server knows of proves nothing when it is of a damaged dispatch log's hour.
-            if not copy.core._ends.unread:
+            if all(self._proves_a_copy(side, offset, copy) for side, offset in known):
                 assert not copy.dispatched, "a delay server that was restored from a backup hands messages over"
         cluster.delay_starts(faults=False)
         self.some_work()
@@ -133,6 +133,18 @@ class CopyScenarios(Parts):
         """The offset up to which a realtime server knows batches to be decided."""
         origin = None if side.life is None else side.life.core._origins.known(self.cluster.world.core.identity.log_id)
         return -1 if origin is None else origin.decided_offset
+
+    def _proves_a_copy(self, side: RealtimeSide, offset: int, copy: DelayLife) -> bool:
+        """Whether the last decided batch at a realtime server is of no hour whose dispatch log the copy has damaged."""
+        if not copy.core._ends.unread:
+            return True
+        if side.life is None:
+            return False
+        try:
+            stored, log_id = side.life.core._stored, copy.core.identity.log_id
+            return not stored.may_be_of(copy.core._ends.unread, offset, log_id)
+        except NotReady:
+            return False
 
     def _hears_it(self, side: RealtimeSide) -> bool:
         """Whether a realtime server has heard this very life of the delay server."""
