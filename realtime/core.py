@@ -317,7 +317,9 @@ class Core:
             heard = self._origins.known(hello.log_id)
             decided = 0 if heard is None else heard.decided_offset
             unread = set(need_ints(head, "unread_hours"))
-            if unread and named < decided and self._stored.may_be_of(unread, decided, hello.log_id):
+            # Whoever has not given the numbers of messages that are here is a copy, whatever is damaged there.
+            gave_all = heard is None or heard.highest_sequence < need_u64(head, "next_sequence")
+            if gave_all and named < decided and self._stored.may_be_of(unread, decided, hello.log_id):
                 named = None  # A damaged dispatch log names it, which says nothing of a copy.
         try:
             origin, older = self._origins.greet(peer, hello, named)

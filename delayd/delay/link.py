@@ -265,6 +265,7 @@ class Link:
         if self._ends.unread:
             # What these name was durable, and may be all that named what the target has heard of.
             hello["unread_hours"] = sorted(self._ends.unread)
+            hello["next_sequence"] = self._next_sequence()
         watched.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
 
     def _lost(self, session: int, error: DelaydError) -> None:

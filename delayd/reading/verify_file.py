@@ -334,9 +334,10 @@ def _sets_back(group: Group) -> bool:
 
 def _check_group(segment: Segment, group: Group, found: _Found) -> None:
     header = group.header
-    # Replay, hours and leases rest on the instants of the message logs; those of others are only read by people.
+    # Replay and hours rest on the instants of a delay server's message log. A realtime server whose clock was set back
+    # may stamp earlier after a start, when that reads no message again; nothing rests on it.
     falls = header.appended_at_ms < found.appended_at_ms and not _sets_back(group)
-    if falls and segment.header.kind in (FileKind.MESSAGE, FileKind.REALTIME):
+    if falls and segment.header.kind is FileKind.MESSAGE:
         what = f"its instant {header.appended_at_ms} is before that of the group before it"
         raise DamagedData(segment.path, segment.position(header.offset), what)
     if header.epoch < found.epoch:

@@ -81,6 +81,7 @@ REALTIME: dict[RequestType, Fields] = {
         "w": values.watermark,
         "named_offset": values.one_of(0, 0, 0, 96),
         "unread_hours": values.watermark,
+        "next_sequence": values.u64,
     },
     RequestType.DISPATCH: {"session": values.small, "epoch": values.small},
     RequestType.PULL: {

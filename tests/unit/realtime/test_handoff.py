@@ -23,6 +23,8 @@ from delayd.wire.requests import RequestType, need_list
 from .batches import DUE_MS, ORIGIN, dispatch_batch
 from .world import SimPeer, World
 
+GIVEN = 1 << 40  # The next sequence of a delay server that has given all numbers that came.
+
 
 def test_a_window_says_all_that_the_lost_acknowledgement_would_have_said() -> None:
     world = World()
@@ -303,10 +305,15 @@ def test_rule_H8_a_damaged_dispatch_log_explains_only_batches_of_its_own_hour(wa
     hour = hour_of_ms(DUE_MS)
     unread: list[list[HeadValue]] = [[], [hour - 1], [hour + 1, 0]]
     for session, hours in enumerate(unread, 5):
-        assert isinstance(named_hello(world, session, offsets[0], unread_hours=hours), RestoredOrigin)
-    assert named_hello(world, 8, offsets[0], unread_hours=[hour - 1, hour]) is None
+        refused = named_hello(world, session, offsets[0], unread_hours=hours, next_sequence=GIVEN)
+        assert isinstance(refused, RestoredOrigin)
+    # A copy has not given the numbers of what came since, whatever is damaged in it; it was not heard.
+    highest = max(origin.highest_sequence for origin in world.core._origins)
+    copy = named_hello(world, 8, offsets[0], unread_hours=[hour], next_sequence=highest)
+    assert isinstance(copy, RestoredOrigin)
+    assert named_hello(world, 8, offsets[0], unread_hours=[hour - 1, hour], next_sequence=highest + 1) is None
     # What it names must be there all the same.
-    error = named_hello(world, 9, offsets[0] + 8, unread_hours=[hour])
+    error = named_hello(world, 9, offsets[0] + 8, unread_hours=[hour], next_sequence=GIVEN)
     assert isinstance(error, HandoffRefused) and "has lost data" in error.message
     # The figure stands: a hello without damage has to name as much again.
     assert isinstance(named_hello(world, 9, offsets[0]), RestoredOrigin)
