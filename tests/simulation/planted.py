@@ -43,6 +43,7 @@ FAVOURED: dict[str, tuple[str, ...]] = {
         "delay_reads_fail",
     ),
     "L5: what a start reads wrongly once counts as torn": ("delay_start_misreads", "realtime_start_misreads"),
+    "S1: an hour is sealed by counts": ("target_lies", "hour_passes"),
     "S1: what a restored dispatch log says is recorded again": ("delay_dispatch_changed", "delay_reads_fail"),
     "Q4: what no handler was given counts as an attempt": ("fetched_is_given_back",),
     "Q4: nobody hears that others have empty hands": ("slow_beside_idle",),

@@ -14,6 +14,7 @@ from tests.simulation.run import Run
 SEEDS_MAX = 300  # Most take a few; which seeds they are changes with every change of the servers.
 
 
+@pytest.mark.timeout(300)  # What SEEDS_MAX take on a busy machine.
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_caught(name: str) -> None:
     with small_slots():
