@@ -71,7 +71,7 @@ def open_identity(state: State, path: str, draw_u64: Callable[[], int], disk: Di
 
 
 def known_identity(state: State, path: str) -> Identity:
-    """Who the server of a state is, in its last life; zeros where nobody has lived. DamagedData as `open_identity`."""
+    """The identity of a state's server in its last life; zeros before its first. DamagedData as `open_identity`."""
     log_id, epoch = (_read(state, path, index) or 0 for index in (1, 2))
     return Identity(log_id, epoch)
 

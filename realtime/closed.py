@@ -52,7 +52,7 @@ class _Reading:
 
     begin: int
     end: int
-    last_crc32c: int  # Of its last group.
+    last_crc32c: int  # The header's checksum of its last group.
     maker: IndexMaker
     tallier: Tallier | None  # None for a segment that is tallied already, and may lack its index.
     at: int

@@ -21,7 +21,7 @@ from .kept import Marks
 from .recovery import Recovered
 
 LOOKED_A_TURN = 10_000  # Some 30 ns each; most have one segment, which stays.
-READS_A_TURN = 100  # Of a consume log, some 20 us each.
+READS_A_TURN = 100  # Each reads an entry of a consume log, in some 20 us.
 
 log = logging.getLogger(__name__)
 

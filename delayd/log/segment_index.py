@@ -33,10 +33,10 @@ from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
 
 FOLDER = "index"
-FRONT_BYTES = 112  # Of a DISPATCH batch: header, kind part, and the first two columns' entries.
+FRONT_BYTES = 112  # A DISPATCH batch begins with them: header, kind part, and the first two columns' entries.
 SUBJECT_COUNT_AT, HEAP_OFFSET_AT = 24, 16
-BATCH_BYTES_MIN = 8 << 10  # Of segments with smaller batches an index would be a tenth, and save little.
-CHUNK_BYTES = 4 << 20  # Of one INDEX batch.
+BATCH_BYTES_MIN = 8 << 10  # Where batches are smaller, an index would be a tenth of its segment and save little.
+CHUNK_BYTES = 4 << 20  # One INDEX batch holds this much.
 CHUNKS_MAX = 8
 RECORD = struct.Struct("<II")  # Whether the whole group follows, and the bytes of the record.
 U32 = struct.Struct("<I")

@@ -36,7 +36,7 @@ ENTRY = np.dtype(
         ("at_ms", "<i8"),
     ]
 )
-FAULTS_TOLD = 100  # Of one realtime server.
+FAULTS_TOLD = 100  # So many of one realtime server are told.
 Mask = NDArray[np.bool_]
 
 
@@ -53,7 +53,7 @@ class GroupBooks:
     subject: str
     group: str
     pulled: int
-    redelivered: int  # Of these, with an attempt above 1.
+    redelivered: int  # How many of these had an attempt above 1.
     acknowledged: int
     given_back: int  # By a consumer's word, whether a handler was given them or not.
     lapsed: int
@@ -192,7 +192,7 @@ class _Books:
         return Consumption(tuple(groups), tuple(self._faults[:FAULTS_TOLD]), tuple(ends.items()))
 
     def _all_lives(self, group_ids: NDArray[np.uint32], lives: Sequence[_Life]) -> list[_Life]:
-        """Those that the log has records of, and those whose record is not kept any more, by id and first entry."""
+        """All groups by id and first entry: with a record in the log, or with one that is not kept any more."""
         begun: dict[int, int] = {}
         for life in lives:
             begun.setdefault(life.group_id, life.begin)
@@ -231,7 +231,7 @@ class _Books:
         """For each stretch the last, or the first, of some entries that covers it; -1 where none does."""
         place, entry = self._stretches(bounds, entries)
         covering = np.full(len(bounds) - 1, -1)
-        # Of several values for one place the last one stays.
+        # Where one place gets several values, the last one stays.
         covering[place if last else place[::-1]] = entry if last else entry[::-1]
         return covering
 

@@ -20,9 +20,9 @@ from delayd.reading.crc import joined
 from delayd.reading.groups import TornTail, file_size, open_base, read_log, segment_bases
 from delayd.reading.skim import Skimmed, read_known
 
-CHECKED_BYTES = 96  # Of a front: what its own header's checksum covers, and that checksum.
+CHECKED_BYTES = 96  # A front's bytes that its header's checksum covers, and that checksum.
 HEAP_OFFSET, COLUMNS_CRC32C = 4, 7  # Words of 32 bits in the front of a batch.
-PIECES = 4  # Of a batch: the front's beginning, the columns, the subject table, the rest of the heap.
+PIECES = 4  # A batch has these: the front's beginning, the columns, the subject table, the rest of the heap.
 
 
 def read_by_index(

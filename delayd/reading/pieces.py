@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     outcomes: OutcomeRows
     realtime: TargetRows
     accepted: Accepted
-    parts: Fields  # Of the outcomes, and of the realtime rows' batches: pieces share them where they can.
+    parts: Fields  # The outcomes' and the realtime rows' batches have them; pieces share them where they can.
     batches: Fields
 
 

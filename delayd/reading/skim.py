@@ -30,7 +30,7 @@ from delayd.log.segment import Segment
 from delayd.reading.groups import LogMoved, TornTail, open_base, read_log, segment_bases
 
 AHEAD_BYTES = 16 << 10  # One read takes the header of a group, and the columns of a first batch that is not large.
-WINDOW_BYTES = 4 << 20  # Of what is read whole: few groups are cut by its end, and read twice.
+WINDOW_BYTES = 4 << 20  # Read at a time: few groups are cut by its end, and read twice.
 WHOLE_BYTES = 2 * AHEAD_BYTES  # Batches that are smaller on average cost less when their group is read in one go.
 FEW_BATCHES = 64
 HEAP_OFFSET = slice(16, 20)  # In a batch (docs/formats/batch.md).

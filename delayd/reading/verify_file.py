@@ -31,7 +31,7 @@ from delayd.reading.directory import open_any
 from delayd.reading.groups import TornTail, read_groups
 from delayd.reading.schedule import BESIDE_SUFFIX
 
-HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Of an hour.
+HOURLY = (FileKind.SCHEDULE, FileKind.DISPATCH)  # Each file belongs to one hour.
 ALONE = (*HOURLY, FileKind.INDEX)  # Each of these files is a log of its own.
 KINDS = {
     FileKind.MESSAGE: BatchKind.PRODUCER,
