@@ -243,7 +243,7 @@ class Server:
             self.check(end in (None, int(path.stem)), f"DAMAGE {path}: the segment before it ends at {end}")
             for group in self.groups(path, kind, durable if path == paths[-1] else 0, path == paths[-1], crc):
                 crc, end = group.crc, group.end
-                falls = group.appended_ms < instant and kind in (MESSAGE, REALTIME)
+                falls = group.appended_ms < instant and kind == MESSAGE
                 set_back = falls and any(record["type"] == "log_time" for record in group.records)
                 self.check(not falls or set_back, f"DAMAGE {path}: the instant of the group at {group.offset} falls")
                 instant = group.appended_ms
