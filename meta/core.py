@@ -1,7 +1,8 @@
 """The meta server without I/O: registrations and routes, kept in the state, served from memory.
 
 Invariant: an answer that says something new is given when the state's transaction that holds it has returned. What is
-decided while a transaction runs is the next one, so any number of routes costs one sync.
+decided while a transaction runs is the next one, so any number of routes costs one sync. An operator's word has a
+transaction of its own: it is taken while nothing else is being stored, and nothing new is decided until it is stored.
 
      register, routes ──▶ decided ──▶ gathered ──▶ one transaction, off the loop ──▶ durable ──▶ answers
                                         ▲ meanwhile                                   │
@@ -52,6 +53,7 @@ LOOK_PREFIX = b"look/"  # Routes that no message has used yet.
 MOVE_PREFIX = b"move/"  # Routes that an operator has moved, for the delay servers.
 MOVES_MAX = 100  # In one answer; a delay server asks again.
 DISK_RETRY_AFTER_MS = 1_000  # Someone must free space first.
+STORED_RETRY_AFTER_MS = 50  # For a transaction that is under way.
 
 OnStored = Callable[[RetryLater | None], None]
 OnRoutes = Callable[[Routes | RetryLater], None]
@@ -101,6 +103,7 @@ class Meta:
         self._clock = clock
         self._gathered = _Changes()
         self._committing = False
+        self._storing_word = False  # An operator's word is in the transaction that is under way.
 
     @property
     def idle(self) -> bool:
@@ -128,8 +131,11 @@ class Meta:
 
         Raises StaleEpoch, EpochOutOfRange, PlaceTaken, FencedInstance or SlowDown, see `Registry`.
         """
+        if not self._registry.holds(server):
+            self._need_no_word()
         forgotten = self._registry.make_room(server, self._has_routes)
         if forgotten is not None:
+            self._gathered.puts.pop(_server_key(forgotten), None)
             self._gathered.removes.append(_server_key(forgotten))
         if not self._registry.hear(server):
             on_stored(None)
@@ -152,8 +158,9 @@ class Meta:
         """Forget a server by an operator's word: it may register anew with any epoch.
 
         The subjects of a realtime server stay its own, or with `with_routes` get another one when they are next asked
-        for. Raises UnknownServer, and BadArgument while it is alive.
+        for. Raises UnknownServer, BadArgument while it is alive, and SlowDown while something is being stored.
         """
+        self._need_quiet()
         server = self._registry.forget(role, log_id)
         subjects = self._table.subjects_of(log_id) if role == "realtime" else []
         if subjects and not with_routes:
@@ -171,12 +178,11 @@ class Meta:
         self._decide(told, on_done)
 
     def move(self, subject: str, log_id: int, on_done: OnDone) -> None:
-        """Give a subject to another realtime server, by an operator's word. Raises UnknownServer, BadSubject."""
+        """Give a subject to another realtime server, by an operator's word. Raises as `forget` does, and BadSubject."""
         check_subject(subject.encode())
+        self._need_quiet()
         if not self._registry.has("realtime", log_id):
             raise UnknownServer(f"meta knows no realtime server {log_id:016x}; see `delayd servers`")
-        if self._table.is_settling(subject):
-            raise SlowDown(f"the first route of {subject} is being stored; say it again")
         before = self._table.get(subject)
         if before == log_id:
             on_done(f"{subject} is at {log_id:016x} already")
@@ -199,14 +205,31 @@ class Meta:
         puts, removes = self._operators.entry(self._clock.now_ms(), told)
         self._gathered.puts.update(puts)
         self._gathered.removes += removes
-        self._gathered.waiters.append(lambda refused: on_done(told if refused is None else refused))
+        self._gathered.waiters.append(partial(self._word_stored, told, on_done))
+        self._storing_word = True
         self._commit()
+
+    def _word_stored(self, told: str, on_done: OnDone, refused: RetryLater | None) -> None:
+        self._storing_word = False
+        on_done(told if refused is None else refused)
+
+    def _need_quiet(self) -> None:
+        """Refuse an operator's word whose truth what is being stored may change."""
+        if self._committing:
+            message = "meta is storing what was decided before; say it again"
+            raise SlowDown(message, retry_after_ms=STORED_RETRY_AFTER_MS)
+
+    def _need_no_word(self) -> None:
+        """Refuse what would be decided by a state that an operator's word is about to change."""
+        if self._storing_word:
+            raise SlowDown("meta is storing an operator's word", retry_after_ms=STORED_RETRY_AFTER_MS)
 
     def routes(self, subjects: Sequence[str], assign: bool, on_routes: OnRoutes, *, used: bool = True) -> None:
         """Look up subjects; with `assign` those without a route get one, durable when `on_routes` hears of it.
 
         `used` says that messages wait for them. Raises BadRequest for too many at once, BadSubject for a name that
-        can't be, TooManySubjects when too many were looked at and never used; then none got a route.
+        can't be, TooManySubjects when too many were looked at and never used, and SlowDown while an operator's word is
+        being stored; then none got a route.
         """
         if len(subjects) > SUBJECTS_MAX:
             raise BadRequest(f"{len(subjects)} subjects; ask for {SUBJECTS_MAX} at a time", field="subjects")
@@ -225,6 +248,8 @@ class Meta:
         return self._table.page(prefix, after, min(limit, SUBJECTS_MAX))
 
     def _assign(self, subjects: Sequence[str], used: bool) -> None:
+        if any(self._table.get(subject) is None for subject in subjects) or (used and self._table.unused_of(subjects)):
+            self._need_no_word()
         if not used and not self._table.has_room(subjects):
             raise TooManySubjects(
                 f"{UNUSED_MAX:,} subjects were looked at to which nobody has sent yet; no further one gets a server "

@@ -77,6 +77,11 @@ class Registry:
         self._end_others_at(server)
         return True
 
+    def holds(self, server: Registered) -> bool:
+        """Whether the state has this very registration."""
+        known = self._known.get((server.role, server.log_id))
+        return known is not None and known.stored == server
+
     def stored(self, server: Registered) -> None:
         """The state holds this registration."""
         known = self._known.get((server.role, server.log_id))

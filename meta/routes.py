@@ -62,10 +62,6 @@ class RouteTable:
         new = sum(1 for subject in set(subjects) if subject not in self._durable and subject not in self._decided)
         return not new or len(self._unused) + len(self._decided) + new <= UNUSED_MAX
 
-    def is_settling(self, subject: str) -> bool:
-        """Whether a route of it is decided and not durable yet."""
-        return subject in self._decided
-
     def set_used(self, subjects: Iterable[str]) -> None:
         """Messages have come for these; the state says so."""
         for subject in subjects:

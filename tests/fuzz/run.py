@@ -26,6 +26,7 @@ from .requests import SPECS, Requests
 ROLES = ("meta", "delay", "realtime")
 BURST = 64
 WARM_BURSTS = 20  # Before memory is measured for the first time: tables, threads and caches exist then.
+LAST_LINES = 60  # Of a process that ended, as it may have said them shortly before.
 REST_S = 3.0  # After the last request, before memory is measured again.
 
 
@@ -76,9 +77,7 @@ def run(folder: Path, requests: int, seed: int, *, sweep: bool = True) -> Report
         report.honest = json.loads(told[-1]) if told else {}
         report.ended = {role: len(servers.ready(role)) - 1 for role in ROLES}
         if any(report.ended.values()):
-            report.errors += [line for line in servers.errors.splitlines() if "Error" in line or "CRITICAL" in line][
-                :20
-            ]
+            report.errors += last_words(servers.errors, [role for role, count in report.ended.items() if count])
         else:
             report.loop_wait_ms = {role: loop_wait_ms(port) for role, port in ports.items()}
     return report
@@ -132,6 +131,13 @@ def _sweep_on(line: Hostile, source: Requests, cases: Iterator[object]) -> bool:
     if frames:
         line.burst(frames)
     return bool(frames)
+
+
+def last_words(errors: str, roles: list[str]) -> list[str]:
+    """The last lines that servers of these roles wrote: what ended them is among them."""
+    return [
+        line for role in roles for line in [x for x in errors.splitlines() if x.startswith(f"{role}: ")][-LAST_LINES:]
+    ]
 
 
 def rss_mib(pid: int) -> int:

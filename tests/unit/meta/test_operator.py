@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
-from delayd.errors import BadArgument, RetryLater, SlowDown, StaleEpoch, TooManySubjects, UnknownServer
-from delayd.testing.executor import StepExecutor
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, lists, tuples
+
+from delayd.errors import BadArgument, FencedInstance, RetryLater, SlowDown, StaleEpoch, TooManySubjects, UnknownServer
+from delayd.testing.executor import InlineExecutor, StepExecutor
 from meta import routes
 from meta.core import MOVES_MAX
 
@@ -107,15 +111,86 @@ def test_moves_are_told_in_parts() -> None:
     assert len(world.meta.moves_after(MOVES_MAX)) == 5
 
 
-def test_a_route_that_is_being_stored_is_moved_later() -> None:
+def slow_world() -> tuple[World, StepExecutor]:
     executor = StepExecutor()
     world = World(executor=executor)
-    world.register(realtime_server(1))
-    executor.run_one()
-    executor.complete_one()
+    world.register(realtime_server(1, epoch=9), realtime_server(2))
+    executor.run_all()
     world.ask(["a"])
-    with pytest.raises(SlowDown):
-        world.meta.move("a", 1, lambda _: None)
+    executor.run_all()
+    world.clock.advance(LEASE_MS)
+    world.register(realtime_server(2))
+    return world, executor
+
+
+def told(message: str | RetryLater) -> None:
+    assert isinstance(message, str)
+
+
+def test_an_operators_word_waits_for_what_is_being_stored() -> None:
+    world, executor = slow_world()
+    world.ask(["b"])
+    words: list[Callable[[], None]] = [
+        lambda: world.meta.move("b", 2, told),
+        lambda: world.meta.forget("realtime", 1, False, told),
+    ]
+    for word in words:
+        with pytest.raises(SlowDown, match="say it again"):
+            word()
+    executor.run_all()
+    world.meta.move("b", 2, told)
+    executor.run_all()
+    assert world.routes("b", assign=False).routes == {"b": 2}
+
+
+def test_nothing_is_decided_by_a_state_that_an_operators_word_changes() -> None:
+    world, executor = slow_world()
+    world.meta.forget("realtime", 1, False, told)
+    for decision in (
+        lambda: world.meta.forget("realtime", 1, True, told),
+        lambda: world.meta.move("b", 1, told),
+        lambda: world.register(realtime_server(1, epoch=10)),
+        lambda: world.register(realtime_server(3)),
+        lambda: world.ask(["b"]),
+    ):
+        with pytest.raises(SlowDown, match="meta is storing"):
+            decision()
+    # What changes nothing is answered: leases are renewed, and known routes are told.
+    assert world.register(realtime_server(2)) == [None]
+    assert world.routes("a").routes == {"a": 1}
+    executor.run_all()
+    world.register(realtime_server(1))
+    assert world.ask(["b"]) == []
+    executor.run_all()
+    assert world.routes("b").routes == {"b": 2}
+
+
+@given(steps=lists(tuples(integers(0, 5), integers(1, 2)), min_size=30, max_size=60))
+def test_what_meta_says_is_what_it_says_after_a_restart(steps: list[tuple[int, int]]) -> None:
+    """Words, registrations and routes in any order, at any moment of a transaction."""
+    world, executor = slow_world()
+    for kind, number in steps:
+        try:
+            if kind == 0:
+                world.clock.advance(LEASE_MS)
+            elif kind == 1:
+                world.register(realtime_server(number, epoch=1 + number % 2, port=2_000 + number % 3))
+            elif kind == 2:
+                world.ask([f"s{number}"])
+            elif kind == 3:
+                world.meta.forget("realtime", number, number % 2 == 0, told)
+            elif kind == 4:
+                world.meta.move(f"s{number}", 1 + number % 3, told)
+            else:
+                executor.step()
+        except (BadArgument, RetryLater, StaleEpoch, FencedInstance, UnknownServer):
+            continue
+    executor.run_all()
+    names = ["a", *(f"s{number}" for number in range(1, 5))]
+    before = world.routes(*names, assign=False), sorted(world.alive())
+    world.executor = InlineExecutor()
+    world.restart()
+    assert (world.routes(*names, assign=False).routes, sorted(world.alive())) == (before[0].routes, before[1])
 
 
 def test_rule_B1_routes_that_no_message_has_used_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
