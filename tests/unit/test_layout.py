@@ -1,4 +1,4 @@
-"""The layering contract covers every module: one that it does not name could import anything."""
+"""The import contracts cover every module: one that they forget could import anything."""
 
 import tomllib
 from pathlib import Path
@@ -16,7 +16,21 @@ def test_each_module_of_delayd_has_its_layer() -> None:
     assert not missing, f"name {sorted(missing)} in [tool.importlinter] of pyproject.toml"
 
 
+def test_the_loop_sockets_time_and_chance_are_forbidden_to_whole_packages() -> None:
+    contract = _contract("pure-cores")
+    packages = {path.parent.name for path in _REPOSITORY.glob("*/__init__.py")} - {"bench", "examples", "tests"}
+    assert set(contract["source_modules"]) == packages
+    assert set(contract["forbidden_modules"]) >= {"asyncio", "socket", "time", "random"}
+
+
 def _names_in_layers() -> set[str]:
+    layers = _contract("layers")["layers"]
+    return {name.strip(" ()") for layer in layers for name in layer.replace("|", ":").split(":")}
+
+
+def _contract(name: str) -> dict[str, list[str]]:
     settings = tomllib.loads((_REPOSITORY / "pyproject.toml").read_text())
-    (contract,) = (each for each in settings["tool"]["importlinter"]["contracts"] if each["id"] == "layers")
-    return {name.strip(" ()") for layer in contract["layers"] for name in layer.replace("|", ":").split(":")}
+    contracts: dict[str, dict[str, list[str]]] = {
+        str(each["id"]): each for each in settings["tool"]["importlinter"]["contracts"]
+    }
+    return contracts[name]
