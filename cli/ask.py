@@ -8,15 +8,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
-from delayd.address import PORT_MAX
 from delayd.config import parse_address
 from delayd.errors import DelaydError, RequestFailed, ServerUnavailable, UnknownRequest
 from delayd.net import trust
 from delayd.net.connection import Connection, connect
 from delayd.secret import Secret
 from delayd.wire.frame import Head, HeadValue
-from delayd.wire.meta import need_host, read_each
-from delayd.wire.requests import RequestType, need_bool, need_int, need_str, need_u32, need_u64
+from delayd.wire.meta import ServerInfo, read_servers
+from delayd.wire.requests import RequestType, need_u64
 
 from .times import duration_text
 
@@ -124,7 +123,7 @@ async def meta(address: str) -> AsyncIterator[Connection]:
 async def known_servers(connection: Connection, role: str | None = None) -> list[Known]:
     """Ask meta for its servers, by role and log_id."""
     answer = await ask(connection, RequestType.SERVERS, {"role": role})
-    return sorted(read_each(answer, read_server))
+    return sorted(map(_known, read_servers(answer)))
 
 
 def is_held(status: Head) -> bool:
@@ -142,15 +141,8 @@ async def held_status(server: Known) -> Head | None:
         return None
 
 
-def read_server(head: Head) -> Known:
-    """One server of an answer."""
+def _known(info: ServerInfo) -> Known:
+    server = info.server
     return Known(
-        need_str(head, "role"),
-        need_u64(head, "log_id"),
-        need_host(head),
-        need_int(head, "port", 1, PORT_MAX),
-        need_u64(head, "epoch"),
-        need_u32(head, "pid"),
-        need_bool(head, "alive"),
-        need_int(head, "seen_ms_ago"),
+        server.role, server.log_id, server.host, server.port, server.epoch, server.pid, info.alive, info.seen_ms_ago
     )

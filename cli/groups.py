@@ -7,8 +7,9 @@ import click
 from delayd.errors import BadArgument, DelaydError
 from delayd.net.connection import Connection
 from delayd.secret import Secret
-from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, need_bool, need_int, need_maps, need_str
+from delayd.wire.frame import HeadValue
+from delayd.wire.listings import GroupInfo, read_groups
+from delayd.wire.requests import RequestType
 
 from . import ask
 from .listing import show
@@ -101,37 +102,37 @@ async def _delete(address: str, secret: Secret, subject: str, group: str) -> Non
 async def _rows(address: str, subject: str | None) -> list[tuple[Cell, ...]]:
     async with ask.meta(address) as connection:
         servers = await ask.known_servers(connection, "realtime")
-    rows: list[tuple[Cell, ...]] = []
-    for server in servers:
-        for head in await _groups(server, subject):
-            after, end = need_int(head, "next"), need_int(head, "end")
-            counts = [need_int(head, name) for name in ("outstanding", "redelivering", "quarantined")]
-            rows.append((need_str(head, "subject"), need_str(head, "group"), end - after, *counts, after, end))
-    return sorted(rows, key=lambda row: (str(row[0]), str(row[1])))
+    found = [info for server in servers for info in await _groups(server, subject)]
+    return [_row(info) for info in sorted(found, key=lambda info: (info.subject, info.group))]
 
 
-async def _groups(server: ask.Known, subject: str | None) -> list[Head]:
-    found: list[Head] = []
+def _row(info: GroupInfo) -> tuple[Cell, ...]:
+    counts = (info.end - info.next, info.outstanding, info.redelivering, info.quarantined)
+    return (info.subject, info.group, *counts, info.next, info.end)
+
+
+async def _groups(server: ask.Known, subject: str | None) -> list[GroupInfo]:
+    found: list[GroupInfo] = []
     place = f"{server.host}:{server.port}"
     if not server.alive:
         click.echo(f"delayd: groups of {place} are missing: {server.silence}", err=True)
         return found
     try:
         async with ask.reached(server) as connection:
-            async for answer in _pages(connection, subject):
-                found.extend(need_maps(answer, "groups"))
+            async for page in _pages(connection, subject):
+                found.extend(page)
     except DelaydError as error:
         click.echo(f"delayd: groups of {place} are missing: {error.message}", err=True)
     return found
 
 
-async def _pages(connection: Connection, subject: str | None) -> AsyncIterator[Head]:
+async def _pages(connection: Connection, subject: str | None) -> AsyncIterator[list[GroupInfo]]:
     after: list[HeadValue] = ["", ""]
     more = True
     while more:
         answer = await ask.ask(connection, RequestType.GROUPS, {"subject": subject, "after": after, "limit": PAGE})
-        yield answer
-        groups = need_maps(answer, "groups")
-        more = need_bool(answer, "more") and bool(groups)
-        if groups:
-            after = [need_str(groups[-1], "subject"), need_str(groups[-1], "group")]
+        page, more = read_groups(answer)
+        yield page
+        more = more and bool(page)
+        if page:
+            after = [page[-1].subject, page[-1].group]

@@ -4,15 +4,17 @@ Invariant: the list is meta's, complete and in order of the names; numbers of a 
 missing, never guessed.
 """
 
-from collections.abc import AsyncIterator
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 import click
 
-from delayd.errors import BadRequest, DelaydError
+from delayd.errors import DelaydError
 from delayd.net.connection import Connection
-from delayd.wire.frame import Head, HeadValue
-from delayd.wire.requests import RequestType, is_u64, need_bool, need_int, need_list, need_maps, need_str
+from delayd.wire.frame import Head
+from delayd.wire.listings import SubjectInfo, read_subjects
+from delayd.wire.meta import read_subject_page
+from delayd.wire.requests import RequestType
 
 from . import ask
 from .listing import show
@@ -34,16 +36,7 @@ COLUMNS = (
     Column("oldest_ago_ms", Kind.DURATION),
 )
 
-
-class Kept(NamedTuple):
-    """What a realtime server keeps of a subject: messages, the consume sequences [first, end), and for whom."""
-
-    messages: int
-    first: int
-    end: int
-    quarantined: int
-    groups: int
-    oldest_ms_ago: int | None
+Row = TypeVar("Row")
 
 
 @click.command(epilog=examples("delayd subjects --prefix orders."))
@@ -69,71 +62,60 @@ async def _rows(address: str, prefix: str, limit: int) -> list[tuple[Cell, ...]]
         routes = await _routes(connection, prefix, limit)
     states = await states_of(known_servers)
     wanted = {log_id for _, log_id in routes}
-    kept: dict[tuple[int, str], Kept] = {}
+    kept: dict[tuple[int, str], SubjectInfo] = {}
     for log_id, server in servers.items():
         if log_id in wanted:
-            kept.update({(log_id, name): found for name, found in (await _kept(server, prefix)).items()})
+            kept.update({(log_id, info.name): info for info in await _kept(server, prefix)})
     rows: list[tuple[Cell, ...]] = []
     for name, log_id in routes:
         known = servers.get(log_id)
-        found = kept.get((log_id, name))
         place = f"{known.host}:{known.port}" if known else None
-        rows.append(
-            (name, f"{log_id:016x}", place, states.get(log_id, "unknown"), *(found or (None,) * len(Kept._fields)))
-        )
+        cells: tuple[Cell, ...] = (name, f"{log_id:016x}", place, states.get(log_id, "unknown"))
+        rows.append((*cells, *_figures(kept.get((log_id, name)))))
     return rows
+
+
+def _figures(info: SubjectInfo | None) -> tuple[Cell, ...]:
+    if info is None:
+        return (None,) * (len(SubjectInfo._fields) - 1)
+    return (info.messages, info.first, info.end, info.quarantined, info.groups, info.oldest_ms_ago)
 
 
 async def _routes(connection: Connection, prefix: str, limit: int) -> list[tuple[str, int]]:
     routes: list[tuple[str, int]] = []
-    async for answer in _pages(connection, RequestType.META_SUBJECTS, prefix):
-        routes.extend(_route(item) for item in need_list(answer, "subjects"))
+    async for page in _pages(connection, RequestType.META_SUBJECTS, prefix, read_subject_page, lambda route: route[0]):
+        routes.extend(page)
         # One more than is shown, so that the listing can say that there are more.
         if limit and len(routes) > limit:
             break
     return routes
 
 
-async def _kept(server: ask.Known, prefix: str) -> dict[str, Kept]:
-    kept: dict[str, Kept] = {}
+async def _kept(server: ask.Known, prefix: str) -> list[SubjectInfo]:
+    kept: list[SubjectInfo] = []
     if not server.alive:
         click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {server.silence}", err=True)
         return kept
     try:
         async with ask.reached(server) as connection:
-            async for answer in _pages(connection, RequestType.SUBJECTS, prefix):
-                for head in need_maps(answer, "subjects"):
-                    kept[need_str(head, "name")] = _read_kept(head)
+            async for page in _pages(connection, RequestType.SUBJECTS, prefix, read_subjects, lambda info: info.name):
+                kept.extend(page)
     except DelaydError as error:
         click.echo(f"delayd: numbers of {server.host}:{server.port} are missing: {error.message}", err=True)
     return kept
 
 
-def _read_kept(head: Head) -> Kept:
-    age_ms = None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago")
-    messages, first, end, quarantined, groups = (need_int(head, name) for name in Kept._fields[:-1])
-    return Kept(messages, first, end, quarantined, groups, age_ms)
-
-
-async def _pages(connection: Connection, request: RequestType, prefix: str) -> AsyncIterator[Head]:
+async def _pages(
+    connection: Connection,
+    request: RequestType,
+    prefix: str,
+    read: Callable[[Head], tuple[Sequence[Row], bool]],
+    name_of: Callable[[Row], str],
+) -> AsyncIterator[Sequence[Row]]:
+    """The pages of a listing; the next one is asked for behind the last name of the one before."""
     after, more = "", True
     while more:
-        answer = await ask.ask(connection, request, {"prefix": prefix, "after": after, "limit": PAGE})
-        yield answer
-        names = [_name(item) for item in need_list(answer, "subjects")]
-        more = need_bool(answer, "more") and bool(names)
-        after = names[-1] if names else after
-
-
-def _route(item: HeadValue) -> tuple[str, int]:
-    match item:
-        case [str(name), log_id] if is_u64(log_id):
-            return name, log_id
-    raise BadRequest("meta answered a subject that is no pair of a name and a log_id", field="subjects")
-
-
-def _name(item: HeadValue) -> str:
-    match item:
-        case [str(name), *_] | {"name": str(name)}:
-            return name
-    raise BadRequest("a server answered a subject without a name", field="subjects")
+        page, more = read(await ask.ask(connection, request, {"prefix": prefix, "after": after, "limit": PAGE}))
+        yield page
+        more = more and bool(page)
+        after = name_of(page[-1]) if page else after

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from delayd.batch import Buffer
 from delayd.errors import DamagedData, RetryLater, Shortage
 from delayd.identity import Identity
+from delayd.wire import listings
 from delayd.wire.frame import Head, HeadValue
+from delayd.wire.listings import GroupInfo, SubjectInfo
 from delayd.wire.requests import WINDOW_ROW_BYTES
-from delayd.wire.room import take_rows
 
 from .groups import Group
 from .handoff import InDoubt
@@ -65,21 +66,20 @@ def status_head(
 
 def groups_head(groups: Iterable[Group], limit: int) -> Head:
     """How far each group is, as many as one head holds, and whether there are more."""
-    rows: Iterator[Head] = (
-        {
-            "subject": group.subject.name,
-            "group": group.name,
-            "end": group.subject.end,
-            "next": group.next,
-            "outstanding": group.outstanding,
-            "redelivering": group.redeliver.messages + group.paused.messages,
-            "quarantined": group.quarantined.messages,
-            "oldest_unacked": group.oldest,
-        }
+    rows = (
+        GroupInfo(
+            subject=group.subject.name,
+            group=group.name,
+            end=group.subject.end,
+            next=group.next,
+            outstanding=group.outstanding,
+            redelivering=group.redeliver.messages + group.paused.messages,
+            quarantined=group.quarantined.messages,
+            oldest_unacked=group.oldest,
+        )
         for group in groups
     )
-    taken, more = take_rows(rows, min(limit, LIST_MAX))
-    return {"groups": taken, "more": more}
+    return listings.groups_head(rows, min(limit, LIST_MAX))
 
 
 def subjects_head(
@@ -87,21 +87,20 @@ def subjects_head(
 ) -> Head:
     """Subjects by name, and whether there are more."""
 
-    def row(subject: Subject) -> Head:
+    def info(subject: Subject) -> SubjectInfo:
         first = _first(index, subject)
         oldest_ms = _oldest_ms(index, stored, subject, first)
-        return {
-            "name": subject.name,
-            "messages": subject.end - first,
-            "first": first,
-            "end": subject.end,
-            "quarantined": pulls.quarantine.rows_of(subject),
-            "groups": len(pulls.roster.of(subject.name)),
-            "oldest_ms_ago": None if oldest_ms is None else max(0, now_ms - oldest_ms),
-        }
+        return SubjectInfo(
+            name=subject.name,
+            messages=subject.end - first,
+            first=first,
+            end=subject.end,
+            quarantined=pulls.quarantine.rows_of(subject),
+            groups=len(pulls.roster.of(subject.name)),
+            oldest_ms_ago=None if oldest_ms is None else max(0, now_ms - oldest_ms),
+        )
 
-    rows, more = take_rows(map(row, index.listed(prefix, after)), min(limit, SUBJECTS_MAX))
-    return {"subjects": rows, "more": more}
+    return listings.subjects_head(map(info, index.listed(prefix, after)), min(limit, SUBJECTS_MAX))
 
 
 def _first(index: Index, subject: Subject) -> int:

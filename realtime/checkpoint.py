@@ -123,7 +123,7 @@ class Checkpointer:
             outcome.result()
         except (DiskFull, Shortage) as error:
             # The last checkpoint stands, and the logs hold what is newer.
-            log.warning("checkpoint_put_off message=%r", error.message)
+            log.warning("checkpoint_put_off reason=%r", error.message)
             if snapshot.counted:
                 # Whoever took these entries for not counted would cut them off, and a crash then leaves a hole.
                 self._keep_tails(snapshot)

@@ -190,7 +190,7 @@ class GroupCommit:
             # Nothing of it is in the file, and it may yet be: the frames wait, neither taken nor refused (rule L8).
             if not self._full:
                 self._full = True
-                log.warning("message_log_full message=%r retry_ms=%d", error.message, RETRY_MS)
+                log.warning("message_log_full reason=%r retry_ms=%d", error.message, RETRY_MS)
             self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
             return
         except ServerStopped as error:

@@ -483,7 +483,7 @@ class Pulls:
     def _refuse(self, waiting: Waiting, error: DelaydError) -> None:
         """Answer one who waits with an error."""
         names = (waiting.group.subject.name, waiting.group.name)
-        limited.warning("pull_failed", "pull_failed subject=%s group=%s error=%r", *names, error.message)
+        limited.warning("pull_failed", "pull_failed subject=%s group=%s reason=%r", *names, error.message)
         self._end(waiting).answer_error(waiting.request_id, error)
 
     def _apply(self, group: Group, entry: PullEntry) -> int:
@@ -519,7 +519,7 @@ class Pulls:
         except RetryLater as error:
             limited.warning(
                 "lapse_put_off",
-                "lapse_put_off subject=%s group=%s error=%r",
+                "lapse_put_off subject=%s group=%s reason=%r",
                 group.subject.name,
                 group.name,
                 error.message,

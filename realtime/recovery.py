@@ -160,7 +160,7 @@ def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> N
         except DamagedData as error:
             subject.damage = error
         except Shortage as error:
-            log.warning("consume_log_not_checked subject=%s error=%r", subject.name, error.message)
+            log.warning("consume_log_not_checked subject=%s reason=%r", subject.name, error.message)
     for name in disk.list_folder(f"{folder}/consume"):
         if not name.isdecimal():
             continue

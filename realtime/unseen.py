@@ -69,5 +69,5 @@ class Unseen:
         try:
             return self._index.first(subject)
         except RetryLater as error:
-            log.warning("unseen_not_known subject=%s error=%r", subject.name, error.message)
+            log.warning("unseen_not_known subject=%s reason=%r", subject.name, error.message)
             return None

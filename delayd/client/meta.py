@@ -10,14 +10,13 @@ import logging
 import random
 from typing import NamedTuple
 
-from delayd.address import PORT_MAX
 from delayd.client.limits import parse_address
 from delayd.client.link import Link
 from delayd.client.retry import Backoff
 from delayd.errors import DelaydError, NoRealtimeServer, UnknownRequest
 from delayd.wire.frame import Frame, Head
-from delayd.wire.meta import need_host, read_each
-from delayd.wire.requests import RequestType, need_bool, need_int, need_map, need_u64
+from delayd.wire.meta import ServerInfo, read_routes, read_servers
+from delayd.wire.requests import RequestType
 
 REFRESH_MS = 5_000.0  # A server that joins gets its share of the work after this long.
 ANSWER_MS_MAX = 5_000.0  # Meta answers from memory; a route costs it one commit.
@@ -51,7 +50,7 @@ class MetaView:
             DelaydError: meta can't be reached or refuses.
         """
         answer = await self._ask(RequestType.SERVERS, {"role": "delay"})
-        found = read_each(answer.head, _server)
+        found = [_address(info) for info in read_servers(answer.head)]
         self.delay_servers = {server.log_id: server for server in found} or self.delay_servers
         return self.delay_servers
 
@@ -63,13 +62,13 @@ class MetaView:
             DelaydError: meta can't be reached or refuses.
         """
         answer = await self._ask(RequestType.ROUTES, {"subjects": [subject], "assign": True})
-        routes = need_map(answer.head, "routes")
-        if subject not in routes:
+        found = read_routes(answer.head)
+        if subject not in found.routes:
             raise NoRealtimeServer(f"no live realtime server serves {subject}; start one, it is found by itself")
-        log_id = need_u64(routes, subject)
-        for server in read_each(answer.head, _server):
-            if server.log_id == log_id:
-                return server
+        log_id = found.routes[subject]
+        for info in found.servers:
+            if info.server.log_id == log_id:
+                return _address(info)
         raise NoRealtimeServer(f"{subject} is served by {log_id:016x}, which has not registered with this meta yet")
 
     def keep_fresh(self) -> None:
@@ -119,7 +118,6 @@ class MetaView:
             self._refresh_now.clear()
 
 
-def _server(head: Head) -> ServerAddress:
-    return ServerAddress(
-        need_u64(head, "log_id"), need_host(head), need_int(head, "port", 1, PORT_MAX), need_bool(head, "alive")
-    )
+def _address(info: ServerInfo) -> ServerAddress:
+    server = info.server
+    return ServerAddress(server.log_id, server.host, server.port, info.alive)

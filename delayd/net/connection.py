@@ -224,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
         """Tell the peer why the whole connection ends, and end it."""
         if self.is_open:
             limited.warning(
-                error.code, "connection_refused peer=%s code=%s message=%r", self.peer, error.code, error.message
+                error.code, "connection_refused peer=%s code=%s reason=%r", self.peer, error.code, error.message
             )
             self._ending = error
             self._writer.write(encode_frame(0, _CONNECTION_ITSELF, error_head(error), (), ANSWER | ERROR))

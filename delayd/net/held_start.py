@@ -78,7 +78,7 @@ class HeldStart:
         """A start has failed, or failed again."""
         if not isinstance(error, DirectoryInUse):
             self._error = error
-            log.critical("start_held role=%s code=%s message=%r", self._held.role, error.code, error.message)
+            log.critical("start_held role=%s code=%s reason=%r", self._held.role, error.code, error.message)
 
     async def until_changed(self, stop: asyncio.Event) -> None:
         """Wait until another start may do better, or ``stop`` is set."""

@@ -100,7 +100,7 @@ class Program:
                 return EXIT_OK
             host, port = await service.start()
         except DelaydError as error:
-            log.critical("start_failed role=%s code=%s message=%r", self._role, error.code, error.message)
+            log.critical("start_failed role=%s code=%s reason=%r", self._role, error.code, error.message)
             return _exit_code(error, starting=True)
         collector = QuietCollector(loop)
         if not self._stop.is_set():

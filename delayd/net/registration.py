@@ -222,7 +222,7 @@ class Registration:
             self.state, self._refusal = RegistrationState.REFUSED, error.code
         if last == (self.state, self._refusal):
             return
-        log.warning("%s meta=%s code=%s message=%r", self.state.value, self._meta, error.code, error.message)
+        log.warning("%s meta=%s code=%s reason=%r", self.state.value, self._meta, error.code, error.message)
         if self.state is RegistrationState.REFUSED:
             self._membership.refused(error)
             if self._on_refused is not None:

@@ -6,9 +6,9 @@ Invariant: every answer fits one head, whatever was asked within these limits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from delayd.address import PORT_MAX
 from delayd.errors import BadRequest
@@ -35,8 +35,6 @@ ROLES = ("delay", "realtime")
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +138,10 @@ def need_host(head: Head) -> str:
 
 def read_servers(head: Head) -> list[ServerInfo]:
     """The field `servers` of an answer; a server that can't be one is left out, and named in the log."""
-    return read_each(head, _server)
-
-
-def read_each(head: Head, read: Callable[[Head], T]) -> list[T]:
-    """What `read` makes of each of the field `servers`, without those that it refuses: they harm nobody else."""
-    servers: list[T] = []
+    servers: list[ServerInfo] = []
     for each in need_maps(head, "servers"):
         try:
-            servers.append(read(each))
+            servers.append(_server(each))
         except BadRequest as error:
             limited.warning("server_left_out", "server_left_out reason=%r", error.message)
     return servers

@@ -24,7 +24,7 @@ CALLS = (*LEVELS, "exception", SAYS_LEVEL_LATER)
 
 # Events whose name is computed, by the rest of their line.
 COMPUTED = {
-    "%s meta=%s code=%s message=%r": {RegistrationState.AWAY.value, RegistrationState.REFUSED.value},
+    "%s meta=%s code=%s reason=%r": {RegistrationState.AWAY.value, RegistrationState.REFUSED.value},
     "%s hour=%s reason=%r": {NOT_SEALED, "seal_differs", "content_differs"},
 }
 

@@ -110,7 +110,7 @@ class SmallMeta(SmallServer):
     def _server(self, server: SmallServer, role: str) -> Head:
         alive = server.log_id not in self.dead
         place: Head = {"role": role, "log_id": server.log_id, "host": HOST, "port": server.port, "alive": alive}
-        return {**place, "epoch": 1, "pid": 1, "seen_ms_ago": 0}
+        return {**place, "epoch": 1, "pid": 1, "seen_ms_ago": 0, "heard": True}
 
 
 @dataclass(slots=True)

@@ -149,7 +149,7 @@ def test_rule_L10_a_start_that_meets_damage_tells_whoever_asks_and_goes_on_when_
         process.terminate()
         _, log = rest(process)
         assert process.returncode == 0
-        assert f"start_held role=sample code=damaged_data message='{needed} is damaged at byte 0" in log
+        assert f"start_held role=sample code=damaged_data reason='{needed} is damaged at byte 0" in log
 
 
 def test_a_signal_ends_a_server_whose_start_is_held(tmp_path: Path) -> None:

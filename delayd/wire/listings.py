@@ -1,0 +1,85 @@
+"""Subjects and groups of a realtime server, as SUBJECTS and GROUPS list them (docs/protocol.md, Realtime server).
+
+Invariant: a listing is written and read here only, row by row; `take_rows` cuts it so that an answer fits one head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from delayd.wire.frame import Head
+from delayd.wire.requests import need_bool, need_int, need_maps, need_str
+from delayd.wire.room import take_rows
+
+
+class SubjectInfo(NamedTuple):
+    """What a realtime server keeps of a subject: consume sequences [first, end), and for how many groups."""
+
+    name: str
+    messages: int
+    first: int
+    end: int
+    quarantined: int
+    groups: int
+    oldest_ms_ago: int | None  # When the first kept message came; None when there is none, or nobody can tell.
+
+
+class GroupInfo(NamedTuple):
+    """How far a group of consumers is in its subject, in consume sequences and counts of messages."""
+
+    subject: str
+    group: str
+    end: int  # Where the subject ends.
+    next: int  # What was not yet pulled begins there.
+    outstanding: int  # Pulled and not yet acknowledged.
+    redelivering: int  # Given back, or their lease ended: they are offered again.
+    quarantined: int
+    oldest_unacked: int
+
+
+def subjects_head(subjects: Iterable[SubjectInfo], limit: int) -> Head:
+    """The answer to SUBJECTS: at most `limit` rows, as many as a head holds, and whether there are more."""
+    rows, more = take_rows((each._asdict() for each in subjects), limit)
+    return {"subjects": rows, "more": more}
+
+
+def read_subjects(head: Head) -> tuple[list[SubjectInfo], bool]:
+    """The rows of an answer to SUBJECTS, and whether there are more."""
+    return [_subject(each) for each in need_maps(head, "subjects")], need_bool(head, "more")
+
+
+def groups_head(groups: Iterable[GroupInfo], limit: int) -> Head:
+    """The answer to GROUPS: at most `limit` rows, as many as a head holds, and whether there are more."""
+    rows, more = take_rows((each._asdict() for each in groups), limit)
+    return {"groups": rows, "more": more}
+
+
+def read_groups(head: Head) -> tuple[list[GroupInfo], bool]:
+    """The rows of an answer to GROUPS, and whether there are more."""
+    return [_group(each) for each in need_maps(head, "groups")], need_bool(head, "more")
+
+
+def _subject(head: Head) -> SubjectInfo:
+    return SubjectInfo(
+        name=need_str(head, "name"),
+        messages=need_int(head, "messages"),
+        first=need_int(head, "first"),
+        end=need_int(head, "end"),
+        quarantined=need_int(head, "quarantined"),
+        groups=need_int(head, "groups"),
+        oldest_ms_ago=None if head.get("oldest_ms_ago") is None else need_int(head, "oldest_ms_ago"),
+    )
+
+
+def _group(head: Head) -> GroupInfo:
+    return GroupInfo(
+        subject=need_str(head, "subject"),
+        group=need_str(head, "group"),
+        end=need_int(head, "end"),
+        next=need_int(head, "next"),
+        outstanding=need_int(head, "outstanding"),
+        redelivering=need_int(head, "redelivering"),
+        quarantined=need_int(head, "quarantined"),
+        oldest_unacked=need_int(head, "oldest_unacked"),
+    )
