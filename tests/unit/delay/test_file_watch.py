@@ -62,10 +62,10 @@ def test_rule_L10_a_file_of_a_sealed_hour_that_goes_is_told_until_it_is_back(nam
 
 
 def test_an_hour_that_retention_removes_is_no_damage() -> None:
-    world = World()
+    world = World(retention_hours=2)
     hour = hour_of_ms(world.clock.now_ms())
     sealed_hour(world, "a")
-    for _ in range(90):
+    for _ in range(8):
         world.pass_ms(HOUR_MS)
         world.sweep()
     assert not world.disk.exists(schedule_path(FOLDER, hour))

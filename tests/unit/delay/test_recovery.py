@@ -224,7 +224,7 @@ class LoadDuringCheckpoint:
 
 def test_rule_P7_an_hour_that_is_loaded_in_the_midst_of_a_checkpoint_is_held_once() -> None:
     pieces = loads = 0
-    for seed in range(60):
+    for seed in range(20):
         made = LoadDuringCheckpoint(seed % 5, seed)
         made.run()
         pieces, loads = max(pieces, made.pieces), loads + made.loads
@@ -234,7 +234,7 @@ def test_rule_P7_an_hour_that_is_loaded_in_the_midst_of_a_checkpoint_is_held_onc
             life.drain(10 * HOUR_MS)
             life.check_books()
             life.check_sealing()
-    assert pieces >= 4 and loads >= 40, "a load does not wait for the checkpoint's end"
+    assert pieces >= 4 and loads >= 14, "a load does not wait for the checkpoint's end"
 
 
 def test_rule_B2_checkpoints_back_to_back_do_not_keep_an_hour_from_being_loaded() -> None:
