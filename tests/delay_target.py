@@ -231,7 +231,9 @@ class FakeTarget:
             raise FencedInstance("another instance holds this epoch")
         decided = self._decided
         unread = need_ints(asked.head, "unread_hours") if "unread_hours" in asked.head else []
-        told = decided is None or decided.part.hour in unread or "named_offset" not in asked.head
+        gave_all = not unread or self._highest_sequence < need_u64(asked.head, "next_sequence")
+        unknown = gave_all and decided is not None and decided.part.hour in unread
+        told = decided is None or unknown or "named_offset" not in asked.head
         if decided is not None and not told and need_int(asked.head, "named_offset") < decided.offset:
             raise RestoredOrigin("its dispatch logs lack what they had")
         if (epoch, session) <= self._heard:
@@ -244,6 +246,10 @@ class FakeTarget:
         pieces = [window[at : at + self.frame_batches] for at in range(0, len(window), self.frame_batches)] or [[]]
         for index, piece in enumerate(pieces):
             answer(self._window_frame(piece, end, more=index < len(pieces) - 1))
+
+    @property
+    def _highest_sequence(self) -> int:
+        return max((max(kept.sequences) for kept in self.log), default=0)
 
     @property
     def _decided(self) -> Kept | None:
@@ -265,7 +271,7 @@ class FakeTarget:
         head: dict[str, HeadValue] = {
             "log_id": self.log_id,
             "end_offset": end_offset,
-            "highest_sequence": max((max(kept.sequences) for kept in self.log), default=0),
+            "highest_sequence": self._highest_sequence,
             "decided_offset": 0 if self._decided is None else self._decided.offset,
             "batches": [*rows],
         }

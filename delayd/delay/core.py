@@ -203,11 +203,13 @@ class DelayCore:
             *(disk, keeping, config.folder, self.identity.log_id, self.identity.epoch, clock, threads.worker),
             *(found.hours, found.beside, self._outcomes, self._sources, found.wheel, found.subjects, found.pending),
             *(self._earlier, self.quarantine, found.quarantined, self._withheld, found.quarantined_ends),
+            lambda: [*self._wheel.parts(), *self.dispatcher.parts(), *self._held.parts()],
+            lambda: self.intake.next_sequence,
             lambda: self._loaded_until,
             lambda: not (self._loading.running or self._checkpointer.running or self._stopped is not None),
             self._attached,
             lambda hour, outcomes: self._outcomes_restored(accepted_targets(state), hour, outcomes),
-            found.dropped,
+            *(found.dropped, found.given_up),
         )
         for hour, error in found.quarantined.items():
             unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)
@@ -507,7 +509,15 @@ class DelayCore:
 
     def _act(self, action: str, entry: Entry, done: Decided) -> None:
         if entry.hour is not None and entry.kind in (Kind.SCHEDULE, Kind.DISPATCH):
-            self._mending.try_now(entry.hour, done, drop=action == "drop")
+            drop = action == "drop"
+            try_now = partial(self._mending.try_now, entry.hour, entry.kind, done, drop=drop)
+            if drop and entry.kind is Kind.DISPATCH:
+                # Rows that were handed over and are not filed have nothing but this file that says so: they are filed
+                # first.
+                self._checkpointer.when_covers(self.intake.durable.offset, try_now)
+                self._tick_due_ms = self._clock.monotonic_ms()
+            else:
+                try_now()
         elif entry.kind is Kind.ROWS:
             done(*(self._held.give_up(entry) if action == "drop" else self._held.retry(entry)))
             # Soon, not here: rows of the commit that made this word durable are not indexed yet, and a checkpoint that

@@ -12,6 +12,7 @@ from delayd.log.schedule import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decod
 PREFIX = b"hour/"
 BESIDE_PREFIX = b"beside/"  # The same of files beside damaged schedule logs.
 OUTCOME_PREFIX = b"outcomes/"
+GIVEN_UP_PREFIX = b"given_up/"  # Hours whose dispatch logs operators gave up, until that is done.
 OUTCOME_ROW = struct.Struct("<QQ")
 ROOM_MIN = 64  # Rows that a table grows by at least.
 OPAQUE_ROW = np.dtype((np.void, HOUR_ROW.itemsize))  # Numpy copies opaque items as bytes (see rows.py).

@@ -2,7 +2,8 @@
 
 Invariant: a row enters the wheel once. Of an hour that is set aside it is known which of its rows this life has loaded;
 when its files are whole again, the others are, without those that have an outcome. Nothing checkpoints or loads
-meanwhile.
+meanwhile. A dispatch log is given up by a word in the state that is durable before any file moves, and stays until
+each row whose outcome may have been there is IN_DOUBT: a start that finds the word goes on with it.
 
      set aside ──every 30 s, or an operator's word──▶ dispatch log ──▶ schedule log, joined with the file beside it
          ▲                                            (its thread)     (worker thread)
@@ -14,7 +15,7 @@ meanwhile.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -28,14 +29,16 @@ from delayd.clock import Clock
 from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.hour_table import (
     BESIDE_PREFIX,
+    GIVEN_UP_PREFIX,
     HourFile,
     HourTable,
     OutcomeEnd,
     hour_key,
     hour_put,
+    outcome_put,
 )
 from delayd.delay.kept import DROPPED_KEY, encode_dropped
-from delayd.delay.loader import LoadedHour, among, load_hour, scan_groups, without
+from delayd.delay.loader import NO_SEQUENCES, LoadedHour, among, load_hour, scan_groups, without
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import PendingRows
 from delayd.delay.quarantine import Kind, Quarantine, quarantine_path, schedule_beside_path
@@ -45,7 +48,7 @@ from delayd.delay.sources import Sources
 from delayd.delay.subjects import Subjects
 from delayd.delay.wheel import Wheel
 from delayd.disk import Disk
-from delayd.errors import DamagedData, DataError
+from delayd.errors import DamagedData, DataError, DiskFull
 from delayd.executor import Done, Executor
 from delayd.hours import hour_name
 from delayd.log.dispatch import NO_OUTCOMES, NewPart, Outcome, OutcomeRows
@@ -74,6 +77,13 @@ class Unloaded:
     below: int
     loaded: Sequences
     doubted: int = 0
+
+
+class Asked(NamedTuple):
+    """A caller that waits for the result of a try, and which of the hour's files it was about."""
+
+    kind: Kind
+    ended: Ended
 
 
 class Joined(NamedTuple):
@@ -107,12 +117,15 @@ class Mending:
         quarantine: Quarantine,
         damaged: dict[int, DamagedData],
         withheld: set[int],
-        known_ends: Mapping[int, OutcomeEnd],
+        known_ends: dict[int, OutcomeEnd],
+        in_memory: Callable[[], list[Rows]],
+        next_sequence: Callable[[], int],
         loaded_until: Callable[[], int],
         may_begin: Callable[[], bool],
         ended: Callable[[], None],
         restored: Callable[[int, OutcomeRows], None],
         dropped: dict[int, int] | None = None,
+        given_up: Iterable[int] = (),
     ) -> None:
         self.dropped = dropped or {}  # By hour: filed rows that operators gave up; the books allow for them (rule S5).
         self.running: int | None = None  # The hour that is being tried.
@@ -135,13 +148,18 @@ class Mending:
         self._damaged = damaged  # Hours whose dispatch log takes nothing.
         self._withheld = withheld  # Hours of which nothing is in the wheel.
         self._known_ends = known_ends  # The counted ends of dispatch logs that were damaged at the start.
+        self._in_memory = in_memory  # The rows that are loaded and not decided.
+        self._next_sequence = next_sequence
         self._loaded_until = loaded_until
         self._may_begin = may_begin
         self._ended = ended
         self._restored = restored  # Hears what a dispatch log says that is whole again.
         self._unloaded: dict[int, Unloaded] = {}
-        self._asked: dict[int, list[Ended]] = {}  # Callers that wait for the result of a try.
-        self._dropping: set[int] = set()
+        self._asked: dict[int, list[Asked]] = {}  # By hour, for the next try.
+        self._drops: dict[int, set[Kind]] = {}  # By hour: files that the next try gives up if they are still damaged.
+        self._heard: list[Asked] = []  # For the try under way, and what that one gives up.
+        self._dropping: set[Kind] = set()
+        self._given_up = set(given_up)  # Hours whose dispatch logs are given up, while rows of them may be in doubt.
         # What an earlier life set aside is tried at once, so that it is listed if it is still so.
         self._due_ms = clock.monotonic_ms() + (0 if len(beside) else RETRY_MS)
         self._round: list[int] = []
@@ -171,11 +189,11 @@ class Mending:
         else:
             self.schedule_damaged(hour, error)
 
-    def try_now(self, hour: int, ended: Ended, *, drop: bool = False) -> None:
-        """Try an hour at the next occasion; with ``drop`` what is damaged of it is given up."""
-        self._asked.setdefault(hour, []).append(ended)
+    def try_now(self, hour: int, kind: Kind, ended: Ended, *, drop: bool = False) -> None:
+        """Try an hour at the next occasion; with ``drop`` its file of this kind is given up if it is still damaged."""
+        self._asked.setdefault(hour, []).append(Asked(kind, ended))
         if drop:
-            self._dropping.add(hour)
+            self._drops.setdefault(hour, set()).add(kind)
         self._round.insert(0, hour)
         self.step()
 
@@ -188,10 +206,10 @@ class Mending:
             self._round += [hour for hour in self._leftover() if hour not in self._round]
         if self.running is None and self._round and self._may_begin():
             hour = self.running = self._round.pop(0)
+            # Whoever asks from now on has a try of his own.
+            self._heard, self._dropping = self._asked.pop(hour, []), self._drops.pop(hour, set())
             if hour in self._damaged:
-                end = self._outcomes.ends.get(hour) or self._known_ends.get(hour, OutcomeEnd())
-                work = partial(self._open_outcomes, hour, end.length, hour in self._dropping)
-                self._outcomes.exchange(hour, work, self._told)
+                self._dispatch_log()
             else:
                 self._schedule_log()
 
@@ -205,25 +223,52 @@ class Mending:
 
     # The dispatch log.
 
-    def _open_outcomes(self, hour: int, known: int, drop: bool) -> tuple[Segment, OutcomeRows]:
+    def _dispatch_log(self) -> None:
+        hour = self.running
+        assert hour is not None, "a try is under way"
+        end = self._outcomes.ends.get(hour) or self._known_ends.get(hour, OutcomeEnd())
+        work = partial(self._open_outcomes, hour, end.length, hour in self._given_up)
+        self._outcomes.exchange(hour, work, self._told)
+
+    def _give_up_outcomes(self, hour: int) -> None:
+        """Say durably that the dispatch log is given up, and that nothing of it is counted any more."""
+        puts = [(hour_key(hour, GIVEN_UP_PREFIX), msgpack.packb(self._clock.now_ms())), outcome_put(hour, OutcomeEnd())]
+        self._given_up.add(hour)
+        self._worker.submit(partial(self._state.commit, puts, []), self._said)
+
+    def _said(self, done: Done[None]) -> None:
+        hour = self.running
+        assert hour is not None, "a try is under way"
+        try:
+            done.result()
+        except DiskFull as error:
+            self._given_up.discard(hour)
+            self._end(False, f"nothing was stored: {error}")
+            return
+        self._known_ends.pop(hour, None)
+        self._outcomes.ends.pop(hour, None)
+        self._dispatch_log()
+
+    def _open_outcomes(self, hour: int, known: int, given_up: bool) -> tuple[Segment, OutcomeRows]:
         """Open the restored dispatch log; on the thread that writes outcomes."""
         now_ms = self._clock.now_ms()
+        path, beside = dispatch_path(self._folder, hour), quarantine_path(self._folder, hour)
         arguments = (self._disk, self._folder, self._log_id, self._epoch, hour)
-        try:
+        if given_up:
+            try:
+                opened = self._open_if_there(arguments, hour, now_ms)
+            except DamagedData:
+                self._give_up(path, f"{hour_name(hour)}.dispatch.dropped")
+                opened = None
+            if opened is None and self._disk.exists(beside):
+                self._disk.make_folder(path.rpartition("/")[0])
+                self._disk.rename(beside, path)
+                self._sync_folders(beside, path)
+                opened = self._open_if_there(arguments, hour, now_ms)
+        else:
             opened = open_dispatch_log(*arguments, known, now_ms)
-        except DamagedData:
-            if not drop:
-                raise
-            self._give_up(dispatch_path(self._folder, hour), f"{hour_name(hour)}.dispatch.dropped")
-            path = quarantine_path(self._folder, hour)
-            if self._disk.exists(path):
-                self._disk.make_folder(dispatch_path(self._folder, hour).rpartition("/")[0])
-                self._disk.rename(path, dispatch_path(self._folder, hour))
-                self._sync_folders(path, dispatch_path(self._folder, hour))
-            opened = self._open_if_there(arguments, hour, now_ms)
         if opened is not None:
             return opened
-        path = dispatch_path(self._folder, hour)
         self._disk.make_folder(path.rpartition("/")[0])
         header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
         return create_segment(self._disk, path, header).remember_file(), NO_OUTCOMES
@@ -240,10 +285,16 @@ class Mending:
         try:
             outcomes = done.result()
         except DataError as error:
-            self._still(hour, Kind.DISPATCH, error)
+            gives_up = Kind.DISPATCH in self._dropping and hour not in self._given_up
+            if gives_up and isinstance(error, DamagedData):
+                self._give_up_outcomes(hour)
+            else:
+                self._still(hour, Kind.DISPATCH, error)
             return
         segment = self._outcomes.segment_of(hour)
         assert segment is not None, "it was opened"
+        if hour in self._given_up:
+            self._note_unknown(hour)
         self._restored(hour, outcomes)
         self._outcomes.leave_out(hour, np.sort(outcomes.sequences, kind="stable"))
         del self._damaged[hour]
@@ -251,6 +302,16 @@ class Mending:
         self._outcomes.moved.add(hour)
         self._quarantine.lift(Kind.DISPATCH, hour_name(hour))
         self._schedule_log()
+
+    def _note_unknown(self, hour: int) -> None:
+        """Any row of an hour may have been handed over that has no known outcome, and was not loaded in this life."""
+        unloaded = self._unloaded.get(hour)
+        if unloaded is not None and unloaded.below == SEQUENCE_MAX:
+            return  # None of them was.
+        below = self._next_sequence()
+        rows = [part["sequence"][part["hour"] == np.uint32(hour)] for part in self._in_memory()]
+        known = [NO_SEQUENCES, *rows, *self._outcomes.unwritten_of(hour)]
+        self._unloaded[hour] = Unloaded(below, np.sort(np.concatenate(known)), below)
 
     # The schedule log.
 
@@ -262,7 +323,8 @@ class Mending:
         if entry is None and not beside.length:
             self._load()
             return
-        work = partial(self._join, hour, self._hours.get(hour), beside, hour in self._dropping, self._clock.now_ms())
+        drop = Kind.SCHEDULE in self._dropping
+        work = partial(self._join, hour, self._hours.get(hour), beside, drop, self._clock.now_ms())
         self._worker.submit(work, self._joined)
 
     def _join(self, hour: int, file: HourFile, beside: HourFile, drop: bool, now_ms: int) -> Joined:
@@ -403,8 +465,9 @@ class Mending:
             # None of its rows went to the wheel in this life: those of the message log are among the kept rows.
             kept = without(self._pending.of_hour(hour), decided)
             rows = np.concatenate((rows, kept)) if len(kept) else rows
-        if hour in self._dropping:
+        if hour in self._given_up:
             rows = self._doubt(hour, rows, unloaded)
+            self._outcomes.when_durable(partial(self._forget_word, hour))
         if not self._wheel.has_hour(hour):
             self._wheel.add_hour(hour)
         self._wheel.insert(rows)
@@ -420,7 +483,15 @@ class Mending:
             piece = lost[start : start + ROWS_MAX]
             part = NewPart(piece["sequence"].copy(), due_at_ms(piece), Outcome.IN_DOUBT, self._clock.now_ms())
             self._outcomes.record(hour, part, _nothing)
+        # No answer of a target decides on them again.
+        self._earlier.learn(hour, lost["sequence"])
+        self._given_up.discard(hour)
         return rows
+
+    def _forget_word(self, hour: int) -> None:
+        """All that a given up dispatch log may have said is in doubt, durably."""
+        if hour not in self._given_up:
+            self._worker.submit(partial(self._state.commit, [], [hour_key(hour, GIVEN_UP_PREFIX)]), _forgotten)
 
     # The end of a try.
 
@@ -429,14 +500,14 @@ class Mending:
             (self.schedule_damaged if kind is Kind.SCHEDULE else self.dispatch_damaged)(hour, error)
         else:
             log.warning("mending_put_off hour=%s reason=%r", hour_name(hour), str(error))
-        self._end(False, str(error))
+        self._end(False, str(error), None if hour in self._damaged else Kind.DISPATCH)
 
-    def _end(self, done: bool, message: str) -> None:
-        hour, self.running = self.running, None
-        assert hour is not None, "a try is under way"
-        self._dropping.discard(hour)
-        for ended in self._asked.pop(hour, ()):
-            ended(done, message)
+    def _end(self, done: bool, message: str, also: Kind | None = None) -> None:
+        """Tell whoever asked; ``also`` is a kind of file that is whole though another one is not."""
+        heard, self._heard, self.running = self._heard, [], None
+        for asked in heard:
+            told = f"it is mended, and its hour waits for another file: {message}" if asked.kind is also else message
+            asked.ended(done or asked.kind is also, told)
         self._ended()
         self.step()
 
@@ -458,3 +529,10 @@ class Mending:
 
 def _nothing() -> None:
     """A row that was given up waits for nobody."""
+
+
+def _forgotten(done: Done[None]) -> None:
+    try:
+        done.result()
+    except DiskFull as error:
+        log.warning("word_kept reason=%r", str(error))  # The next start finds nothing more to do, and removes it.

@@ -170,6 +170,10 @@ class OutcomeLog:
         """Hours with recorded outcomes that are not durable yet."""
         return {recorded.hour for recorded in chain(self._waiting, self._flushing)}
 
+    def unwritten_of(self, hour: int) -> list[NDArray[np.uint64]]:
+        """The sequences of an hour's recorded outcomes that are not durable yet, in several arrays."""
+        return [each.part.sequences for each in chain(self._waiting, self._flushing) if each.hour == hour]
+
     def close_hour(self, hour: int, done: Callable[[], None]) -> None:
         """Close the file of an hour that takes no more outcomes."""
 

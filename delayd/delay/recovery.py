@@ -4,7 +4,7 @@ The order is the rule: epoch, dispatch logs, message log, then the hours; nothin
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
@@ -66,6 +66,7 @@ class Recovered:
     reach_ms: int  # The latest appended_at of all, which an operator's word may have set back since.
     skipped: list[Skipped]  # Sequences that an operator's word left unused.
     dropped: dict[int, int]  # By hour: filed rows that operators gave up.
+    given_up: set[int]  # Hours whose dispatch logs operators gave up, which was not done to its end.
     loaded_until: int  # The last loaded hour.
     quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
     quarantined_ends: dict[int, OutcomeEnd]  # Only hours that a checkpoint counts: it goes on to say what was durable.
@@ -114,7 +115,7 @@ def _recover(
     producers.lost |= kept.producers_lost.keys()
     known, quarantined = kept.ends, dict[int, DamagedData]()
     dispatch_logs, decided, target_ends = _recover_outcomes(
-        disk, folder, identity, hours, known, quarantined, clock.now_ms(), accepted_targets(state)
+        disk, folder, identity, hours, known, kept.given_up, quarantined, clock.now_ms(), accepted_targets(state)
     )
     for segment in dispatch_logs.values():
         opened.callback(segment.close)
@@ -145,6 +146,7 @@ def _recover(
         reach_ms=read.reach_ms,
         skipped=read.skipped,
         dropped=kept.dropped,
+        given_up=kept.given_up,
         loaded_until=0,
         quarantined=quarantined,
         quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
@@ -289,6 +291,7 @@ def _recover_outcomes(
     identity: Identity,
     hours: HourTable,
     known: dict[int, OutcomeEnd],
+    given_up: Collection[int],
     quarantined: dict[int, DamagedData],
     now_ms: int,
     accepted: Mapping[int, AcceptedTarget],
@@ -298,12 +301,14 @@ def _recover_outcomes(
     decided: dict[int, NDArray[np.uint64]] = {}
     target_ends: dict[int, int] = {}
     found = {hour for hour, _ in list_dispatch_logs(disk, folder)}
-    for hour in sorted(found | known.keys()):
+    for hour in sorted(found | known.keys() | set(given_up)):
         if hours.get(hour).sealed:
             continue
         length = known.get(hour, OutcomeEnd()).length
         beside = quarantine_path(folder, hour)
         try:
+            if hour in given_up:
+                raise DamagedData(dispatch_path(folder, hour), 0, "an operator gave it up, and that is not done yet")
             opened = open_dispatch_log(disk, folder, identity.log_id, identity.epoch, hour, length, now_ms)
         except DamagedData as damage:
             quarantined[hour] = damage

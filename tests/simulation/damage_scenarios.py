@@ -123,7 +123,7 @@ class DamageScenarios(Parts):
                 return
             self.tell(f"     {path} at {NAME} is gone")
             hour = hour_from_name(path.rpartition("/")[2][:NAME_DIGITS])
-            damage: Damage | None = Gone(disk, path, wanted=lambda: hour in cluster.delay_hours())
+            damage: Damage | None = Gone(disk, path, wanted=lambda: self._is_kept(hour))
         else:
             damage = self._flip_a_bit(disk, part, followed=False)
         if damage is None:
@@ -193,6 +193,11 @@ class DamageScenarios(Parts):
         self.tell(f"     one read of {part} is wrong: {which}")
         self.cluster.damaged = True
         disk.faults.misreads[part] = which
+
+    def _is_kept(self, hour: int) -> bool:
+        """Whether the delay server still has an hour, and its retention does not remove it."""
+        hours = self.cluster.delay_hours()
+        return hour in hours and not hours.get(hour).removed
 
     def _restore_at_delay(self) -> None:
         """Put all files back; mostly an operator has what is quarantined read again, which is heard at once."""
