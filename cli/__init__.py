@@ -1,1 +1,20 @@
-"""The command line: reads logs, talks to servers and starts them through the launcher."""
+"""The command line: it reads logs, talks to servers and starts them through the launcher (docs/cli.md).
+
+A map. A command lives in the file of its name; `main` gathers them.
+
+    main, programs      the command ``delayd``, and the programs that it may start but must not import
+    options, exits, times   options that commands share, exit codes, instants and durations as people write them
+Messages
+    send, consume       send one or many, and take what is due; `interrupt`: Ctrl-C; `waiting`: who is away
+Servers
+    up, supervisor, child, serve, lines   start one server or all of them, and show what they write
+    ask, states         ask servers, and put what they answer together
+    status, servers, subjects, groups, clock   what serves, who has what, how far consumers are
+    server, route, target, quarantine   an operator's word
+Files
+    log, dump, dump_other, damage, give_up   whether files check, what they hold, and giving up a damaged end
+    schedule, dispatch, rows, hour_range   messages hour by hour, and what became of them
+    audit, seals, export, progress   the books, the seals, and tables for other engines
+What is shown
+    listing, table      one renderer for every listing
+"""

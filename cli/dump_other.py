@@ -15,9 +15,10 @@ from delayd.disk import Disk
 from delayd.errors import BadArgument, DamagedData, key_text
 from delayd.holder import LOCK, is_held
 from delayd.hours import hour_name
+from delayd.location import ROW_BITS, ROW_MASK
 from delayd.log.checkpoint import MAGIC as CHECKPOINT_MAGIC
 from delayd.log.checkpoint import read_checkpoint_file
-from delayd.log.consume import PAGE_ENTRIES, ROW_BITS, ROW_MASK, ConsumePlace, check_pages, entries_in
+from delayd.log.consume import PAGE_ENTRIES, ConsumePlace, check_pages, entries_in
 from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, open_segment
 from delayd.reading.directory import KIND_POSITION

@@ -1,1 +1,33 @@
-"""The realtime server: keeps due messages and serves them to consumer groups."""
+"""The realtime server: it keeps due messages and gives them to groups of consumers.
+
+A map, in the order in which a message passes. Pages: docs/protocol.md (Realtime server), docs/handoff.md,
+docs/formats/pull.md and consume.md. Rules: H (handoff), Q (consumers), L (logs), in docs/rules.md.
+
+Around the core
+    program, server     the process: files, sockets, threads and one timer
+    core                the parts below, wired together: requests in, answers out
+    peer                what the core needs of a connection
+    operators, answers  requests of operators, and answers as heads
+A delay server hands a message over (H1 to H7)
+    handoff             which session of each delay server counts, and what is in doubt
+    intake, reserve     what is proved of a frame before it is kept, and the free space that is left
+    commit              the message log: what arrives while the disk is busy becomes the next group
+    index, stored       from a message's number to its stored batch, and the batch itself
+A consumer pulls and acknowledges it (Q1 to Q5)
+    consumers           requests of consumers, checked
+    pulls               messages to consumers, acknowledgements and leases
+    polls, parts        pulls that wait, and which messages an answer holds
+    groups, roster      one group's progress, and all groups by name
+    held, offers, given_out, ranges   what a group holds, what came back, and which handles are true
+    alarms              what is to happen at an instant, such as the end of a lease
+    pull_commit         the pull log
+It may go (Q3)
+    retention, unseen   which segments may be removed, and subjects that nobody pulls
+    closed, tally_log, segment_indexes   each closed segment is read once, counted and indexed
+A checkpoint and a start (L, P2)
+    checkpoint, changes, kept   consume logs and one transaction; which groups it copies; the values in LMDB
+    recovery, pull_replay   from the last checkpoint and the logs above it to what is in memory
+What is damaged (L5, L9, L10)
+    quarantine, log_files   messages and files that can't be read, by name
+    rebuild, unread_pulls   consume logs made again, and a pull log that can't be read yet
+"""

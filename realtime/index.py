@@ -14,9 +14,8 @@ import numpy as np
 from delayd.batch import Batch
 from delayd.disk import Disk
 from delayd.errors import DamagedData, Rebuilding, Shortage, SlowDown, read_error
+from delayd.location import ROW_BITS, ROW_MASK
 from delayd.log.consume import (
-    ROW_BITS,
-    ROW_MASK,
     ConsumePlace,
     ConsumeTail,
     Entries,

@@ -18,9 +18,8 @@ from delayd.config import RealtimeConfig
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue, DataError, Shortage
 from delayd.identity import Identity, open_identity
+from delayd.location import ROW_BITS, ROW_MASK
 from delayd.log.consume import (
-    ROW_BITS,
-    ROW_MASK,
     SEGMENT_ENTRIES,
     ConsumeTail,
     check_tail,

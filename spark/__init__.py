@@ -1,1 +1,9 @@
-"""Audits of a data directory as Spark tasks, and its logs as a Spark data source."""
+"""Audits of a data directory as Spark tasks, and its logs as a Spark data source (docs/audit.md).
+
+A map, from the outside in.
+
+    program             the program ``delayd spark-audit``
+    session             the Spark session
+    audit               the pure audit of `delayd.reading`, some hours a task
+    source              the data source: ``spark.read.format("delayd")``
+"""

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, Int64s
 from delayd.content import NOT_STATED, hash_bare
 from delayd.delay.ready import NO_ROWS
-from delayd.delay.rows import BATCH_ROW_BITS, Rows
+from delayd.delay.rows import Rows
 from delayd.encode import encode_one
 from delayd.gather import Gathered, Pick, compose_pieces, gather, gather_singles, reorder
+from delayd.location import ROW_BITS, ROW_MASK
 
-ROW_MASK = (1 << BATCH_ROW_BITS) - 1
 PICK_ROWS = 8  # A pick costs as much as so many rows one by one: numpy calls against plain integers.
 
 
@@ -55,7 +55,7 @@ def split_by_subject_and_hour(rows: Rows, parts_max: int) -> tuple[list[Rows], R
 
 def split_by_source(rows: Rows) -> list[Rows]:
     """The rows of each stored batch, in the order they had."""
-    batches = rows["location"] >> np.uint64(BATCH_ROW_BITS)
+    batches = rows["location"] >> np.uint64(ROW_BITS)
     order = np.argsort(batches, kind="stable")
     batches = batches.take(order)
     return np.split(rows.take(order), np.flatnonzero(batches[1:] != batches[:-1]) + 1)
@@ -80,7 +80,7 @@ def collect(rows: Rows, sources: Batches) -> Gathered:
         return gather_singles([sources.batch(hour, place) for place in places], numbers)
     order = np.argsort(locations)
     ordered = locations.take(order)
-    changes = np.flatnonzero(ordered[1:] >> np.uint64(BATCH_ROW_BITS) != ordered[:-1] >> np.uint64(BATCH_ROW_BITS)) + 1
+    changes = np.flatnonzero(ordered[1:] >> np.uint64(ROW_BITS) != ordered[:-1] >> np.uint64(ROW_BITS)) + 1
     if len(rows) >= PICK_ROWS * (len(changes) + 1):
         return _collect_by_source(hour, ordered, order, [0, *changes.tolist(), len(rows)], sources)
     # Batch by batch, or rows of more batches than are cached would have the same ones read again and again.

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from delayd.clock import Clock
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.quarantine import Entry, Kind, Quarantine
-from delayd.delay.rows import Rows, due_at_ms, message_log_offset
+from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.sources import Sources
 from delayd.delay.waiting import lowest_offset
 from delayd.errors import DamagedData, Shortage
 from delayd.hours import hour_name
+from delayd.location import message_log_offset
 from delayd.log.dispatch import NewPart, Outcome
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from delayd.batch import FEW_ROWS
 from delayd.delay.ready import NEVER, NO_ROWS, SORTED_ROWS_MIN, ReadyRows
-from delayd.delay.rows import COARSE_FROM_MS, SCHEDULE_BIT, Rows, copy_rows, decode_due, due_by, join_rows, new_rows
+from delayd.delay.rows import COARSE_FROM_MS, Rows, copy_rows, decode_due, due_by, join_rows, new_rows
 from delayd.hours import HOUR_MS, hour_start_ms
+from delayd.location import SCHEDULE_BIT
 
 SLOT_MS = 500  # Bounds what is sorted at once; firing is to the millisecond all the same.
 SLOTS = HOUR_MS // SLOT_MS

@@ -10,11 +10,7 @@ long after they are due: below -COARSE_FROM_MS, 12 days before the hour, the col
     -(1 << 30)           -(1 << 30) ms
     -(1 << 30) - 7       -(1 << 30) ms - 7 s
 
-A location is one u64, and locations of one log compare as the bytes they name:
-
-    bit 63       0 = message log, 1 = the schedule log of the row's hour
-    bits 62..16  offset of the batch in that log, bytes; bit 62 alone: in the file beside a damaged schedule log
-    bits 15..0   number of the row in its batch
+A location (delayd/location.py) says where the row rests; bit 62 alone: in the file beside a damaged schedule log.
 """
 
 from __future__ import annotations
@@ -27,6 +23,7 @@ import numpy.typing as npt
 
 from delayd.batch import FEW_ROWS
 from delayd.hours import HOUR_MS
+from delayd.location import OFFSET_BITS
 
 ROW = np.dtype(
     [
@@ -43,15 +40,11 @@ assert ROW.itemsize == ROW_BYTES, "the columns of a row leave no gap"
 ONE_ROW = struct.Struct("<iIIIQQ")  # The same, to pack a row in plain integers.
 assert ONE_ROW.size == ROW_BYTES, "a packed row is a row"
 
-BATCH_OFFSET_BITS = 47  # 140 TB of one log, 70 TB of one hour's.
-BATCH_ROW_BITS = 16  # A batch has at most 65,536 rows.
-BATCH_OFFSET_MAX = (1 << BATCH_OFFSET_BITS) - 1
-BESIDE = 1 << (BATCH_OFFSET_BITS - 1)  # Added to offsets in the file beside a damaged schedule log (quarantine.py).
+# Added to offsets in the file beside a damaged schedule log (quarantine.py), so one hour's file has at most 70 TB.
+BESIDE = 1 << (OFFSET_BITS - 1)
 COARSE_FROM_MS = 1 << 30  # How long before its hour a row is due from where on it fires to the second.
 COARSE_MS = 1_000
 COARSE_MAX = (1 << 30) - 1  # 34 years in seconds: what was due longer before its hour fires then, never early.
-SCHEDULE_BIT = 1 << (BATCH_OFFSET_BITS + BATCH_ROW_BITS)
-assert SCHEDULE_BIT == 1 << 63, "the three parts of a location fill a u64"
 
 # Numpy copies opaque items as bytes, but structured ones column by column, which takes 5 to 40 times as long.
 OPAQUE_ROW = np.dtype((np.void, ROW_BYTES))
@@ -138,33 +131,3 @@ def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint3
         due[coarse] = -COARSE_FROM_MS - np.minimum((-COARSE_FROM_MS - due[coarse]) // COARSE_MS, COARSE_MAX)
     assert not len(due) or int(due.max()) < HOUR_MS, "a row is filed no earlier than the hour in which it is due"
     return due.astype(np.int32)
-
-
-def pack_locations(
-    in_schedule_log: bool,
-    batch_offset: int | npt.NDArray[np.uint64],
-    batch_row: npt.NDArray[np.unsignedinteger],
-) -> npt.NDArray[np.uint64]:
-    """Locations of rows of one kind of log: u64[n]; one offset serves all rows, or each has its own."""
-    offsets = np.asarray(batch_offset, np.uint64)
-    assert not offsets.size or int(offsets.max()) <= BATCH_OFFSET_MAX, "a batch lies within the first 140 TB"
-    assert not len(batch_row) or int(batch_row.max()) >> BATCH_ROW_BITS == 0, "a batch has at most 65,536 rows"
-    base = offsets << np.uint64(BATCH_ROW_BITS)
-    if in_schedule_log:
-        base = base | np.uint64(SCHEDULE_BIT)
-    return base | batch_row.astype(np.uint64)
-
-
-def unpack_locations(
-    locations: npt.NDArray[np.uint64],
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Whether each row rests in the schedule log, its batch's offset and its number there: bool, int64, int64 [n]."""
-    in_schedule_log = locations >= np.uint64(SCHEDULE_BIT)
-    # Signed, as offsets meet plain lengths next, and numpy makes floats of u64 plus int64.
-    offsets = ((locations & np.uint64(SCHEDULE_BIT - 1)) >> np.uint64(BATCH_ROW_BITS)).astype(np.int64)
-    return in_schedule_log, offsets, (locations & np.uint64((1 << BATCH_ROW_BITS) - 1)).astype(np.int64)
-
-
-def message_log_offset(location: int) -> int | None:
-    """Offset in the message log of the batch that a location names, None when it names a schedule log."""
-    return None if location >= SCHEDULE_BIT else location >> BATCH_ROW_BITS

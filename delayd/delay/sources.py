@@ -11,10 +11,11 @@ from delayd.batch import BYTES_MAX, HEADER, Batch, parse
 from delayd.content import differing_row
 from delayd.delay.loader import open_schedule_log
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.rows import BATCH_OFFSET_MAX, BATCH_ROW_BITS, BESIDE, SCHEDULE_BIT
+from delayd.delay.rows import BESIDE
 from delayd.delay.table import Stored
 from delayd.disk import Disk
 from delayd.errors import BatchMalformed, DamagedData
+from delayd.location import OFFSET_MAX, ROW_BITS, SCHEDULE_BIT
 from delayd.log.log import Log
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import Segment
@@ -56,10 +57,10 @@ class Sources:
             Shortage: this process can't read now.
         """
         # The locations of a schedule log are above those of all batches that stay as they came.
-        batch = self._tail.get(location >> BATCH_ROW_BITS)
+        batch = self._tail.get(location >> ROW_BITS)
         if batch is not None:
             return batch
-        offset = location >> BATCH_ROW_BITS & BATCH_OFFSET_MAX
+        offset = location >> ROW_BITS & OFFSET_MAX
         if offset >= BESIDE and location >= SCHEDULE_BIT and hour in self._joined:
             offset += self._joined[hour] - BESIDE
         key = (0 if location < SCHEDULE_BIT else hour, offset)

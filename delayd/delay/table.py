@@ -11,21 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS, Batch, ColumnId, Int64s
-from delayd.delay.rows import (
-    BATCH_ROW_BITS,
-    COARSE_FROM_MS,
-    ONE_ROW,
-    ROW,
-    Rows,
-    due_within,
-    encode_due,
-    filing_hours,
-    new_rows,
-    pack_locations,
-)
+from delayd.delay.rows import COARSE_FROM_MS, ONE_ROW, ROW, Rows, due_within, encode_due, filing_hours, new_rows
 from delayd.delay.subjects import Subjects
 from delayd.gather import ROW_COLUMNS_BYTES
 from delayd.hours import HOUR_MS
+from delayd.location import ROW_BITS, pack_locations
 
 
 class Stored(NamedTuple):
@@ -136,7 +126,7 @@ def _few_message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_
         subject_of: Sequence[int] = [0] * count
         if ColumnId.SUBJECT in offsets:
             subject_of = struct.unpack_from(f"<{count}I", buffer, offsets[ColumnId.SUBJECT])
-        location = offset << BATCH_ROW_BITS
+        location = offset << ROW_BITS
         for row, due in enumerate(struct.unpack_from(f"<{count}q", buffer, offsets[ColumnId.DELIVER_AT_MS])):
             hour = max(due, appended_at_ms) // HOUR_MS
             due_ms = due - hour * HOUR_MS

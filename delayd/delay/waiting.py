@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from delayd.batch import FEW_ROWS
 from delayd.delay.loader import without
 from delayd.delay.ready import NO_ROWS
-from delayd.delay.rows import Rows, join_rows, message_log_offset
+from delayd.delay.rows import Rows, join_rows
+from delayd.location import message_log_offset
 
 JOINED_ROWS = 4_096  # Arrays are joined up to this length: a queue of single rows is a few arrays, each 128 KB.
 

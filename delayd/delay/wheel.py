@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from delayd.delay.hour_wheel import OPEN_AHEAD_MS, TAIL_ROWS, HourWheel, PreparedRows, prepare
 from delayd.delay.ready import NO_ROWS
-from delayd.delay.rows import Rows, hour_span, join_rows, latest_due_ms, message_log_offset
+from delayd.delay.rows import Rows, hour_span, join_rows, latest_due_ms
+from delayd.location import message_log_offset
 
 __all__ = ["OPEN_AHEAD_MS", "PreparedRows", "Wheel", "prepare"]
 

@@ -1,1 +1,22 @@
-"""Logs on disk: segments of checksummed groups, recovery, checkpoint and the kinds of log."""
+"""Logs on disk: files of checksummed groups, and each kind of log made of them (docs/formats; rules L).
+
+A map, from the bytes up. Nothing here knows the network or the loop; disk and time are arguments.
+
+    segment             one file of groups behind a file header; what a crash leaves is found and cut here
+    group               what one group commit appends: a header and whole batches
+    log                 ordered segments as one sequence of groups: append, read, recover, remove
+    control             records that a log keeps about itself, between batches of messages
+    checkpoint          the file that a server publishes for readers in other processes
+The delay server's logs of an hour
+    schedule            the schedule log: where its file is, and the table of hours in a checkpoint
+    dispatch            the dispatch log: what became of each message
+    seal                the seal log: one record for each sealed hour
+The realtime server's logs
+    consume             the consume log of a subject: from a message's number to its place
+    pull                the pull log: who was given which messages, and what became of them
+    tally, tallying     the tally log: what was held of each delay server and hour, and how that is counted
+    segment_index       a closed segment without its bodies, for audits
+What a person or a disk does to a log
+    watch               notices files that are removed, replaced or cut under a running server
+    give_up             an operator's word on a log whose end is damaged
+"""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from delayd.disk import Buffer, Disk, File
 from delayd.errors import DamagedData, NewerFormat, read_error
+from delayd.location import ROW_BITS
 from delayd.log.segment import (
     FILE_HEADER_BYTES,
     FileHeader,
@@ -30,8 +31,6 @@ ENTRY_BYTES = 8
 PAGE_ENTRIES = 512  # A page of 4 KiB: what one look-up reads and checks.
 TRAILER = struct.Struct("<I4x")  # CRC32C of the page, behind its last entry.
 PAGE_BYTES = PAGE_ENTRIES * ENTRY_BYTES + TRAILER.size
-ROW_BITS = 16  # A batch has at most 65,536 rows.
-ROW_MASK = (1 << ROW_BITS) - 1
 NAME_DIGITS = 20
 SUBJECT_DIGITS = 8
 SUFFIX = ".log"

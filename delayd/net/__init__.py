@@ -1,1 +1,19 @@
-"""Servers and connections: the asyncio shell around delayd.wire."""
+"""The asyncio shell around delayd.wire: connections, the listening side, and what every server does around its core.
+
+A map. Page: docs/protocol.md. Rules: H8 (trust), B1 and B2 (budgets) in docs/rules.md.
+
+A connection
+    connection          one TCP connection, the same on both sides; `calls` are its unanswered requests
+    writer              what one connection has written and not sent
+    trust               both ends prove that they have the cluster's secret
+The listening side
+    server              accepts connections and gives all of them one handler
+    budget, files       what connections may use together, and how many there may be
+A server's process, from its start to its end
+    program             signals, the ready line, logging, exit codes
+    held_start          a server whose start met damage waits here for its files
+    home                lock, state, clock, threads and jobs of a server with logs
+    registration        the server's line to meta
+    membership          which cluster the server belongs to, and whether it is the only one of its log_id
+    timer, loop_watch, collector, heap   the loop's timer, its longest wait, and when memory is given back
+"""

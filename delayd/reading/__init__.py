@@ -1,1 +1,27 @@
-"""Read-only views of a data directory, live, stopped or copied; `delayd.reading.books` audits one."""
+"""Read-only views of a data directory, live, stopped or copied (docs/audit.md; rules P3, S5 to S7 in docs/rules.md).
+
+A map, from the files to the verdict. `books.audit_directory` is where an audit begins.
+
+What there is, and how it is read
+    directory, word     which servers a directory holds, and what a delay server's checkpoint says
+    lives               which of them are up, and what a delay server has settled
+    groups, skim, indexed   the groups of logs: whole, without bodies, or by index files
+    columns             rows of many batches as flat arrays
+The three logs of an hour
+    schedule            the schedule side: schedule log below the checkpoint, message log above it
+    dispatch            the dispatch log
+    realtime            what the realtime servers hold
+The audit of an hour
+    plan, pieces        what to read, in which order, in which parts
+    join, classes       which rows belong together, and what became of each, in one word
+    audit, findings, summary, histogram   the verdict on one hour: messages that break the books, and figures
+What is more than one hour
+    books               the audit of each hour, put together
+    follow, follow_target, filed, conservation, counted   whether logs, table of hours and checkpoint agree (S5)
+    seals               seals, verified from the files alone (S4)
+    sides, side_lines   a delay server's word against the tallies of realtime servers
+    consumption, consumed   pull logs and consume logs
+Other ways in
+    verify, verify_file, crc   each byte against its checksum
+    tables, arrow, export   the logs as tables for other engines
+"""

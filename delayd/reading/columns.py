@@ -14,14 +14,12 @@ from delayd.batch import Batch, ColumnId, Int64s, padded
 from delayd.content import PIECE_WORDS, Region, hash_items, region_of, subject_states
 from delayd.encode import PADS
 from delayd.hours import hours_of
+from delayd.location import ROW_BITS, SCHEDULE_BIT, are_filed
 
 UInt64s = NDArray[np.uint64]
 UInt32s = NDArray[np.uint32]
 
-IN_MESSAGE_LOG = 1 << 63  # Location: this bit, 47 bits of batch offset, 16 bits of row.
-ROW_BITS = 16
 SINGLES_MAX = 8_192  # Bodies that are kept until they are hashed together.
-OFFSET_MASK = (1 << 47) - 1
 U32 = struct.Struct("<I")
 I64 = struct.Struct("<q")
 NO_UINT64S = np.empty(0, np.uint64)  # What an array of no rows begins with.
@@ -39,7 +37,7 @@ class ScheduleRows:
     """Rows that wait or waited to be dispatched; all arrays are of one length.
 
     ``appended_at_ms`` is when the delay server took the message, 0 where a schedule log does not say it: such a row
-    was not yet due then. ``subject`` is an index into ``subjects``; ``location`` is read by `locate`;
+    was not yet due then. ``subject`` is an index into ``subjects``; ``location`` is that of delayd/location.py;
     ``content_hash`` is 0 where nothing states it, and None where it is of no row.
     """
 
@@ -72,7 +70,7 @@ class ScheduleRows:
 
     def filed_count(self) -> int:
         """How many of them are in a schedule log, and not only in the message log."""
-        return int((self.location < np.uint64(IN_MESSAGE_LOG)).sum())
+        return int(are_filed(self.location).sum())
 
     def hashes(self) -> UInt64s:
         """The content hash of each row, 0 where it is not stated."""
@@ -140,7 +138,7 @@ class RowCollector:
 
     def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
         """Add a PRODUCER batch of a verified group; its rows count up from ``first_sequence``."""
-        location = IN_MESSAGE_LOG | offset << ROW_BITS
+        location = offset << ROW_BITS
         ids = self.subjects.ids(batch)
         count = batch.count
         if count == 1:
@@ -185,7 +183,7 @@ class RowCollector:
         appended[:] = batch.int64s(ColumnId.ACCEPTED_AT_MS)[rows] if ColumnId.ACCEPTED_AT_MS in batch else 0
         subject[:] = ids[batch.uint32s(ColumnId.SUBJECT)[rows]] if ColumnId.SUBJECT in batch else ids[0]
         body_bytes[:] = batch.body_bytes()[rows]
-        location = offset << ROW_BITS
+        location = SCHEDULE_BIT | offset << ROW_BITS
         locations[:] = np.arange(location, location + batch.count, dtype=np.uint64)[rows]
         hashes[:] = batch.content_hashes()[rows]
         self._hashed = self._count
@@ -272,8 +270,3 @@ class SequenceSampler:
 def rows_of_part(sequence: UInt64s, part: range) -> Int64s:
     """Which rows have a sequence of a part of an hour."""
     return np.flatnonzero((sequence >= np.uint64(part.start)) & (sequence <= np.uint64(part.stop - 1)))
-
-
-def locate(location: int) -> tuple[bool, int, int]:
-    """Whether a row is in the message log, else in its hour's schedule log; the offset of its batch; its row there."""
-    return bool(location & IN_MESSAGE_LOG), location >> ROW_BITS & OFFSET_MASK, location & ((1 << ROW_BITS) - 1)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from delayd.disk import Disk, open_named
 from delayd.errors import DamagedData, DataError
+from delayd.location import ROW_BITS
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES, ROW_BITS, Entries
+from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES, Entries
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
 from delayd.reading.directory import Directory
 from delayd.reading.groups import LogMoved

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
+from delayd.location import are_filed
 from delayd.log.schedule import Skipped
-from delayd.reading.columns import IN_MESSAGE_LOG, ScheduleRows
+from delayd.reading.columns import ScheduleRows
 from delayd.reading.findings import FindingKind, Reason
 from delayd.reading.join import Join
 
@@ -56,7 +57,7 @@ def not_filed(schedule: ScheduleRows, accepted: Accepted) -> Int64s:
 
 def differences(hour: int, schedule: ScheduleRows, accepted: Accepted) -> Iterator[Noted]:
     """What filed rows say otherwise than the message log, or than their own file."""
-    filed: Int64s = np.flatnonzero(schedule.location < np.uint64(IN_MESSAGE_LOG))
+    filed: Int64s = np.flatnonzero(are_filed(schedule.location))
     kind = FindingKind.MISMATCH
     hours = schedule.hours()[filed]
     yield Noted(kind, Reason.OTHER_HOUR, filed[hours != hour])

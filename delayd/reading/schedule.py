@@ -16,13 +16,14 @@ from delayd.batch import Batch, BatchKind, ColumnId, Int64s, parse
 from delayd.disk import Disk
 from delayd.errors import DamagedData
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms, hours_of
+from delayd.location import locate
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
 from delayd.log.group import Group, GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
-from delayd.reading.columns import RowCollector, ScheduleRows, SequenceSampler, locate, rows_of_part
+from delayd.reading.columns import RowCollector, ScheduleRows, SequenceSampler, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.follow import Follow
@@ -279,12 +280,12 @@ def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) 
         LogMoved: its file is gone.
         BatchMalformed: its batch does not check.
     """
-    in_message_log, offset, row = locate(location)
-    if in_message_log:
+    in_schedule_log, offset, row = locate(location)
+    base: int | None = 0
+    path = schedule_path(snapshot.directory.path, hour)
+    if not in_schedule_log:
         base = max((base for base in segment_bases(disk, snapshot.place) if base <= offset), default=None)
         path = f"{snapshot.place.folder}/{segment_name(base or 0)}"
-    else:
-        base, path = 0, schedule_path(snapshot.directory.path, hour)
     if base is None or not disk.exists(path):
         raise LogMoved(f"{path} is gone")
     file = disk.open(path)

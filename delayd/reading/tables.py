@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from delayd.content import NOT_STATED
 from delayd.hours import hour_name
+from delayd.location import are_filed
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.classes import STATES, Classes
-from delayd.reading.columns import IN_MESSAGE_LOG, ScheduleRows, UInt64s
+from delayd.reading.columns import ScheduleRows, UInt64s
 from delayd.reading.filed import Accepted
 from delayd.reading.join import Facts, Fields, Join
 from delayd.reading.plan import HourBooks
@@ -240,7 +241,7 @@ SCHEDULE: dict[str, tuple[str, Column]] = {
     "body_bytes": ("long", lambda tables: _longs(tables.schedule.body_bytes)),
     "content_hash": ("long", lambda tables: _hashes(tables.schedule.hashes())),
     "left_out": ("boolean", lambda tables: Cells(np.isin(tables.schedule.sequence, tables.schedule.left_out))),
-    "filed": ("boolean", lambda tables: Cells(tables.schedule.location < np.uint64(IN_MESSAGE_LOG))),
+    "filed": ("boolean", lambda tables: Cells(are_filed(tables.schedule.location))),
 }
 ACCEPTED: dict[str, tuple[str, Column]] = {
     "log_id": ("id", lambda tables: _own_id(tables, len(tables.accepted.rows))),

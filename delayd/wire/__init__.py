@@ -1,1 +1,15 @@
-"""The wire protocol without I/O: bytes in, events and bytes out."""
+"""The wire protocol without I/O: bytes in, frames and checked fields out (docs/protocol.md; rule E1 in docs/rules.md).
+
+A map. Each answer is written and read by one file here, whoever asks for it.
+
+    frame               one frame: a header, a head (a msgpack map), and a body of batches
+    limits, room        how large a request may be, and how many rows a head has room for
+    requests            the types of requests, the fields of a head, and errors as heads
+What heads say
+    meta                servers, routes, moves and subjects, as meta knows them
+    results             what became of each batch of a SEND
+    listings            subjects and groups of a realtime server
+    targets             realtime servers as a delay server sees them
+    quarantine          what a server can't read
+    waits               what waits for an operator, in STATUS
+"""

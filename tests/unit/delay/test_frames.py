@@ -11,8 +11,9 @@ from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, parse
 from delayd.content import content_hash
 from delayd.delay import frames
 from delayd.delay.frames import PICK_ROWS, collect, encode_dispatch, split_by_subject_and_hour
-from delayd.delay.rows import BATCH_ROW_BITS, Rows, new_rows
+from delayd.delay.rows import Rows, new_rows
 from delayd.gather import Gathered, compose, compose_pieces
+from delayd.location import ROW_BITS
 from tests.batches import bodies_of, messages, parsed
 from tests.counts import lines
 
@@ -31,14 +32,14 @@ class Heap:
     def batch(self, hour: int, location: int) -> Batch:
         """See Sources."""
         assert hour == 1
-        self.asked.append(location >> BATCH_ROW_BITS)
-        return self.batches[(location >> BATCH_ROW_BITS) // 8]
+        self.asked.append(location >> ROW_BITS)
+        return self.batches[(location >> ROW_BITS) // 8]
 
 
 def rows_at(places: list[tuple[int, int]]) -> Rows:
     rows = new_rows(len(places))
     rows["hour"] = 1
-    rows["location"] = [(8 * batch << BATCH_ROW_BITS) | row for batch, row in places]
+    rows["location"] = [(8 * batch << ROW_BITS) | row for batch, row in places]
     return rows
 
 

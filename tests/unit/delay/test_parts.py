@@ -12,11 +12,12 @@ from delayd.delay.hour_table import HourFile, HourTable
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.pending import PendingRows, full_hours
 from delayd.delay.recovery import list_dispatch_logs
-from delayd.delay.rows import Rows, new_rows, pack_locations
+from delayd.delay.rows import Rows, new_rows
 from delayd.delay.sources import read_batch
 from delayd.delay.waiting import WaitingRows
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
+from delayd.location import pack_locations
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.testing.clock import START_MS, SimClock
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk

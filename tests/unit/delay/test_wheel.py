@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from delayd.delay.hour_wheel import FOLD_RUNS, SLOTS, HourWheel
-from delayd.delay.rows import Rows, due_at_ms, new_rows, pack_locations
+from delayd.delay.rows import Rows, due_at_ms, new_rows
 from delayd.delay.wheel import OPEN_AHEAD_MS, Wheel, prepare
 from delayd.hours import HOUR_MS, hour_start_ms
+from delayd.location import pack_locations
 
 HOUR = 490_000
 START_MS = hour_start_ms(HOUR)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from delayd.delay.rows import (
-    BATCH_OFFSET_MAX,
     COARSE_FROM_MS,
     COARSE_MAX,
     COARSE_MS,
@@ -17,10 +16,7 @@ from delayd.delay.rows import (
     due_within,
     encode_due,
     filing_hours,
-    message_log_offset,
     new_rows,
-    pack_locations,
-    unpack_locations,
 )
 from delayd.hours import HOUR_MS, hour_start_ms
 
@@ -78,26 +74,3 @@ def test_a_row_that_is_due_before_all_that_can_be_told_fires_late_and_never_earl
 def test_a_row_filed_before_its_hour_is_refused() -> None:
     with pytest.raises(AssertionError, match="no earlier"):
         due_within(np.array([NOW_MS], np.int64), np.array([489_999], np.uint32))
-
-
-@pytest.mark.parametrize("in_schedule_log", [False, True])
-def test_a_location_gives_back_what_it_was_made_of(in_schedule_log: bool) -> None:
-    offsets = np.array([0, 8, BATCH_OFFSET_MAX, BATCH_OFFSET_MAX - 7], np.uint64)
-    batch_rows = np.array([0, 65_535, 65_535, 1], np.uint32)
-    flags, unpacked_offsets, unpacked_rows = unpack_locations(pack_locations(in_schedule_log, offsets, batch_rows))
-    assert flags.tolist() == [in_schedule_log] * 4
-    assert unpacked_offsets.tolist() == offsets.tolist()
-    assert unpacked_rows.tolist() == batch_rows.tolist()
-
-
-def test_one_batch_offset_serves_all_its_rows() -> None:
-    locations = pack_locations(False, 4_096, np.arange(3, dtype=np.uint16))
-    assert [message_log_offset(location) for location in locations.tolist()] == [4_096] * 3
-    assert message_log_offset(int(pack_locations(True, 4_096, np.arange(1, dtype=np.uint16))[0])) is None
-
-
-def test_an_offset_or_row_number_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(AssertionError, match="140 TB"):
-        pack_locations(False, BATCH_OFFSET_MAX + 1, np.zeros(1, np.uint16))
-    with pytest.raises(AssertionError, match="65,536 rows"):
-        pack_locations(False, 0, np.array([65_536], np.uint32))
