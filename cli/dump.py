@@ -14,7 +14,7 @@ from delayd.disk import Disk
 from delayd.hours import hour_name
 from delayd.log.control import Record, decode_records
 from delayd.log.dispatch import Outcome, decode_outcomes
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.pull import decode_entries
 from delayd.log.seal import decode_seals
 from delayd.log.segment import UnfinishedFile
@@ -95,7 +95,7 @@ def message_rows(disk: Disk, path: str, torn: list[str]) -> Iterator[tuple[Cell,
                 sequence += batch.count
 
 
-def _groups(disk: Disk, path: str, torn: list[str]) -> Iterator[Group]:
+def _groups(disk: Disk, path: str, torn: list[str]) -> Iterator[CommitGroup]:
     need_log_file(disk, path)
     try:
         segment = open_any(disk, path)

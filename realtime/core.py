@@ -27,7 +27,7 @@ from delayd.executor import Executor
 from delayd.fence import Fence
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.control import Record
-from delayd.log.group import Group as LogGroup
+from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import write_again
 from delayd.log_limit import LogLimit
@@ -580,7 +580,7 @@ class Core:
         self._closed.sweep()
         self._trimming.begin()
 
-    def _window_read(self, groups: list[LogGroup]) -> None:
+    def _window_read(self, groups: list[CommitGroup]) -> None:
         """What is in doubt can be read again: from now on delay servers are answered."""
         read_window(self._origins, groups)
 

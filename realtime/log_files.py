@@ -13,7 +13,7 @@ from typing import NamedTuple
 from delayd.clock import Clock
 from delayd.errors import DamagedData, DataError, HandoffRefused
 from delayd.executor import Done, Executor, Priority, run
-from delayd.log.group import Group as LogGroup
+from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import LOOK_MS, Append, LogWatch, Told
 from delayd.wire.quarantine import Quarantined
@@ -52,7 +52,7 @@ class LogFiles:
     ) -> None:
         self.on_whole: Callable[[], None] = lambda: None  # A file of the message log can be read again.
         self.on_pull_log_rolled: Callable[[], None] = lambda: None
-        self.on_window: Callable[[list[LogGroup]], None] = lambda groups: None
+        self.on_window: Callable[[list[CommitGroup]], None] = lambda groups: None
         self.unread_pulls = unread_pulls
         unread_pulls.on_due = self._set_due
         self._look_ms = clock.monotonic_ms() + LOOK_MS
@@ -162,7 +162,7 @@ class LogFiles:
         work = partial(_groups_from, self._message_log, self._window_offset)
         self._work.submit(work, partial(self._window_read, told), Priority.DUE)
 
-    def _window_read(self, told: Told | None, done: Done[list[LogGroup]]) -> None:
+    def _window_read(self, told: Told | None, done: Done[list[CommitGroup]]) -> None:
         self._reading_window = False
         try:
             groups = done.result()
@@ -184,6 +184,6 @@ def _at_once(job: Callable[[], None], done: Callable[[Done[None]], None]) -> Non
     done(run(job))
 
 
-def _groups_from(message_log: Log, offset: int) -> list[LogGroup]:
+def _groups_from(message_log: Log, offset: int) -> list[CommitGroup]:
     """All groups from an offset on: what was handed over while nothing was taken is bounded (rule H2)."""
     return list(message_log.scan(offset, message_log.durable, 0 if offset == 0 else None))

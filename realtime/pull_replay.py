@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from delayd.errors import BatchMalformed, DamagedData, RetryLater
 from delayd.log.control import RecordValue, decode_records
-from delayd.log.group import Group as LogGroup
-from delayd.log.group import GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.pull import PullOp, decode_entries
 
 from .groups import Group
@@ -33,7 +32,7 @@ class PullReplay:
         self._index = index
         self._folder = folder
 
-    def take(self, group: LogGroup) -> int:
+    def take(self, group: CommitGroup) -> int:
         """Apply one group of the pull log: how many entries it had.
 
         Raises:

@@ -29,8 +29,7 @@ from delayd.log.consume import (
     segment_bases,
 )
 from delayd.log.control import decode_records
-from delayd.log.group import Group as LogGroup
-from delayd.log.group import GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log, LogPlace, open_log, open_needed_log
 from delayd.log.segment import FileKind
 from delayd.log.tally import tally_place
@@ -232,7 +231,7 @@ def _read_message_log(recovered: Recovered) -> None:
             recovered.next_sequence = header.base_sequence + header.row_count
 
 
-def read_window(origins: Origins, groups: Iterable[LogGroup]) -> int:
+def read_window(origins: Origins, groups: Iterable[CommitGroup]) -> int:
     """Find out again what is in doubt, from the first group with a batch above W on; the latest stamp of all."""
     appended_at_ms = 0
     for origin in origins:
@@ -247,7 +246,7 @@ def read_window(origins: Origins, groups: Iterable[LogGroup]) -> int:
     return appended_at_ms
 
 
-def _hear_again(origins: Origins, group: LogGroup) -> None:
+def _hear_again(origins: Origins, group: CommitGroup) -> None:
     for _, batch in group.batches():
         for record in decode_records(batch):
             accepted = accepted_of_record(record)
@@ -261,13 +260,13 @@ def _hear_again(origins: Origins, group: LogGroup) -> None:
                 origin.advance(hello.w)
 
 
-def _take_again(recovered: Recovered, group: LogGroup) -> None:
+def _take_again(recovered: Recovered, group: CommitGroup) -> None:
     for offset, batch in group.batches():
         _remember(recovered.origins, group, offset, batch)
         recovered.index.subject_of(batch).add(offset, batch.count, batch.total_bytes)
 
 
-def _remember(origins: Origins, group: LogGroup, offset: int, batch: Batch) -> None:
+def _remember(origins: Origins, group: CommitGroup, offset: int, batch: Batch) -> None:
     part = batch.dispatch
     origin = origins.origin(part.origin_log_id)
     origin.remember(batch, part, offset, group.header.offset, group.header.appended_at_ms)

@@ -20,7 +20,7 @@ from delayd.disk import Disk, list_named, open_named
 from delayd.errors import DamagedData, DataError, DelaydError, NotReady
 from delayd.executor import Done, Executor
 from delayd.log.give_up import find_damage, give_up
-from delayd.log.group import Group as LogGroup
+from delayd.log.group import CommitGroup
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.watch import Told
 from delayd.operator_log import OperatorLog
@@ -85,7 +85,7 @@ class UnreadPulls:
         self._again_ms = clock.monotonic_ms() + AGAIN_MS
         self._told: list[Told] = []
         self._reading: tuple[Log, PullReplay] | None = None
-        self._groups: deque[LogGroup] = deque()  # Read and not applied yet.
+        self._groups: deque[CommitGroup] = deque()  # Read and not applied yet.
         if damage is not None:
             self._name(damage)
 
@@ -198,7 +198,7 @@ class UnreadPulls:
             return
         self._worker.submit(partial(_piece, opened, replay.offset, replay.crc32c), self._read)
 
-    def _read(self, done: Done[list[LogGroup]]) -> None:
+    def _read(self, done: Done[list[CommitGroup]]) -> None:
         try:
             self._groups.extend(done.result())
         except (DataError, OSError) as error:
@@ -253,8 +253,8 @@ def _look(disk: Disk, folder: str) -> Seen:
     return found
 
 
-def _piece(opened: Log, offset: int, crc32c: int) -> list[LogGroup]:
-    groups: list[LogGroup] = []
+def _piece(opened: Log, offset: int, crc32c: int) -> list[CommitGroup]:
+    groups: list[CommitGroup] = []
     size = 0
     for group in opened.scan(offset, opened.durable, crc32c):
         groups.append(group)

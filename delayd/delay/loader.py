@@ -21,7 +21,7 @@ from delayd.delay.table import Stored, rows_of, subjects_of, tabulate
 from delayd.disk import Disk
 from delayd.errors import BadSubject, BatchMalformed, DamagedData
 from delayd.hours import hour_name
-from delayd.log.group import Group, content_position
+from delayd.log.group import CommitGroup, content_position
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.validate import check_subjects
@@ -133,7 +133,7 @@ def scan_schedule_log(disk: Disk, folder: str, log_id: int, hour: int, file: Hou
             yield Stored(offset, 0, batch)
 
 
-def scan_groups(disk: Disk, path: str, log_id: int, hour: int, file: HourFile) -> Iterator[Group]:
+def scan_groups(disk: Disk, path: str, log_id: int, hour: int, file: HourFile) -> Iterator[CommitGroup]:
     """Yield the verified groups that the checkpoint counts of an hour's schedule log, or of the file beside it.
 
     Raises:

@@ -23,7 +23,7 @@ from delayd.delay.table import Stored, subjects_of, tabulate
 from delayd.errors import DamagedData
 from delayd.gather import ROW_COLUMNS_BYTES
 from delayd.hours import HOUR_MS
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log
 
 WINDOW_BYTES = 32 << 20  # So much of the log is in memory at a time.
@@ -184,7 +184,7 @@ class LogRange:
             raise DamagedData(path, position, f"{size} bytes from there on have changed")
         return self._words[: size >> 3]
 
-    def _index(self, window: list[Group], at: int) -> int:
+    def _index(self, window: list[CommitGroup], at: int) -> int:
         stored = _stored(window)
         if not stored:
             return at
@@ -245,9 +245,9 @@ class _Region:
         return Items(self._words, self._ends, self._lengths)
 
 
-def _windows(groups: Iterator[Group]) -> Iterator[list[Group]]:
+def _windows(groups: Iterator[CommitGroup]) -> Iterator[list[CommitGroup]]:
     """Neighbouring groups, those without rows among them, so that offsets in a window have no gap."""
-    window: list[Group] = []
+    window: list[CommitGroup] = []
     size = 0
     for group in groups:
         if window and size + group.header.total_bytes > WINDOW_BYTES:
@@ -259,7 +259,7 @@ def _windows(groups: Iterator[Group]) -> Iterator[list[Group]]:
         yield window
 
 
-def _stored(window: list[Group]) -> list[Stored]:
+def _stored(window: list[CommitGroup]) -> list[Stored]:
     stored: list[Stored] = []
     for group in window:
         if group.header.kind == GroupKind.DATA:

@@ -52,7 +52,7 @@ from delayd.errors import DamagedData, DataError, DiskFull
 from delayd.executor import Done, Executor
 from delayd.hours import hour_name
 from delayd.log.dispatch import NO_OUTCOMES, NewPart, Outcome, OutcomeRows
-from delayd.log.group import Group, GroupKind, NewGroup
+from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
 from delayd.state import State
@@ -373,7 +373,7 @@ class Mending:
         groups = scan_groups(self._disk, aside, self._log_id, hour, kept)
         return self._append(hour, HourFile(flags=file.flags), groups, now_ms)
 
-    def _append(self, hour: int, file: HourFile, groups: Iterator[Group], now_ms: int) -> HourFile:
+    def _append(self, hour: int, file: HourFile, groups: Iterator[CommitGroup], now_ms: int) -> HourFile:
         """Append groups as they are to an hour's schedule log, behind what ``file`` counts; durable on return."""
         path = schedule_path(self._folder, hour)
         if file.length:

@@ -35,7 +35,7 @@ from delayd.hours import hour_from_name, hour_of_ms
 from delayd.identity import Identity
 from delayd.log.control import decode_records
 from delayd.log.dispatch import OutcomeRows, decode_outcomes
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.schedule import Skipped, dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
@@ -212,7 +212,7 @@ def _find_targets(
     return {subject: error for subject, error in lost.items() if subject not in targets}
 
 
-def stored_batches(group: Group) -> list[Stored]:
+def stored_batches(group: CommitGroup) -> list[Stored]:
     """The batches of a data group, with their places and first sequences."""
     stored: list[Stored] = []
     sequence = group.header.base_sequence
@@ -236,7 +236,7 @@ class _Replay:
         self._producers = producers
         self._targets = targets
 
-    def take(self, group: Group) -> None:
+    def take(self, group: CommitGroup) -> None:
         header = group.header
         self.next_sequence = max(self.next_sequence, header.base_sequence + header.row_count)
         self.appended_at_ms = max(self.appended_at_ms, header.appended_at_ms)

@@ -1,4 +1,4 @@
-"""Group: what one group commit appends, a header and whole batches (docs/formats/group.md, version 1).
+"""CommitGroup: what one group commit appends to a log, a header and whole batches (docs/formats/group.md, version 1).
 
 A group is valid only at its own offset, in its own log, behind its own predecessor; one checksum covers its batches.
 """
@@ -59,7 +59,7 @@ class NewGroup(NamedTuple):
     row_count: int = 0
 
 
-class Group(NamedTuple):
+class CommitGroup(NamedTuple):
     """A verified group: its header and a view of all its bytes."""
 
     header: GroupHeader

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from delayd.disk import Disk, list_named
 from delayd.errors import DamagedData, DataError, read_error
-from delayd.log.group import Group, GroupHeader, NewGroup
+from delayd.log.group import CommitGroup, GroupHeader, NewGroup
 from delayd.log.segment import (
     FileHeader,
     FileKind,
@@ -127,7 +127,7 @@ class Log:
         segment = self._segment_of(offset)
         return segment.path, segment.position(offset)
 
-    def scan(self, start: int, stop: int, previous_crc32c: int | None = None) -> Iterator[Group]:
+    def scan(self, start: int, stop: int, previous_crc32c: int | None = None) -> Iterator[CommitGroup]:
         """Yield the verified groups from ``start`` up to ``stop``, which must be durable.
 
         Raises:

@@ -22,7 +22,7 @@ from delayd.log.group import (
     MAGIC_BYTES,
     VERSION,
     BadGroup,
-    Group,
+    CommitGroup,
     GroupHeader,
     IncompleteGroup,
     NewerGroup,
@@ -45,7 +45,7 @@ GROUP_PLACE = struct.Struct("<QQ")  # log_id and offset in a group's header: wha
 GROUP_PLACE_AT = 16
 
 
-Visit = Callable[[Group], object]
+Visit = Callable[[CommitGroup], object]
 
 
 class FileKind(IntEnum):
@@ -398,7 +398,7 @@ def lost_segment(disk: Disk, path: str, header: FileHeader, end: int, damage: Da
     return segment
 
 
-class GroupScan(Iterator[Group]):
+class GroupScan(Iterator[CommitGroup]):
     """Verified groups of one segment in order; it stops at the end or at the first group that does not check.
 
     Then ``offset`` is where it stopped, ``reason`` why ("" at the clean end) and ``crc32c`` the last good one's.
@@ -411,7 +411,7 @@ class GroupScan(Iterator[Group]):
         self._segment = segment
         self._data = memoryview(b"")  # Bytes of the file from ``offset`` on.
 
-    def __next__(self) -> Group:
+    def __next__(self) -> CommitGroup:
         needed = HEADER.size
         while True:
             if len(self._data) < needed and not self._read(needed):
@@ -429,7 +429,7 @@ class GroupScan(Iterator[Group]):
             except BadGroup as error:
                 self.reason = str(error)
                 raise StopIteration from None
-        group = Group(header, self._data[: header.total_bytes])
+        group = CommitGroup(header, self._data[: header.total_bytes])
         self._data = self._data[header.total_bytes :]
         self.offset += header.total_bytes
         self.crc32c, self.reason = header.header_crc32c, ""

@@ -20,7 +20,7 @@ from delayd.errors import BatchMalformed, DamagedData, DataError
 from delayd.log.group import (
     HEADER,
     BadGroup,
-    Group,
+    CommitGroup,
     GroupHeader,
     GroupKind,
     NewGroup,
@@ -85,7 +85,7 @@ class IndexMaker:
         self._size = self._batches = self._batch_bytes = 0
         self._fits = True
 
-    def take(self, group: Group) -> None:
+    def take(self, group: CommitGroup) -> None:
         """Note what the index keeps of a verified group."""
         if not self._fits:
             return
@@ -117,7 +117,7 @@ class IndexMaker:
             self._chunks.append(encode(BatchKind.INDEX, None, 1, [], self._records))
             self._records, self._size = [], 0
 
-    def _fronts(self, group: Group) -> bytes:
+    def _fronts(self, group: CommitGroup) -> bytes:
         buffer, sizes = group.buffer, batch_sizes(group.buffer, group.header)
         begin = content_position(len(sizes))
         fronts: list[memoryview] = [buffer[:begin]]
@@ -183,7 +183,9 @@ def index_path(folder: str, base: int) -> str:
     return f"{folder}/{FOLDER}/{segment_name(base)}"
 
 
-def read_index(disk: Disk, place: LogPlace, base: int, end: int, last_crc32c: int) -> list[Group | IndexedGroup] | None:
+def read_index(
+    disk: Disk, place: LogPlace, base: int, end: int, last_crc32c: int
+) -> list[CommitGroup | IndexedGroup] | None:
     """The groups of a segment from its index, none of them held against the segment yet.
 
     None when there is no index that is whole, belongs to the segment from ``base`` to ``end`` whose last group has that
@@ -199,7 +201,9 @@ def read_index(disk: Disk, place: LogPlace, base: int, end: int, last_crc32c: in
         return None
 
 
-def index_groups(disk: Disk, folder: str, log_id: int, base: int, end: int, last_crc32c: int) -> list[Group] | None:
+def index_groups(
+    disk: Disk, folder: str, log_id: int, base: int, end: int, last_crc32c: int
+) -> list[CommitGroup] | None:
     """The groups of an index file; None when it is not a whole one, or not of this segment."""
     try:
         file = open_segment(disk, index_path(folder, base), FileKind.INDEX, log_id, write=False)
@@ -240,13 +244,13 @@ def _heap_of(batch: memoryview) -> int | None:
     return heap if heap + 8 + padded(U32.unpack_from(batch, heap)[0]) <= len(batch) else None
 
 
-def _decode(batch: Batch, log_id: int) -> Iterator[Group | IndexedGroup]:
+def _decode(batch: Batch, log_id: int) -> Iterator[CommitGroup | IndexedGroup]:
     for record, whole in _records(batch):
         # What it says of its own offset is held against the groups around it by whoever reads on.
         header = parse_header(record, 0, log_id, int.from_bytes(record[24:32], "little"))
         if whole:
             verify_group(record, header, None)
-            yield Group(header, record[: header.total_bytes])
+            yield CommitGroup(header, record[: header.total_bytes])
         else:
             yield _decode_fronts(header, record)
 

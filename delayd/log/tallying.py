@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import HEADER_BYTES, MAGIC, VERSION, Batch, BatchKind, ColumnId, Int64s, parse
 from delayd.content import NOT_STATED, Region, UInt64s, hash_items, hash_rows, states_of, tally
-from delayd.log.group import HEADER, Group, GroupKind, content_position
+from delayd.log.group import HEADER, CommitGroup, GroupKind, content_position
 from delayd.log.tally import TALLY, Tallies, joined
 from delayd.validate import SUBJECT_BYTES_MAX, check_batch
 
@@ -86,7 +86,7 @@ class Tallier:
         self.differing: list[Differing] = []
         self.differing_count = 0
 
-    def take(self, group: Group) -> None:
+    def take(self, group: CommitGroup) -> None:
         """Add a verified group, the next one of the log.
 
         Raises:
@@ -132,7 +132,7 @@ class Tallier:
         self._found.append(_tallies(rows, hashes, differs))
 
 
-def tallies_of(groups: Iterator[Group], begin: int) -> Tallier:
+def tallies_of(groups: Iterator[CommitGroup], begin: int) -> Tallier:
     """Tally groups that follow each other from ``begin`` on; raises as `Tallier.take` does."""
     tallier = Tallier(begin)
     for group in groups:
@@ -164,7 +164,7 @@ def _tallies(rows: _Rows, hashes: UInt64s, differs: Bools) -> Tallies:
     return entries
 
 
-def _read_group(group: Group) -> Iterator[_Rows]:
+def _read_group(group: CommitGroup) -> Iterator[_Rows]:
     """The rows of a group's batches: small batches of one shape together, each other one by itself."""
     header, buffer = group.header, group.buffer
     sizes = np.frombuffer(buffer, np.uint32, header.batch_count, HEADER.size).astype(np.int64)

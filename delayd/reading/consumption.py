@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from delayd.batch import BatchKind, ColumnId, Int64s
 from delayd.disk import Disk
 from delayd.log.control import decode_records
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullOp
 from delayd.log.segment import FileKind
@@ -120,7 +120,7 @@ def beyond(consumption: Consumption, index: TargetIndex, number: int) -> Iterato
             yield f"{what}, and the message log has {had.get(subject, 0)} of them"
 
 
-def _entries_of(group: Group, count: int, lives: list[_Life]) -> Iterator[NDArray[np.void]]:
+def _entries_of(group: CommitGroup, count: int, lives: list[_Life]) -> Iterator[NDArray[np.void]]:
     for _, batch in group.batches():
         if group.header.kind == GroupKind.CONTROL:
             for record in decode_records(batch):

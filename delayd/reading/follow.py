@@ -4,7 +4,7 @@ Invariant: nothing here stops an audit: what does not fit is a sentence.
 """
 
 from delayd.log.control import decode_records
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.schedule import RESTORED_STEP
 from delayd.reading.skim import Skimmed
 from delayd.reading.word import Word
@@ -29,7 +29,7 @@ class Follow:
         self._end: int | None = None  # Where the group before ends.
         self._at_replay = False
 
-    def take(self, group: Group | Skimmed, after: int) -> None:
+    def take(self, group: CommitGroup | Skimmed, after: int) -> None:
         """Look at the next group; its rows end before the sequence ``after``."""
         header, at = group.header, f"the group at offset {group.header.offset}"
         if not self._at_replay and header.offset >= self._replay_offset:

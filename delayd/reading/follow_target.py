@@ -5,7 +5,7 @@ what it counts is there.
 """
 
 from delayd.log.checkpoint import Payload
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.segment_index import IndexedGroup
 from delayd.reading.skim import Skimmed
 
@@ -26,7 +26,7 @@ class TargetFollow:
         if keep_from > self._indexed_offset:
             self.faults.append(f"it is kept from {keep_from} on, and indexed up to {self._indexed_offset}")
 
-    def take(self, group: Group | IndexedGroup | Skimmed) -> None:
+    def take(self, group: CommitGroup | IndexedGroup | Skimmed) -> None:
         """Look at the next group."""
         header, at = group.header, f"the group at offset {group.header.offset}"
         if header.offset >= self._indexed_offset:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from delayd.disk import Disk
 from delayd.errors import DamagedData, SyncFailed
-from delayd.log.group import Group
+from delayd.log.group import CommitGroup
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, Segment, UnfinishedFile, open_segment
 
@@ -51,7 +51,7 @@ def read_groups(
     previous_crc32c: int | None = None,
     durable: int = 0,
     last: bool = True,
-) -> Iterator[Group]:
+) -> Iterator[CommitGroup]:
     """Yield the durable groups of one file that lie in [start, stop), offsets of its log.
 
     Args:
@@ -66,7 +66,7 @@ def read_groups(
     Raises:
         DamagedData: a group does not check and was durable.
     """
-    held: deque[Group] = deque()  # Groups that check and that nobody has called durable yet.
+    held: deque[CommitGroup] = deque()  # Groups that check and that nobody has called durable yet.
     doubted = -1
     while True:
         scan = segment.scan(start, previous_crc32c)
@@ -98,7 +98,7 @@ def read_groups(
 
 def read_log(
     disk: Disk, place: LogPlace, start: int, stop: int, torn: list[TornTail], previous_crc32c: int | None = None
-) -> Iterator[Group]:
+) -> Iterator[CommitGroup]:
     """Yield the durable groups of a log that lie in [start, stop), across its segments.
 
     ``previous_crc32c`` is the header_crc32c of the group before ``start``; None when it is not known.

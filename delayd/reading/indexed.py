@@ -12,7 +12,7 @@ import numpy as np
 from crc32c import crc32c
 
 from delayd.disk import Disk
-from delayd.log.group import Group
+from delayd.log.group import CommitGroup
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FileHeader
 from delayd.log.segment_index import FRONT_BYTES, IndexedGroup, read_index
@@ -27,7 +27,7 @@ PIECES = 4  # A batch has these: the front's beginning, the columns, the subject
 
 def read_by_index(
     disk: Disk, place: LogPlace, bounds: tuple[int, int, int], torn: list[TornTail]
-) -> Iterator[Group | Skimmed | IndexedGroup]:
+) -> Iterator[CommitGroup | Skimmed | IndexedGroup]:
     """As `read_known`, but of segments that have an index that proves right what that says."""
     start, durable, stop = bounds
     bases = segment_bases(disk, place)
@@ -51,7 +51,7 @@ def read_by_index(
     yield from read_known(disk, place, (offset, durable, stop), torn, crc)
 
 
-def proves(groups: Sequence[Group | IndexedGroup], header: FileHeader, following: FileHeader) -> bool:
+def proves(groups: Sequence[CommitGroup | IndexedGroup], header: FileHeader, following: FileHeader) -> bool:
     """Whether these are all groups of the segment between two file headers, unchanged."""
     offset, crc = header.base_offset, header.previous_crc32c
     for group in groups:

@@ -24,7 +24,7 @@ from delayd.disk import Disk, File
 from delayd.errors import DamagedData
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import decode_records
-from delayd.log.group import HEADER, Group, GroupHeader, GroupKind, content_position
+from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, content_position
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.segment_index import IndexedGroup
@@ -261,7 +261,7 @@ class TargetIndexer:
             epoch = own["w_epoch"].max()
             self._note_watermark(target, origin, (int(epoch), int(own["w_id"][own["w_epoch"] == epoch].max())))
 
-    def _note_hellos(self, group: Group, target: int, newer: bool) -> None:
+    def _note_hellos(self, group: CommitGroup, target: int, newer: bool) -> None:
         for _, batch in group.batches():
             for record in decode_records(batch):
                 origin, watermark = record.get("log_id"), record.get("w")
@@ -303,7 +303,7 @@ class _Fronts:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, group: Group, segment_base: int) -> None:
+    def add(self, group: CommitGroup, segment_base: int) -> None:
         """Gather the DISPATCH batches of a verified group."""
         header, buffer = group.header, group.buffer
         sizes = np.frombuffer(buffer, np.uint32, header.batch_count, HEADER.size).astype(np.int64)

@@ -19,7 +19,7 @@ from delayd.hours import hour_name, hour_of_ms, hour_start_ms, hours_of
 from delayd.location import locate
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
@@ -364,7 +364,9 @@ def _read_part(
         segment.close()
 
 
-def _add_rows(snapshot: ScheduleSnapshot, hour: int, path: str, group: Group | Streamed, collector: Collector) -> int:
+def _add_rows(
+    snapshot: ScheduleSnapshot, hour: int, path: str, group: CommitGroup | Streamed, collector: Collector
+) -> int:
     rows = 0
     for offset, batch in group.batches():
         if batch.kind != BatchKind.SCHEDULE:

@@ -15,7 +15,7 @@ from delayd.errors import BatchMalformed, DamagedData
 from delayd.log.group import (
     HEADER,
     BadGroup,
-    Group,
+    CommitGroup,
     GroupHeader,
     GroupKind,
     IncompleteGroup,
@@ -156,11 +156,11 @@ def stream_groups(segment: Segment, stop: int, previous_crc32c: int) -> Iterator
 
 def skim_log(
     disk: Disk, place: LogPlace, start: int, stop: int, previous_crc32c: int | None = None, *, whole: bool = False
-) -> Iterator[Group | Skimmed]:
+) -> Iterator[CommitGroup | Skimmed]:
     """Yield the groups of a log that lie in [start, stop), all of which are known to be durable.
 
     ``start`` is where a segment begins. What lies close together is read whole, with ``whole`` everything: then a group
-    is a `Group`. What is handed out stands in memory that the next group takes.
+    is a `CommitGroup`. What is handed out stands in memory that the next group takes.
 
     Raises:
         LogMoved: segments were removed while they were to be read.
@@ -197,7 +197,7 @@ def read_known(
     previous_crc32c: int | None = None,
     *,
     whole: bool = True,
-) -> Iterator[Group | Skimmed]:
+) -> Iterator[CommitGroup | Skimmed]:
     """Yield the durable groups of a log between two offsets, the first and last of ``bounds``.
 
     All below the one between them are known to be durable. ``previous_crc32c`` is of the group before, None if unknown.
@@ -214,7 +214,7 @@ def read_known(
     yield from read_log(disk, place, end, stop, torn, crc)
 
 
-def _skim(segment: Segment, stop: int, previous_crc32c: int, *, whole: bool) -> Iterator[Group | Skimmed]:
+def _skim(segment: Segment, stop: int, previous_crc32c: int, *, whole: bool) -> Iterator[CommitGroup | Skimmed]:
     window = _Window(segment, WINDOW_BYTES if whole else AHEAD_BYTES)
     offset = segment.base_offset
     while offset < stop:
@@ -227,13 +227,15 @@ def _skim(segment: Segment, stop: int, previous_crc32c: int, *, whole: bool) -> 
         offset, previous_crc32c = group.end, group.header.header_crc32c
 
 
-def _group(window: "_Window", position: int, offset: int, previous_crc32c: int, *, whole: bool) -> Group | Skimmed:
+def _group(
+    window: "_Window", position: int, offset: int, previous_crc32c: int, *, whole: bool
+) -> CommitGroup | Skimmed:
     buffer, header = _head(window, position, offset)
     small = header.total_bytes <= WHOLE_BYTES * max(1, header.batch_count)
     if whole or header.kind != GroupKind.DATA or small:
         buffer = window.view(position, header.total_bytes)
         verify_group(buffer, header, previous_crc32c)
-        return Group(header, buffer[: header.total_bytes])
+        return CommitGroup(header, buffer[: header.total_bytes])
     verify_chain(buffer, header, previous_crc32c)
     return Skimmed(header, batch_sizes(buffer, header), window, position)
 

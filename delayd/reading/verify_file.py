@@ -21,7 +21,7 @@ from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, check_pages
 from delayd.log.control import decode_records
 from delayd.log.dispatch import decode_outcomes
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, UnfinishedFile, open_segment
 from delayd.log.segment_index import IndexMaker
@@ -322,7 +322,7 @@ def _check_index(file: Segment, found: _Found) -> None:
         )
 
 
-def _sets_back(group: Group) -> bool:
+def _sets_back(group: CommitGroup) -> bool:
     """Whether a group says that an operator has set the log's time back (rule T4)."""
     if group.header.kind != GroupKind.CONTROL:
         return False
@@ -332,7 +332,7 @@ def _sets_back(group: Group) -> bool:
         return False
 
 
-def _check_group(segment: Segment, group: Group, found: _Found) -> None:
+def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
     header = group.header
     # Replay and hours rest on the instants of a delay server's message log. A realtime server whose clock was set back
     # may stamp earlier after a start, when that reads no message again; nothing rests on it.

@@ -8,7 +8,7 @@ from delayd.batch import Batch, BatchKind, ColumnId, DispatchPart, OutcomePart, 
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import decode_records
 from delayd.log.dispatch import decode_outcomes
-from delayd.log.group import Group, GroupKind, parse_header, verify_group
+from delayd.log.group import CommitGroup, GroupKind, parse_header, verify_group
 from delayd.log.pull import PullEntry, PullOp, decode_entries
 from delayd.log.schedule import decode_hours
 from delayd.log.seal import decode_seals
@@ -107,7 +107,7 @@ def test_groups_of_version_1_are_read(kind: GroupKind, batches: int) -> None:
     verify_group(data, header, 0xCAFE)
     assert (header.kind, header.epoch, header.base_sequence, header.appended_at_ms) == (kind, 3, 100, NOW_MS + 9)
     assert header.durable_offset == 600
-    found = list(Group(header, data).batches())
+    found = list(CommitGroup(header, data).batches())
     assert len(found) == batches
     for offset, one in found:
         assert data[offset - 640 :][: one.total_bytes] == one.buffer

@@ -14,7 +14,7 @@ from delayd.delay.hour_table import HourTable
 from delayd.delay.loader import read_schedule_log
 from delayd.delay.recovery import list_dispatch_logs
 from delayd.log.dispatch import Outcome, decode_outcomes
-from delayd.log.group import Group
+from delayd.log.group import CommitGroup
 from delayd.log.segment import FileKind
 from delayd.testing.disk import MemoryDisk
 from tests.delay_harness import FOLDER
@@ -75,7 +75,7 @@ class DelayBooks:
             self.sealed[hour] = rows
 
 
-def _decode(group: Group) -> list[tuple[int, Told]]:
+def _decode(group: CommitGroup) -> list[tuple[int, Told]]:
     rows = decode_outcomes([batch for _, batch in group.batches()])
     found: list[tuple[int, Told]] = []
     hours = [batch.outcome.hour for _, batch in group.batches()]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from delayd.errors import DamagedData
-from delayd.log.group import Group
+from delayd.log.group import CommitGroup
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.testing.disk import MemoryDisk
 
@@ -30,7 +30,7 @@ class _Read(NamedTuple):
 class Readings(Generic[T]):
     """Files of one kind by path, over all lives of their server; ``decode`` turns a group into items."""
 
-    def __init__(self, kind: FileKind, log_id: int, decode: Callable[[Group], list[T]]) -> None:
+    def __init__(self, kind: FileKind, log_id: int, decode: Callable[[CommitGroup], list[T]]) -> None:
         self._kind = kind
         self._log_id = log_id
         self._decode = decode

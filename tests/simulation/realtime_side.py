@@ -12,7 +12,7 @@ from random import Random
 from delayd.batch import ColumnId
 from delayd.config import RealtimeConfig
 from delayd.errors import BatchMalformed, ServerStopped
-from delayd.log.group import Group, GroupKind
+from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.segment import FileKind
 from delayd.testing.clock import SimClock, SimMachine
 from delayd.testing.disk import MemoryDisk
@@ -215,7 +215,7 @@ class RealtimeSide:
         return found
 
 
-def _decode(group: Group) -> list[Kept]:
+def _decode(group: CommitGroup) -> list[Kept]:
     if group.header.kind != GroupKind.DATA:
         return []
     return [

@@ -10,7 +10,7 @@ from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart
 from delayd.content import Tally, content_hash, tally
 from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.errors import BatchMalformed
-from delayd.log.group import Group, GroupKind, NewGroup, encode_header, parse_header
+from delayd.log.group import CommitGroup, GroupKind, NewGroup, encode_header, parse_header
 from delayd.log.tallying import Tallier, tallies_of
 
 Row = tuple[int, int, bytes, bytes, int]  # Sequence, due, headers, body, hash; a hash of -1: the right one.
@@ -42,12 +42,12 @@ def batch(
     return encode(BatchKind.DISPATCH, DispatchPart(origin, 1, batch_id, *w, 5, hour), len(rows), columns, heap, 1)
 
 
-def group(*batches: bytes, offset: int = 0) -> Group:
+def group(*batches: bytes, offset: int = 0) -> CommitGroup:
     rows = 0
     new = NewGroup(GroupKind.DATA, list(batches), 1, 1, 0, rows)
     header, _ = encode_header(new, [len(each) for each in batches], 7, offset, 0, 0)
     buffer = memoryview(b"".join((header, *batches)))
-    return Group(parse_header(buffer, 0, 7, offset), buffer)
+    return CommitGroup(parse_header(buffer, 0, 7, offset), buffer)
 
 
 def found(tallier: Tallier) -> dict[tuple[int, int], Tally]:

@@ -15,7 +15,7 @@ from delayd.batch import Batch, BatchKind, Buffer, ColumnId, ProducerPart, padde
 from delayd.disk import RealDisk, RealFile
 from delayd.encode import encode, encode_subject_table
 from delayd.errors import DamagedData
-from delayd.log.group import Group, GroupKind, NewGroup, content_position
+from delayd.log.group import CommitGroup, GroupKind, NewGroup, content_position
 from delayd.log.log import LogPlace, open_log
 from delayd.log.segment import FileKind, create_segment, open_segment
 from delayd.log.segment_index import IndexedGroup
@@ -213,7 +213,7 @@ def sources(path: Path) -> list[type]:
 
 def test_an_index_gives_what_its_segment_gives(written: Path) -> None:
     disk, stop = RealDisk(), end_of(LogPlace(f"{written}/realtime/message", FileKind.REALTIME, REALTIME_ID))
-    assert set(sources(written)) == {IndexedGroup, Group}
+    assert set(sources(written)) == {IndexedGroup, CommitGroup}
     directory = [Directory(f"{written}/realtime", Role.REALTIME, REALTIME_ID)]
     indexes = []
     for by_index in (True, False):
@@ -251,7 +251,7 @@ def test_rule_L9_without_a_whole_index_the_segment_is_read(written: Path, copied
         first.write_bytes(data)
     else:
         first.write_bytes({"torn": bytes(data[:-80]), "empty": b""}.get(how, second.read_bytes()))
-    assert sources(copied)[0] is Group
+    assert sources(copied)[0] is CommitGroup
     assert audit(copied, ASKED).hours == audit(written, ASKED).hours
 
 
@@ -295,7 +295,7 @@ def end_of(place: LogPlace) -> int:
     return int(last.stem) + last.stat().st_size - 64
 
 
-def batches_of(place: LogPlace) -> Generator[tuple[Group | Skimmed, int, Batch]]:
+def batches_of(place: LogPlace) -> Generator[tuple[CommitGroup | Skimmed, int, Batch]]:
     """As a reader goes on: a group at a time."""
     for group in skim_log(RealDisk(), place, 0, end_of(place)):
         for offset, batch in group.batches():
@@ -303,7 +303,7 @@ def batches_of(place: LogPlace) -> Generator[tuple[Group | Skimmed, int, Batch]]
 
 
 def test_large_batches_are_skimmed_and_small_ones_read_whole(place: LogPlace) -> None:
-    assert [type(group) for group, _, _ in batches_of(place)] == [Skimmed, *[Group] * 4, *[Skimmed] * 3]
+    assert [type(group) for group, _, _ in batches_of(place)] == [Skimmed, *[CommitGroup] * 4, *[Skimmed] * 3]
     assert len(list(Path(place.folder).iterdir())) > 1
     for group, offset, batch in batches_of(place):
         assert batch.int64s(ColumnId.DELIVER_AT_MS).tolist() == list(range(batch.count))
