@@ -16,7 +16,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.seal import Seal, SealFacts, encode_seal
-from tests.crash import test_delay
+from tests.crash import delay_deaths
 from tests.crash.harness import Report
 from tests.delay_harness import small_slots
 
@@ -92,9 +92,9 @@ PLANTED: dict[str, tuple[object, str, object]] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_rule_that_is_taken_out_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*PLANTED[name])
-    monkeypatch.setattr(test_delay, "PARTS", 1)
-    monkeypatch.setattr(test_delay, "RECOVERIES_EVERY", 1_000)
+    monkeypatch.setattr(delay_deaths, "PARTS", 1)
+    monkeypatch.setattr(delay_deaths, "RECOVERIES_EVERY", 1_000)
     # Only some operations lie between what a bug turned around, and their numbers change with the code before them.
-    monkeypatch.setattr(test_delay, "SEALING_EVERY", 1)
+    monkeypatch.setattr(delay_deaths, "SEALING_EVERY", 1)
     with small_slots(), pytest.raises(AssertionError, match="died "):
-        test_delay.explore(Report(), FIRST)
+        delay_deaths.explore(Report(), FIRST)

@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import pytest
 
+from tests.operations_page import as_on_the_page, files_on_the_page
 from tests.unit.cli.runner import run
-from tests.unit.test_operations import as_on_the_page, files_on_the_page
 
 from .up_process import DEADLINE_S, Up, is_running, up
 

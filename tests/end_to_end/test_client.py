@@ -14,22 +14,17 @@ import pytest
 
 from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
-from tests.end_to_end.up_process import Up, up
+from tests.end_to_end.up_process import up
 
 GUIDE = Path(__file__).parents[2] / "docs" / "clients.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 DEADLINE_S = 60.0
 
 
-def meta_of(running: Up) -> str:
-    (ready,) = running.until_ready().ready("meta")
-    return f"{ready.host}:{ready.port}"
-
-
 def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
     assert len(EXAMPLES) == 5
     with up(tmp_path, "--port", "0") as running:
-        meta = meta_of(running)
+        meta = running.meta
         for example in EXAMPLES:
             program = example.replace("127.0.0.1:7400", meta)
             command = [sys.executable, "-W", "error", "-c", program]
@@ -41,7 +36,7 @@ def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ["delay", "realtime", "meta"])
 def test_every_message_comes_once_although_a_server_is_killed_in_the_middle(tmp_path: Path, role: str) -> None:
     with up(tmp_path, "--port", "0") as running:
-        meta = meta_of(running)
+        meta = running.meta
         received: dict[int, int] = {}
         with Producer(meta) as producer, Consumer(meta, "orders", "billing", lease=timedelta(seconds=5)) as consumer:
             now_ms = time.time_ns() // 1_000_000

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import delayd
-from tests.end_to_end.test_client import meta_of
 from tests.end_to_end.up_process import up
 
 DEADLINE_S = 60.0
@@ -24,7 +23,7 @@ DEADLINE_S = 60.0
 def meta(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("fair")
     with up(folder, "--port", "0") as running:
-        yield meta_of(running)
+        yield running.meta
 
 
 class Worker:

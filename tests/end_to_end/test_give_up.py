@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.test_copies import alarm_of, cluster, command, decide, log_id_of
+from tests.end_to_end.cluster import alarm_of, cluster, command, decide, log_id_of
 
 
 @pytest.mark.parametrize("folder", ["realtime/message", "delay/message"])

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
+from tests.end_to_end.pulling import DEADLINE_S, pull_all
 
 from .processes import HOST, ServerProcess
 
-DEADLINE_S = 30.0
 SILENCE_MS = 1_000
 
 
@@ -42,18 +42,6 @@ def deaf_listener() -> Iterator[tuple[int, list[socket.socket]]]:
             thread.join()
             for one in accepted:
                 one.close()
-
-
-def pull_all(consumer: Consumer, count: int) -> dict[bytes, int]:
-    """Bodies until there are so many, each with how often it came."""
-    found: dict[bytes, int] = {}
-    deadline = time.monotonic() + DEADLINE_S
-    while len(found) < count and time.monotonic() < deadline:
-        batch = consumer.pull(wait=timedelta(milliseconds=500))
-        for body in batch.bodies:
-            found[body] = found.get(body, 0) + 1
-        batch.ack()
-    return found
 
 
 def test_a_stopped_realtime_server_is_connected_to_anew_and_rows_of_the_other_one_come_meanwhile(

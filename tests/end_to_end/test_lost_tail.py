@@ -11,7 +11,7 @@ from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
 
 from .processes import ServerProcess
-from .test_hung_server import DEADLINE_S, pull_all
+from .pulling import DEADLINE_S, pull_all
 
 
 def test_rule_H7_an_acknowledged_message_that_a_restart_cut_off_raises_the_alarm(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from delayd.config import RealtimeConfig
 from delayd.errors import ConnectionLost, StaleSession
-from delayd.net.connection import Connection, connect
+from delayd.net.connection import connect
 from delayd.net.server import run
-from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_rows
 from realtime.server import RealtimeServer
+from tests.end_to_end.dialogue import ask, greet, pull_head
 from tests.trust import connect_trusted, put_secret
-from tests.unit.realtime.batches import ORIGIN, bodies_of, dispatch_batch
+from tests.unit.realtime.batches import bodies_of, dispatch_batch
 
 Story = Callable[[str, int], Awaitable[None]]
 
@@ -37,30 +37,6 @@ def tell(tmp_path: Path, story: Story) -> None:
         assert not failures
 
     run(life)
-
-
-async def greet(connection: Connection, session: int, epoch: int = 1, w: tuple[int, int] = (0, 0)) -> Frame:
-    """Say hello to whoever is at the other end."""
-    status = await ask(connection, RequestType.STATUS, {})
-    target = status.head["log_id"]
-    who: Head = {"log_id": ORIGIN, "target": target, "epoch": epoch, "instance": 77, "session": session, "w": list(w)}
-    return await ask(connection, RequestType.HELLO, who)
-
-
-def pull_head(subject: str = "orders", group: str = "billing", wait_ms: int = 0, lease_ms: int = 60_000) -> Head:
-    return {
-        "subject": subject,
-        "group": group,
-        "max_messages": 1000,
-        "max_bytes": 1 << 20,
-        "wait_ms": wait_ms,
-        "lease_ms": lease_ms,
-        "consumer": "test",
-    }
-
-
-async def ask(connection: Connection, kind: RequestType, head: Head, *body: bytes) -> Frame:
-    return await connection.request(kind, head, body, timeout_ms=10_000)
 
 
 def test_a_dispatched_message_is_pulled_and_acknowledged_once(tmp_path: Path) -> None:

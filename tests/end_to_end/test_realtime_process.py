@@ -15,8 +15,8 @@ from delayd.net.connection import Connection
 from delayd.net.server import run
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestType, need_maps, need_rows
+from tests.end_to_end.dialogue import ask, greet, pull_head
 from tests.end_to_end.processes import ServerProcess
-from tests.end_to_end.test_realtime import ask, greet, pull_head
 from tests.trust import connect_trusted
 from tests.unit.realtime.batches import bodies_of, dispatch_batch
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from delayd.testing.disk import MemoryDisk, MemoryFile
 from delayd.testing.state import MemoryState
+from tests.memory_files import content, put
 
 
 class ReadFault(Enum):
@@ -94,7 +95,7 @@ def files_of(disk: MemoryDisk, folder: str) -> list[str]:
 
 def damage(disk: MemoryDisk, path: str, fault: FileFault) -> Callable[[], None] | None:
     """Damage a file durably, without its server's knowledge: what restores it; None when that can't be done to it."""
-    whole = _content(disk, path)
+    whole = content(disk, path)
     neighbour = ""
     if fault is FileFault.MISSING:
         disk.remove(path)
@@ -104,21 +105,21 @@ def damage(disk: MemoryDisk, path: str, fault: FileFault) -> Callable[[], None] 
         if not others or not name.endswith(".log"):
             return None
         neighbour = f"{folder}/{others[0]}"
-        other = _content(disk, neighbour)
-        _write(disk, path, other)
-        _write(disk, neighbour, whole)
+        other = content(disk, neighbour)
+        put(disk, path, other)
+        put(disk, neighbour, whole)
     else:
-        _write(disk, path, _damaged(whole, fault))
+        put(disk, path, _damaged(whole, fault))
     disk.sync_filesystem("/")
 
     def restore() -> None:
         if fault is FileFault.FLIP:
             # What a server appended behind the bit stays.
-            _write(disk, path, _damaged(_content(disk, path), fault, len(whole)))
+            put(disk, path, _damaged(content(disk, path), fault, len(whole)))
             return
         if neighbour:
-            _write(disk, neighbour, other)
-        _write(disk, path, whole)
+            put(disk, neighbour, other)
+        put(disk, path, whole)
         disk.sync_filesystem("/")
 
     return restore
@@ -136,20 +137,6 @@ def _damaged(whole: bytes, fault: FileFault, size: int = 0) -> bytes:
         return whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
     # The log_id of the header is another one; its checksum does not know.
     return whole[:16] + bytes([whole[16] ^ 1]) + whole[17:]
-
-
-def _content(disk: MemoryDisk, path: str) -> bytes:
-    file = disk.open(path)
-    return file.pread(file.size(), 0)
-
-
-def _write(disk: MemoryDisk, path: str, data: bytes) -> None:
-    if disk.exists(path):
-        disk.remove(path)
-    file = disk.open(path, create=True)
-    file.pwritev([data], 0)
-    file.sync()
-    file.close()
 
 
 def flip_value(state: MemoryState, key: bytes) -> Callable[[], None]:

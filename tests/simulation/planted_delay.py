@@ -47,7 +47,7 @@ from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.validate import check_batch, check_headers
 from delayd.wire.frame import Frame
-from tests.property.test_delay_lives import PLANTED as PLANTED_IN_LIVES
+from tests.delay_bugs import PLANTED as PLANTED_IN_LIVES
 from tests.simulation.patches import Bugs, Patch, changed
 
 SLOT_MS = 500

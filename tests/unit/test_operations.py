@@ -14,9 +14,8 @@ from delayd.delay.retention import NOT_SEALED
 from delayd.net.files import CONNECTIONS_MAX, FILES_MIN
 from delayd.net.program import STOP_MS_MAX
 from delayd.net.registration import RegistrationState
+from tests.operations_page import PAGE, ROOT, as_on_the_page, files_on_the_page
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "operations.md").read_text()
 SOURCES = ("delayd", "meta", "realtime", "cli", "spark")
 LEVELS = ("info", "warning", "error", "critical")  # Debugging is off, and no change of state.
 SAYS_LEVEL_LATER = "log"  # Its level is computed, so that the page may name several.
@@ -105,21 +104,6 @@ def _toml(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int) else f'"{value}"'
-
-
-def files_on_the_page() -> set[str]:
-    """Files of a data directory, as the page writes them."""
-    section = PAGE[PAGE.index("## Files") : PAGE.index("## Settings")]
-    rows = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
-    return {path for cells in rows for path in re.findall(r"`([^`]+)`", cells)}
-
-
-def as_on_the_page(path: str) -> str:
-    """A file's path in a data directory, as the page writes it."""
-    path = re.sub(r"\d{20}", "<offset>", path)
-    path = re.sub(r"\d{10}", "<hour>", path)
-    path = re.sub(r"consume/\d{8}", "consume/<subject>", path)
-    return re.sub(r"\d{8}", "<day>", path)
 
 
 def test_the_page_has_a_row_for_each_folder_of_logs() -> None:

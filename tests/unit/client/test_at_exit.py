@@ -8,8 +8,7 @@ import time
 from functools import partial
 
 from delayd.client.at_exit import EXIT_S
-from tests.unit.client.test_blocking import DEADLINE_S, add_messages, poll
-from tests.unit.client.world import world_aside
+from tests.unit.client.world import DEADLINE_S, add_messages, poll, world_aside
 
 SENDS = """
 import sys, delayd

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -18,7 +17,7 @@ from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, StaleHandle
 from tests.unit.client.servers import refuse
-from tests.unit.client.world import PAST_MS, World, world_aside
+from tests.unit.client.world import PAST_MS, add_messages, poll, world_aside
 
 DEADLINE_S = 20.0
 
@@ -39,18 +38,6 @@ for _ in range(5):
     assert not producer.send("a", b"2", deliver_at_ms=10**12).duplicate
 producer.close()
 """
-
-
-def add_messages(world: World, count: int) -> None:
-    for row in range(count):
-        world.realtime.add(b"%d" % row)
-
-
-def poll(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.002)
 
 
 def test_a_blocking_send_returns_its_receipt() -> None:

@@ -24,8 +24,7 @@ from delayd.client.sync_consumer import Consumer, Message, MessageBatch
 from delayd.errors import AlreadyClosed
 from delayd.wire.requests import RequestType
 from tests.unit.client.servers import until
-from tests.unit.client.test_blocking import DEADLINE_S, add_messages, poll
-from tests.unit.client.world import World, on_loop, world_aside
+from tests.unit.client.world import DEADLINE_S, World, add_messages, on_loop, poll, world_aside
 
 LEASE = timedelta(seconds=1)  # What nobody comes for goes back after a quarter of it.
 CLIENT = str(Path(delayd.client.__file__).parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
@@ -105,3 +106,15 @@ async def error_of(awaitable: Awaitable[object]) -> DelaydError:
     except DelaydError as error:
         return error
     raise AssertionError("nothing was raised")
+
+
+def add_messages(world: World, count: int) -> None:
+    for row in range(count):
+        world.realtime.add(b"%d" % row)
+
+
+def poll(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.002)

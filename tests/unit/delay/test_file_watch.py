@@ -10,8 +10,8 @@ from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.schedule import dispatch_path, schedule_path
 from tests.delay_harness import FOLDER, World
 from tests.delay_outside import wanted
-
-from .test_log_watch import content, sealed_hour, write
+from tests.memory_files import content, put
+from tests.unit.delay.sealed import sealed_hour
 
 
 @pytest.mark.parametrize("how", ["removed", "8 bytes short"])
@@ -22,10 +22,10 @@ def test_rule_L10_a_schedule_log_that_goes_under_the_server_is_told_before_its_h
     world.checkpoint()
     hour = hour_of_ms(world.clock.now_ms() + 5 * HOUR_MS)
     path = schedule_path(FOLDER, hour)
-    whole = content(world, path)
+    whole = content(world.disk, path)
     world.disk.remove(path)
     if how != "removed":
-        write(world, path, whole[:-8])
+        put(world.disk, path, whole[:-8])
     world.pass_ms(LOOK_MS + 2_000)
     (wait,) = world.core.waits()
     assert f"schedule/{hour_name(hour)}" in wait.what and path in wait.why
@@ -33,7 +33,7 @@ def test_rule_L10_a_schedule_log_that_goes_under_the_server_is_told_before_its_h
     world.send(wanted(2, 5 * HOUR_MS, "n"))
     world.settle()
     world.checkpoint()
-    write(world, path, whole)
+    put(world.disk, path, whole)
     world.pass_ms(RETRY_MS + 2_000)
     world.settle()
     assert not len(world.core.quarantine)
@@ -49,13 +49,13 @@ def test_rule_L10_a_file_of_a_sealed_hour_that_goes_is_told_until_it_is_back(nam
     hour = hour_of_ms(world.clock.now_ms())
     sealed_hour(world, "a")
     path = (schedule_path if name == "schedule" else dispatch_path)(FOLDER, hour)
-    whole = content(world, path)
+    whole = content(world.disk, path)
     world.disk.remove(path)
     world.pass_ms(LOOK_MS + 2_000)
     (entry,) = world.core.quarantine.listing()
     assert (entry.id, entry.path, entry.drop) == (f"sealed/{hour_name(hour)}", path, "")
     told: list[tuple[bool, str]] = []
-    write(world, path, whole)
+    put(world.disk, path, whole)
     world.core.release(entry.id, lambda done, text: told.append((done, text)))
     world.settle()
     assert told and not len(world.core.quarantine)

@@ -10,7 +10,7 @@ from delayd.wire.frame import Frame, HeadValue
 from delayd.wire.requests import RequestType
 from tests.counts import calls
 from tests.delay_harness import PRODUCER_ID, World, encode_wanted, wanted
-from tests.unit.delay.test_requests import Answers
+from tests.unit.delay.answers import Answers
 
 # Calls of Python functions, the disk in memory and this file included, measured and rounded up by a tenth: each costs
 # 0.1 to 0.3 us. They grow with neither rows nor bytes.

@@ -8,10 +8,11 @@ from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.log import segment_name
 from delayd.log.schedule import dispatch_path
 from delayd.log.watch import LOOK_MS
-from delayd.testing.disk import MemoryDisk
 from tests.delay_harness import FOLDER, World
 from tests.delay_outside import wanted
 from tests.faults.harness import files_of
+from tests.memory_files import content, put
+from tests.unit.delay.sealed import sealed_hour
 
 FIRST = f"{FOLDER}/message/{segment_name(0)}"
 ID = f"log/{segment_name(0).removesuffix('.log')}"
@@ -58,13 +59,13 @@ def test_an_operator_has_a_removed_message_log_written_again_from_what_the_serve
     world = World()
     world.send(wanted(3, 5 * HOUR_MS, "m"))
     world.settle()
-    whole = content(world, FIRST)
+    whole = content(world.disk, FIRST)
     world.disk.remove(FIRST)
     world.pass_ms(LOOK_MS + 2_000)
     told: list[tuple[bool, str]] = []
     world.core.release(ID, lambda done, text: told.append((done, text)))
     world.settle()
-    assert not len(world.core.quarantine) and content(world, FIRST).startswith(whole)
+    assert not len(world.core.quarantine) and content(world.disk, FIRST).startswith(whole)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -72,9 +73,9 @@ def test_rule_L10_a_file_in_the_place_of_another_is_told_and_taken_only_when_it_
     world = World()
     world.send(wanted(3, 5 * HOUR_MS, "m"))
     world.settle()
-    data = bytearray(content(world, FIRST))
+    data = bytearray(content(world.disk, FIRST))
     data[len(data) // 2] ^= 0 if same else 1
-    write(world, FIRST, bytes(data))
+    put(world.disk, FIRST, bytes(data))
     world.pass_ms(LOOK_MS + 2_000)
     assert [entry.id for entry in world.core.quarantine] == [ID]
     assert "another file was put in its place" in str(world.core.quarantine.find(ID))
@@ -99,12 +100,12 @@ def test_rule_L10_the_seal_log_that_is_removed_under_the_server_stops_sealing_un
     world = World()
     sealed_hour(world, "a")
     path = f"{FOLDER}/seal/{segment_name(0)}"
-    whole = content(world, path)
+    whole = content(world.disk, path)
     world.disk.remove(path)
     world.pass_ms(LOOK_MS + 2_000)
     assert [entry.id for entry in world.core.quarantine] == ["seal/log"]
     sealed_hour(world, "b", sealed=False)
-    write(world, path, whole)
+    put(world.disk, path, whole)
     world.pass_ms(LOOK_MS + 2_000)
     assert not len(world.core.quarantine)
     world.sweep()
@@ -115,7 +116,7 @@ def test_every_operator_hears_what_came_of_the_seal_log_also_while_it_is_opened_
     world = World()
     sealed_hour(world, "a")
     path = f"{FOLDER}/seal/{segment_name(0)}"
-    whole = content(world, path)
+    whole = content(world.disk, path)
     world.disk.remove(path)
     world.pass_ms(LOOK_MS + 2_000)
     told: list[tuple[bool, str]] = []
@@ -125,7 +126,7 @@ def test_every_operator_hears_what_came_of_the_seal_log_also_while_it_is_opened_
         world.settle()
         assert [done for done, _ in told] == [mended] * 2
         told.clear()
-        write(world, path, whole)
+        put(world.disk, path, whole)
 
 
 def test_rule_L10_a_server_that_stops_writes_removed_files_again() -> None:
@@ -154,19 +155,6 @@ def test_rule_S4_no_hour_is_sealed_in_a_file_that_was_removed_a_moment_ago() -> 
     assert [entry.id for entry in world.core.quarantine] == ["seal/log"]
 
 
-def sealed_hour(world: World, name: str, *, sealed: bool = True) -> None:
-    """Have an hour's messages delivered, and the hour sealed unless that can't be."""
-    hour = hour_of_ms(world.clock.now_ms())
-    world.send(wanted(3, 500, name))
-    world.pass_ms(2_000)
-    world.checkpoint()
-    world.clock.advance(HOUR_MS)
-    world.pass_ms(3_000)
-    world.checkpoint()
-    world.sweep()
-    assert world.hours().get(hour).sealed is sealed
-
-
 @pytest.mark.parametrize("what", ["gone", "cut", "flipped", "of another log"])
 def test_rule_L9_a_message_log_file_below_the_checkpoint_refuses_no_start(what: str) -> None:
     world = World(segment_bytes=4096)
@@ -184,33 +172,14 @@ def test_rule_L9_a_message_log_file_below_the_checkpoint_refuses_no_start(what: 
         remains.disk.remove(paths[1])
     else:
         bad = {"cut": whole[:-8], "flipped": whole[:20] + b"!" + whole[21:]}.get(what, whole[:16] + b"x" + whole[17:])
-        write_to(remains.disk, paths[1], bad)
+        put(remains.disk, paths[1], bad)
     again = World(remains, segment_bytes=4096)
     (entry,) = again.core.quarantine
     assert entry.kind == "log" and entry.error.path == paths[1]
-    write_to(again.disk, paths[1], whole)
+    put(again.disk, paths[1], whole)
     again.pass_ms(LOOK_MS + 2_000)
     assert not len(again.core.quarantine)
     again.clock.advance(5 * HOUR_MS - 60_000)
     again.pass_ms(90_000)
     again.drain()
     again.check_books()
-
-
-def content(world: World, path: str) -> bytes:
-    file = world.disk.open(path)
-    return file.pread(file.size(), 0)
-
-
-def write(world: World, path: str, data: bytes) -> None:
-    """Put another file of this content under a name, as an operator does who restores a copy."""
-    write_to(world.disk, path, data)
-
-
-def write_to(disk: MemoryDisk, path: str, data: bytes) -> None:
-    if disk.exists(path):
-        disk.remove(path)
-    file = disk.open(path, create=True)
-    file.pwritev([data], 0)
-    file.sync()
-    disk.sync_folder(path.rpartition("/")[0])

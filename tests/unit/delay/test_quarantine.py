@@ -13,21 +13,10 @@ from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FileKind, open_segment
 from delayd.testing.clock import START_MS
 from tests.delay_harness import FOLDER, World, wanted
+from tests.unit.delay.answers import decided
 
 HOUR = hour_of_ms(START_MS)
 FAR = HOUR + 5
-
-
-def decided(world: World, action: str, id_: str) -> tuple[bool, str]:
-    told: list[tuple[bool, str]] = []
-
-    def hear(done: bool, text: str) -> None:
-        told.append((done, text))
-
-    (world.core.release if action == "release" else world.core.drop)(id_, hear)
-    world.settle()
-    (answer,) = told
-    return answer
 
 
 def outcomes(world: World, hour: int) -> list[Outcome]:

@@ -1,35 +1,23 @@
 """Requests of a delay server: what is answered, and what is refused by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 
 from delayd.batch import Batch, BatchKind, DispatchPart, ProducerPart
 from delayd.delay.producers import Allowance, Waiter
 from delayd.delay.requests import PIECE_BATCHES, Requests, split
-from delayd.errors import BatchMalformed, DelaydError, UnknownRequest, UnknownServer
+from delayd.errors import BatchMalformed, UnknownRequest, UnknownServer
 from delayd.testing.clock import START_MS
-from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_maps
 from delayd.wire.results import BATCHES_MAX
 from tests.batches import messages
 from tests.delay_harness import World
+from tests.unit.delay.answers import Answers
 
 HOUR_MS = 3_600_000
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)
-
-
-class Answers:
-    """Keeps what a peer is told."""
-
-    def __init__(self) -> None:
-        self.heads: list[Head] = []
-
-    def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
-        self.heads.append(dict(head))
-
-    def answer_error(self, request_id: int, error: DelaydError) -> None:
-        raise error
 
 
 def frame(kind: int, head: Head | None = None, body: bytes = b"") -> Frame:

@@ -25,7 +25,7 @@ from delayd.log.dispatch import NewPart, Outcome, OutcomeRows, decode_outcomes, 
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
 from delayd.log.schedule import REMOVED, decode_hours, dispatch_path, schedule_path
-from delayd.log.seal import NO_SEAL, Seal, decode_seals, seal_place
+from delayd.log.seal import NO_SEAL
 from delayd.log.segment import FileKind, Segment, open_segment
 from delayd.testing.clock import START_MS
 from delayd.testing.disk import CAPACITY_BYTES, Crash, MemoryDisk
@@ -33,19 +33,13 @@ from delayd.testing.executor import StepExecutor
 from delayd.testing.tree import PowerLoss
 from tests.batches import messages
 from tests.delay_harness import FOLDER, TARGET_IDS, World, new_world, wanted
+from tests.unit.delay.sealed import seals_of
 
 HOUR_MS = 3_600_000
 HOUR = hour_of_ms(START_MS)
 TARGET = TARGET_IDS[0]
 AWAY = b"mails"  # Its target is another one than that of orders.eu.
 SUBJECTS = [b"mail", b"orders", b"orders.eu"]
-
-
-def seals_of(world: World) -> list[Seal]:
-    """What the seal log holds."""
-    place = seal_place(FOLDER, world.core.identity.log_id)
-    log = open_log(world.disk, place, START_MS)
-    return [seal for group in log.scan(0, log.durable) for _, batch in group.batches() for seal in decode_seals(batch)]
 
 
 def over(world: World, hours: int = 1) -> None:

@@ -21,7 +21,7 @@ from tests.delay_files import DATA, FOLDER
 from tests.delay_harness import Remains, World, wanted
 from tests.delay_target import FakeTarget
 from tests.unit.delay.handoff import TARGET, link_of, ready_world, target_of
-from tests.unit.delay.test_sealing import seals_of
+from tests.unit.delay.sealed import seals_of
 
 OTHER = 0x7002
 

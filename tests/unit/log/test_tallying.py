@@ -6,40 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart
+from delayd.batch import BatchKind
 from delayd.content import Tally, content_hash, tally
-from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.errors import BatchMalformed
 from delayd.log.group import CommitGroup, GroupKind, NewGroup, encode_header, parse_header
 from delayd.log.tallying import Tallier, tallies_of
-
-Row = tuple[int, int, bytes, bytes, int]  # Sequence, due, headers, body, hash; a hash of -1: the right one.
-
-
-def batch(
-    subject: bytes,
-    rows: Sequence[Row],
-    origin: int = 1,
-    hour: int = 500_000,
-    *,
-    headers: bool = False,
-    batch_id: int = 1,
-    w: tuple[int, int] = (0, 0),
-) -> bytes:
-    table = encode_subject_table([subject])
-    headers_end, region = lay_out([row[2] for row in rows], len(table))
-    region += bytes(-len(region) & 7)
-    ends, bodies = lay_out([row[3] for row in rows], len(table) + (len(region) if headers else 0))
-    hashes = [content_hash(subject, row[2], row[3]) if row[4] == -1 else row[4] for row in rows]
-    columns: list[tuple[ColumnId, Columns]] = [
-        (ColumnId.DELIVER_AT_MS, np.array([row[1] for row in rows], np.int64)),
-        (ColumnId.SEQUENCE, np.array([row[0] for row in rows], np.uint64)),
-        *([(ColumnId.HEADERS_END, headers_end.astype(np.uint32))] if headers else []),
-        (ColumnId.BODY_END, ends.astype(np.uint32)),
-        (ColumnId.CONTENT_HASH, np.array(hashes, np.uint64)),
-    ]
-    heap = [table, *([region] if headers else []), bodies, bytes(-len(bodies) & 7)]
-    return encode(BatchKind.DISPATCH, DispatchPart(origin, 1, batch_id, *w, 5, hour), len(rows), columns, heap, 1)
+from tests.unit.log.dispatch_batches import Row, batch
 
 
 def group(*batches: bytes, offset: int = 0) -> CommitGroup:

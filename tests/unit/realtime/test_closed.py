@@ -7,7 +7,7 @@ from delayd.hours import hour_of_ms
 from delayd.log.tally import covered, sum_tallies
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType, need_int
-from tests.unit.log.test_tallying import batch
+from tests.unit.log.dispatch_batches import batch
 
 from .batches import DUE_MS, ORIGIN
 from .world import SimPeer, World

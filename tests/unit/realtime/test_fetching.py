@@ -7,8 +7,7 @@ from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_int, need_list, need_rows
 
 from .batches import bodies_of, dispatch_batch
-from .test_pulls import ready_world
-from .world import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
+from .world import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 
 WAIT_MS = 5_000
 

@@ -10,6 +10,7 @@ from delayd.testing.disk import MemoryDisk
 from delayd.wire.quarantine import read_list
 from delayd.wire.requests import RequestType
 from delayd.wire.waits import read_waits
+from tests.memory_files import content, files, put
 
 from .batches import dispatch_batch
 from .world import SimPeer, World
@@ -31,25 +32,6 @@ def filled(batches: int = 24, w: int = 1_000, settings: dict[str, int] | None = 
     world.hello(SimPeer(), 2, w=(1, min(w, batches)))
     world.core.checkpoint()
     return world, bodies
-
-
-def files(disk: MemoryDisk, folder: str) -> list[str]:
-    return [f"{folder}/{name}" for name in disk.list_folder(folder)]
-
-
-def content(disk: MemoryDisk, path: str) -> bytes:
-    file = disk.open(path)
-    return file.pread(file.size(), 0)
-
-
-def put(disk: MemoryDisk, path: str, data: bytes) -> None:
-    """Put a file in the place of another one, as an operator does who restores a copy."""
-    if disk.exists(path):
-        disk.remove(path)
-    file = disk.open(path, create=True)
-    file.pwritev([data], 0)
-    file.sync()
-    disk.sync_folder(path.rpartition("/")[0])
 
 
 def listed(world: World) -> list[str]:

@@ -15,7 +15,7 @@ from realtime.kept import COPY_PREFIX, GROUP_PREFIX
 from realtime.quarantine import RETRY_MS
 
 from .batches import dispatch_batch
-from .test_quarantine import BAD, FOLDER, flip, pull_all, served
+from .rotten import BAD, FOLDER, flip, pull_all, served
 from .world import GROUP, SUBJECT, SimPeer, World, pull_head
 
 

@@ -5,18 +5,10 @@ import pytest
 from delayd.errors import BadRequest, BadSubject, UnknownRequest
 from delayd.testing.executor import StepExecutor
 from delayd.wire.requests import RequestType, need_maps, need_rows
+from tests.unit.realtime.world import ready_world
 
 from .batches import bodies_of, dispatch_batch, split
 from .world import GROUP, SUBJECT, SimPeer, World, pull_head
-
-
-def ready_world(*bodies: list[bytes], **settings: int) -> tuple[World, SimPeer]:
-    """A server that was handed batches of these bodies."""
-    world, peer = World(settings=settings), SimPeer()
-    world.hello(peer, 1)
-    for batch_id, of_batch in enumerate(bodies, 1):
-        world.dispatch(peer, 1, dispatch_batch(batch_id, of_batch))
-    return world, peer
 
 
 def test_whole_stored_batches_are_answered_as_they_came() -> None:

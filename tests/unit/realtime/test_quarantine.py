@@ -6,51 +6,17 @@ import logging
 import pytest
 
 from delayd.log.log import Log
-from delayd.testing.disk import MemoryDisk
 from delayd.wire.requests import RequestType, need_int, need_maps
 from realtime.quarantine import BATCHES_A_PULL, RETRY_MS
+from tests.unit.realtime.rotten import BAD, FOLDER, OUT_OF_MEMORY, flip, pull_all, served
 
 from .batches import bodies_of, dispatch_batch
 from .world import GROUP, SUBJECT, SimPeer, World, pull_head
-
-FOLDER = "/data/realtime/message"
-BAD = b"bad" * 100
-OUT_OF_MEMORY = {"tail_bytes": 0}
-
-
-def flip(disk: MemoryDisk, wanted: bytes) -> None:
-    """Change the first byte of a body, or change it back."""
-    for name in disk.list_folder(FOLDER):
-        file = disk.open(f"{FOLDER}/{name}", write=True)
-        at = file.pread(file.size(), 0).find(wanted[1:]) - 1
-        if at >= 0:
-            (before,) = file.pread(1, at)
-            file.pwritev([bytes([before ^ 0xFF])], at)
-            file.sync()
-        file.close()
-
-
-def served(*batches: list[bytes], settings: dict[str, int] | None = None) -> tuple[World, SimPeer]:
-    """A server that keeps nothing in memory, and was handed these batches."""
-    world, peer = World(settings=settings or OUT_OF_MEMORY), SimPeer()
-    world.hello(peer, 1)
-    for batch_id, bodies in enumerate(batches, 1):
-        world.dispatch(peer, 1, dispatch_batch(batch_id, bodies))
-    return world, peer
 
 
 def quarantined(world: World, group: str = GROUP) -> int:
     head, _ = world.ask(SimPeer(), RequestType.GROUPS, {"subject": SUBJECT})
     (found,) = [need_int(row, "quarantined") for row in need_maps(head, "groups") if row["group"] == group]
-    return found
-
-
-def pull_all(world: World, group: str = GROUP) -> list[bytes]:
-    """Pull and acknowledge until there is nothing."""
-    peer, found = SimPeer(), list[bytes]()
-    while (pulled := world.pull(peer, group)).bodies:
-        found += pulled.bodies
-        assert world.ack(peer, pulled.handles, group) == []
     return found
 
 

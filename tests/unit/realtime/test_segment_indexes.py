@@ -8,7 +8,7 @@ from delayd.hours import hour_of_ms
 from delayd.log.segment_index import IndexedGroup, read_index
 from delayd.reading.indexed import proves
 from delayd.testing.executor import StepExecutor
-from tests.unit.log.test_tallying import batch
+from tests.unit.log.dispatch_batches import batch
 
 from .batches import DUE_MS, ORIGIN
 from .world import SimPeer, World

@@ -9,8 +9,7 @@ from realtime import groups as groups_module
 from realtime import pulls as pulls_module
 from realtime.groups import PAUSE_MS, PAUSE_MS_MAX, pause_after
 
-from .test_pulls import ready_world
-from .world import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
+from .world import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head, ready_world
 
 HOUR_MS = 3_600_000
 

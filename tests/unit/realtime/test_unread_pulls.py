@@ -15,11 +15,12 @@ from delayd.wire.frame import Head
 from delayd.wire.quarantine import read_list
 from delayd.wire.requests import RequestType
 from realtime.unread_pulls import AGAIN_MS, LOOK_MS
+from tests.memory_files import content, files, put
 
 from .batches import dispatch_batch
-from .test_log_files import PULL, content, files, put
 from .world import GROUP, SUBJECT, Pulled, SimPeer, World, pull_head
 
+PULL = "/data/realtime/pull"
 SETTINGS = {"segment_bytes": 1 << 20, "retention_ms": 1_000, "lease_ms": 5_000}
 
 

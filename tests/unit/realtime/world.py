@@ -16,7 +16,7 @@ from delayd.wire.requests import RequestType, need_int, need_rows, need_u64
 from realtime.core import Core, Executors
 from realtime.recovery import recover
 
-from .batches import ORIGIN, bodies_of
+from .batches import ORIGIN, bodies_of, dispatch_batch
 
 DATA = "/data"
 SUBJECT = "orders"
@@ -214,3 +214,12 @@ def pull_head(
         "consumer": "test",
     }
     return head if ahead is None else head | {"ahead": ahead}
+
+
+def ready_world(*bodies: list[bytes], **settings: int) -> tuple[World, SimPeer]:
+    """A server that was handed batches of these bodies."""
+    world, peer = World(settings=settings), SimPeer()
+    world.hello(peer, 1)
+    for batch_id, of_batch in enumerate(bodies, 1):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, of_batch))
+    return world, peer

@@ -1,0 +1,156 @@
+"""A workload of the delay server, and what must hold after a death at each of its operations.
+
+Sends near and far, checkpoints, dispatch, acknowledgements, hours that end, seal and are deleted.
+"""
+
+from __future__ import annotations
+
+from cli.rows import NONE, HourState, Window, schedules
+from delayd.errors import BadArgument
+from delayd.reading.seals import verify_seals
+from delayd.testing.clock import START_MS
+from delayd.testing.disk import Crash
+from delayd.testing.tree import PowerLoss
+from tests.crash.harness import Report, Way, look_of, ways
+from tests.delay_harness import DATA, Remains, World, new_world, wanted
+
+HOUR_MS = 3_600_000
+BEFORE_HOUR_MS = 3_000  # The workload passes the end of an hour, so that one seals.
+SEEDS = 2
+PARTS = 4  # Operations are shared out among so many tests, which may run beside each other.
+RECOVERIES_EVERY = 5  # Recovery is died in after every so many operations of the workload.
+SEALING_EVERY = 3  # Deaths after which it is tried that each hour seals, which takes as long as all else.
+SETTINGS = {
+    "segment_bytes": 4_096,
+    "frame_rows_max": 2,
+    "tail_bytes": 0,
+    "load_ahead_ms": 1_000,
+    "retention_hours": 1,
+    "checkpoint_every_ms": HOUR_MS,
+}
+
+
+def new_life(remains: Remains) -> World:
+    return World(remains, seed=1, **SETTINGS)  # type: ignore[arg-type]
+
+
+def work(world: World) -> None:
+    """The workload; 50 messages in all."""
+    begin = HOUR_MS - BEFORE_HOUR_MS
+    world.send([*wanted(3, begin + 500, "near"), *wanted(2, begin + 2 * HOUR_MS, "far"), *wanted(1, 0, "late")])
+    world.settle()
+    world.send(wanted(3, begin + 700, "mail", b"mail", every_ms=300))
+    world.pass_ms(800)
+    world.checkpoint()
+    world.send([*wanted(2, begin + 1_500, "more"), *wanted(2, begin + BEFORE_HOUR_MS + 500, "next hour")])
+    world.pass_ms(1_000)
+    world.send_again(1)
+    world.checkpoint()
+    world.send(wanted(30, begin + 3_700, "roll" * 20))
+    world.pass_ms(2_500)
+    world.checkpoint()
+    world.core.sweep()
+    world.settle()
+    world.send(wanted(6, begin + 4_500, "last"))
+    world.pass_ms(600)
+    world.clock.advance(HOUR_MS)
+    world.pass_ms(1_500)
+    world.checkpoint()
+    world.sweep()
+    world.send(wanted(1, begin + HOUR_MS, "after an hour"))
+    world.pass_ms(200)
+    world.checkpoint()
+    # The first hour goes, the second one seals.
+    world.sweep()
+
+
+class Death:
+    """One death at an operation; `remains` is what each way leaves of it."""
+
+    def __init__(self, at: int | None) -> None:
+        self._before = new_world(now_ms=START_MS + HOUR_MS - BEFORE_HOUR_MS)
+        self._before.disk.faults.crash_at = at
+        self._world: World | None = None
+        try:
+            self._world = new_life(self._before)
+            work(self._world)
+        except Crash:
+            pass
+        self.operations = self._before.disk.operations
+
+    def remains(self, way: Way, *, late: bool) -> Remains:
+        """What the next start finds."""
+        if self._world is None:
+            return self._before.after_crash(way.loss, way.seed)
+        return self._world.remains(way.loss, way.seed, late=late)
+
+
+def finish(world: World, *, sealing: bool) -> None:
+    """Go on as if nothing had happened, and compare the books."""
+    world.send(wanted(2, world.clock.now_ms() - START_MS + 100, "after"))
+    world.drain(3 * HOUR_MS)
+    world.check_books()
+    if sealing:
+        world.check_sealing()
+
+
+def look_at(remains: Remains) -> None:
+    """What another process sees before the next life: no error, no seal that is broken, no hour that is half gone."""
+    disk = remains.disk.after_kill()
+    try:
+        found = schedules(disk, DATA)
+    except BadArgument:
+        return  # It died before its message log was there.
+    for each in found:
+        assert each.tail_damage is None, f"messages that are not filed yet can't be read: {each.tail_damage}"
+        for hour in each.hours(Window()):
+            read = each.read(hour)
+            assert (read.outcome_of != NONE).all() or read.state is not HourState.SEALED, f"hour {hour} is half gone"
+    broken = verify_seals(DATA, disk=disk).broken
+    assert not broken, f"seals that the files contradict: {broken}"
+
+
+def explore(report: Report, first: int) -> None:
+    """Die at the operations of one part; AssertionError names the place."""
+    for at in range(first, len(Death(None).operations) + 1, PARTS):
+        report.operations += 1
+        death = Death(at)
+        seen: set[object] = set()
+        for number, way in enumerate(ways(SEEDS)):
+            report.crashes += 1
+            remains = death.remains(way, late=(at + number) % 2 == 0)
+            look = look_of(remains.disk)
+            if look in seen:
+                continue
+            seen.add(look)
+            where = f"died {way} at operation {at} ({death.operations[-1]})"
+            try:
+                look_at(remains)
+                report.recoveries += 1
+                finish(new_life(remains), sealing=at % SEALING_EVERY == 0)
+                if at % RECOVERIES_EVERY == 0 and number in (0, 1 + at % 5):
+                    die_again(death, way, report)
+            except Exception as error:
+                raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def die_again(death: Death, way: Way, report: Report) -> None:
+    """Die at each operation of the recovery that follows, and recover from that."""
+    at = 0
+    while True:
+        at += 1
+        remains = death.remains(way, late=False)
+        remains.disk.faults.crash_at = at
+        try:
+            new_life(remains)
+            return
+        except Crash:
+            report.recovery_operations += 1
+        loss = (None, PowerLoss.ALL_LOST, PowerLoss.REORDERED)[at % 3]
+        again = remains.after_crash(loss, at)
+        try:
+            report.recoveries += 1
+            finish(new_life(again), sealing=False)
+        except Exception as error:
+            operation = remains.disk.operations[-1]
+            raise AssertionError(f"died again {loss} at operation {at} of recovery ({operation}): {error}") from error
