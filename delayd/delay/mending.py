@@ -39,9 +39,9 @@ from delayd.delay.hour_table import (
 )
 from delayd.delay.kept import DROPPED_KEY, encode_dropped
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour, among, load_hour, scan_groups, without
-from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.outcomes import OutcomeLog, reopen_dispatch_log
 from delayd.delay.pending import PendingRows
-from delayd.delay.quarantine import Kind, Quarantine, quarantine_path, schedule_beside_path
+from delayd.delay.quarantine import Kind, Quarantine, outcomes_beside, quarantine_path, schedule_beside_path
 from delayd.delay.recovery import open_dispatch_log, read_outcomes
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.delay.sources import Sources
@@ -252,32 +252,43 @@ class Mending:
     def _open_outcomes(self, hour: int, known: int, given_up: bool) -> tuple[Segment, OutcomeRows]:
         """Open the restored dispatch log; on the thread that writes outcomes."""
         now_ms = self._clock.now_ms()
-        path, beside = dispatch_path(self._folder, hour), quarantine_path(self._folder, hour)
-        arguments = (self._disk, self._folder, self._log_id, self._epoch, hour)
+        beside = outcomes_beside(self._disk, self._folder).get(hour, [])
         if given_up:
-            try:
-                opened = self._open_if_there(arguments, hour, now_ms)
-            except DamagedData:
-                self._give_up(path, f"{hour_name(hour)}.dispatch.dropped")
-                opened = None
-            if opened is None and self._disk.exists(beside):
-                self._disk.make_folder(path.rpartition("/")[0])
-                self._disk.rename(beside, path)
-                self._sync_folders(beside, path)
-                opened = self._open_if_there(arguments, hour, now_ms)
-        else:
-            opened = open_dispatch_log(*arguments, known, now_ms)
-        if opened is not None:
-            return opened
+            known, beside = 0, self._put_damaged_aside(hour, beside, now_ms)
+        opened = open_dispatch_log(*(self._disk, self._folder, self._log_id, self._epoch, hour), known, beside, now_ms)
+        return opened if opened is not None else (self._new_dispatch_log(hour, now_ms), NO_OUTCOMES)
+
+    def _put_damaged_aside(self, hour: int, beside: list[int], now_ms: int) -> list[int]:
+        """Put aside which of an hour's dispatch log and the files beside it do not check: which of these are left."""
+        path, kept = dispatch_path(self._folder, hour), list[int]()
+        if not self._checks(path, hour):
+            self._give_up(path, f"{hour_name(hour)}.dispatch.dropped")
+            self._new_dispatch_log(hour, now_ms).close()
+        for number in beside:
+            path = quarantine_path(self._folder, hour, number)
+            if self._checks(path, hour):
+                kept.append(number)
+            else:
+                self._give_up(path, f"{hour_name(hour)}.{number}.dispatch.dropped")
+        return kept
+
+    def _checks(self, path: str, hour: int) -> bool:
+        try:
+            segment = reopen_dispatch_log(self._disk, path, self._log_id, 0, hour)
+            if segment is not None:
+                try:
+                    read_outcomes(segment)
+                finally:
+                    segment.close()
+        except DamagedData:
+            return False
+        return True
+
+    def _new_dispatch_log(self, hour: int, now_ms: int) -> Segment:
+        path = dispatch_path(self._folder, hour)
         self._disk.make_folder(path.rpartition("/")[0])
         header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
-        return create_segment(self._disk, path, header).remember_file(), NO_OUTCOMES
-
-    def _open_if_there(
-        self, arguments: tuple[Disk, str, int, int, int], hour: int, now_ms: int
-    ) -> tuple[Segment, OutcomeRows] | None:
-        there = self._disk.exists(dispatch_path(self._folder, hour))
-        return open_dispatch_log(*arguments, 0, now_ms) if there else None
+        return create_segment(self._disk, path, header).remember_file()
 
     def _told(self, done: Done[OutcomeRows]) -> None:
         hour = self.running

@@ -18,7 +18,7 @@ from delayd.batch import ROWS_MAX
 from delayd.clock import Clock
 from delayd.delay.hour_table import OutcomeEnd
 from delayd.delay.loader import among
-from delayd.delay.quarantine import quarantine_path
+from delayd.delay.quarantine import outcomes_beside, quarantine_path
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.executor import Done, Executor
@@ -103,6 +103,10 @@ class OutcomeLog:
         self._quarantined = quarantined  # Hours whose own file is damaged and takes nothing.
         self._on_damaged = on_damaged  # Hears of hours that become so.
         self._segments = segments  # Touched by the executor only, once a flush was submitted.
+        # By hour: the newest file beside a damaged one, and its durable end, which `ends` does not count.
+        self._beside = {
+            hour: (segment.path, segment.durable) for hour, segment in segments.items() if hour in quarantined
+        }
         self._waiting: list[Recorded] = []
         self._flushing: list[Recorded] = []
         self._after_waiting: list[Callable[[], None]] = []
@@ -193,6 +197,7 @@ class OutcomeLog:
         def work() -> R:
             self._close(hour)
             segment, result = make()
+            self._beside.pop(hour, None)  # It joined the hour's own file.
             self._segments[hour] = segment
             return result
 
@@ -259,12 +264,14 @@ class OutcomeLog:
                 flushed.full.add(hour)
                 continue
             except DamagedData as error:
-                # Not even the file beside the damaged one takes them: they wait, and so does what follows them.
+                # Not even a new file beside the damaged ones takes them: they wait, and so does what follows them.
                 flushed.damaged[hour] = error
                 flushed.full.add(hour)
                 continue
             segment.flush()
             flushed.ends[hour] = segment.durable
+            if segment.path != dispatch_path(self._folder, hour):
+                self._beside[hour] = segment.path, segment.durable
         return flushed
 
     def _flushed(self, done: Done[Flushed]) -> None:
@@ -315,7 +322,7 @@ class OutcomeLog:
             self._handed_over.append(HandedOver(sequences[wanted], hashes[wanted]))
 
     def _open(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
-        """The file of an hour; the one beside it when its own is damaged, which ``damaged`` tells when it is new."""
+        """The file of an hour; one beside it when its own is damaged, which ``damaged`` tells when it is new."""
         segment = self._segments.get(hour)
         if segment is None:
             # A file that was closed may have rotted since: what was durable in it is no torn tail (rule L5).
@@ -326,9 +333,20 @@ class OutcomeLog:
                 except DamagedData as error:
                     damaged[hour] = error
             if segment is None:
-                segment = self._open_at(hour, quarantine_path(self._folder, hour), 0, now_ms)
+                segment = self._open_beside(hour, now_ms, damaged)
             self._segments[hour] = segment
         return segment
+
+    def _open_beside(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
+        """The newest file beside a damaged one; when that is damaged as well, a new one."""
+        number = max(outcomes_beside(self._disk, self._folder).get(hour, [1]))
+        path = quarantine_path(self._folder, hour, number)
+        written, end = self._beside.get(hour, ("", 0))
+        try:
+            return self._open_at(hour, path, end if path == written else 0, now_ms)
+        except DamagedData as error:
+            damaged[hour] = error
+        return self._open_at(hour, quarantine_path(self._folder, hour, number + 1), 0, now_ms)
 
     def _open_at(self, hour: int, path: str, known: int, now_ms: int) -> Segment:
         self._disk.make_folder(path.rpartition("/")[0])

@@ -5,16 +5,17 @@ what belongs into it goes to a file beside it, in the same format, and joins it 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from delayd.clock import Clock
-from delayd.disk import Disk
-from delayd.errors import DamagedData
-from delayd.hours import hour_name
+from delayd.disk import Disk, list_named
+from delayd.errors import BadArgument, DamagedData
+from delayd.hours import hour_from_name, hour_name
 from delayd.log.dispatch import NewPart, Outcome, OutcomeRows
 from delayd.wire.quarantine import Quarantined
 from delayd.wire.waits import Wait
@@ -23,6 +24,8 @@ Decided = Callable[[bool, str], None]
 """Hears whether an operator's word changed something, and what."""
 
 log = logging.getLogger(__name__)
+
+OUTCOMES_BESIDE = re.compile(r"([0-9]{10})(?:\.([0-9]+))?\.log")
 
 
 class Kind(StrEnum):
@@ -156,9 +159,24 @@ class Quarantine:
             )
 
 
-def quarantine_path(folder: str, hour: int) -> str:
-    """Name the file that takes outcomes of an hour while its dispatch log is damaged."""
-    return f"{folder}/quarantine/{hour_name(hour)}.log"
+def quarantine_path(folder: str, hour: int, number: int = 1) -> str:
+    """Name a file that takes outcomes of an hour while its dispatch log is damaged, and so are those numbered below."""
+    name = hour_name(hour) if number == 1 else f"{hour_name(hour)}.{number}"
+    return f"{folder}/quarantine/{name}.log"
+
+
+def outcomes_beside(disk: Disk, folder: str) -> dict[int, list[int]]:
+    """The numbers, rising, of the files that stand beside damaged dispatch logs, by hour."""
+    found: dict[int, list[int]] = {}
+    for name in list_named(disk, f"{folder}/quarantine"):
+        match = OUTCOMES_BESIDE.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            found.setdefault(hour_from_name(match[1]), []).append(int(match[2] or 1))
+        except BadArgument:
+            continue  # Ten digits that are no hour: no server wrote such a file.
+    return {hour: sorted(numbers) for hour, numbers in found.items()}
 
 
 def schedule_beside_path(folder: str, hour: int) -> str:
@@ -191,9 +209,9 @@ def missing_parts(outcomes: OutcomeRows, known: OutcomeRows) -> list[NewPart]:
     return parts
 
 
-def forget_quarantine(disk: Disk, folder: str, hour: int) -> None:
-    """Remove the file beside a restored dispatch log that holds all of it now."""
-    path = quarantine_path(folder, hour)
-    disk.remove(path)
-    disk.sync_folder(path.rpartition("/")[0])
+def forget_quarantine(disk: Disk, folder: str, hour: int, numbers: Sequence[int]) -> None:
+    """Remove the files beside a restored dispatch log that holds all of them now."""
+    for number in numbers:
+        disk.remove(quarantine_path(folder, hour, number))
+    disk.sync_folder(f"{folder}/quarantine")
     log.info("hour_restored hour=%s", hour_name(hour))

@@ -4,7 +4,7 @@ The order is the rule: epoch, dispatch logs, message log, then the hours; nothin
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
@@ -22,7 +22,7 @@ from delayd.delay.loader import NO_SEQUENCES, load_hour, order_hour
 from delayd.delay.outcomes import append_parts, reopen_dispatch_log
 from delayd.delay.pending import PendingRows
 from delayd.delay.producers import Producers
-from delayd.delay.quarantine import forget_quarantine, missing_parts, quarantine_path
+from delayd.delay.quarantine import forget_quarantine, missing_parts, outcomes_beside, quarantine_path
 from delayd.delay.seal_log import SealLog, open_seal_log
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, message_rows
@@ -300,40 +300,53 @@ def _recover_outcomes(
     segments: dict[int, Segment] = {}
     decided: dict[int, NDArray[np.uint64]] = {}
     target_ends: dict[int, int] = {}
-    found = {hour for hour, _ in list_dispatch_logs(disk, folder)}
-    for hour in sorted(found | known.keys() | set(given_up)):
+    found, all_beside = {hour for hour, _ in list_dispatch_logs(disk, folder)}, outcomes_beside(disk, folder)
+    for hour in sorted(found | known.keys() | all_beside.keys() | set(given_up)):
         if hours.get(hour).sealed:
             continue
-        length = known.get(hour, OutcomeEnd()).length
-        beside = quarantine_path(folder, hour)
+        length, beside = known.get(hour, OutcomeEnd()).length, all_beside.get(hour, ())
         try:
             if hour in given_up:
                 raise DamagedData(dispatch_path(folder, hour), 0, "an operator gave it up, and that is not done yet")
-            opened = open_dispatch_log(disk, folder, identity.log_id, identity.epoch, hour, length, now_ms)
+            opened = open_dispatch_log(disk, folder, identity.log_id, identity.epoch, hour, length, beside, now_ms)
         except DamagedData as damage:
             quarantined[hour] = damage
-            opened = _open_beside(disk, identity.log_id, hour, beside, quarantined)
-        if opened is None:
-            continue
-        segments[hour], outcomes = opened
-        # Numpy's unique hashes, which for a million rows takes a second; a repetition among them does no harm.
-        decided[hour] = np.sort(outcomes.sequences, kind="stable")
-        note_ends(target_ends, outcomes, accepted)
+            segment, known_outcomes = _open_beside(disk, folder, identity.log_id, hour, beside)
+        else:
+            if opened is None:
+                continue
+            segment, known_outcomes = opened[0], [opened[1]]
+        if segment is not None:
+            segments[hour] = segment
+        if known_outcomes:
+            # Numpy's unique hashes, which for a million rows takes a second; a repetition among them does no harm.
+            told = np.concatenate([outcomes.sequences for outcomes in known_outcomes])
+            decided[hour] = np.sort(told, kind="stable")
+        for outcomes in known_outcomes:
+            note_ends(target_ends, outcomes, accepted)
     return segments, decided, target_ends
 
 
 def _open_beside(
-    disk: Disk, log_id: int, hour: int, path: str, quarantined: dict[int, DamagedData]
-) -> tuple[Segment, OutcomeRows] | None:
-    """Open the file beside a damaged dispatch log, if there is one that checks."""
-    if not disk.exists(path):
-        return None
-    try:
-        segment = reopen_dispatch_log(disk, path, log_id, 0, hour)
-        return None if segment is None else (segment, read_outcomes(segment))
-    except DamagedData as damage:
-        quarantined[hour] = damage
-        return None
+    disk: Disk, folder: str, log_id: int, hour: int, numbers: Sequence[int]
+) -> tuple[Segment | None, list[OutcomeRows]]:
+    """What the files beside a damaged dispatch log say, as far as they check; the newest one is open if it does."""
+    newest: Segment | None = None
+    found: list[OutcomeRows] = []
+    for number in numbers:
+        if newest is not None:
+            newest.close()
+            newest = None
+        try:
+            newest = reopen_dispatch_log(disk, quarantine_path(folder, hour, number), log_id, 0, hour)
+            if newest is not None:
+                found.append(read_outcomes(newest))
+        except DamagedData as damage:
+            log.critical("found_damaged reason=%r", str(damage))
+            if newest is not None:
+                newest.close()
+                newest = None
+    return newest, found
 
 
 def ends_of_all(disk: Disk, folder: str, log_id: int, accepted: Mapping[int, AcceptedTarget]) -> dict[int, int]:
@@ -360,9 +373,11 @@ def note_ends(ends: dict[int, int], outcomes: OutcomeRows, accepted: Mapping[int
 
 
 def open_dispatch_log(
-    disk: Disk, folder: str, log_id: int, epoch: int, hour: int, known: int, now_ms: int
+    disk: Disk, folder: str, log_id: int, epoch: int, hour: int, known: int, beside: Sequence[int], now_ms: int
 ) -> tuple[Segment, OutcomeRows] | None:
     """Open an hour's dispatch log, with what came to be known while it was damaged; None when it holds nothing yet.
+
+    ``beside`` numbers the files that tell so; they are gone once all of it is in the log.
 
     Raises:
         DamagedData, Shortage: it does not check or can't be read; all up to the offset ``known`` was durable.
@@ -372,16 +387,19 @@ def open_dispatch_log(
         return None
     try:
         outcomes = read_outcomes(segment)
-        path = quarantine_path(folder, hour)
-        if disk.exists(path):
-            beside = reopen_dispatch_log(disk, path, log_id, 0, hour)
-            if beside is not None:
-                parts = missing_parts(read_outcomes(beside), outcomes)
-                beside.close()
-                if parts:
-                    append_parts(segment, hour, parts, epoch, now_ms)
-                    outcomes = read_outcomes(segment)
-                forget_quarantine(disk, folder, hour)
+        for number in beside:
+            other = reopen_dispatch_log(disk, quarantine_path(folder, hour, number), log_id, 0, hour)
+            if other is None:
+                continue
+            try:
+                parts = missing_parts(read_outcomes(other), outcomes)
+            finally:
+                other.close()
+            if parts:
+                append_parts(segment, hour, parts, epoch, now_ms)
+                outcomes = read_outcomes(segment)
+        if beside:
+            forget_quarantine(disk, folder, hour, beside)
     except BaseException:
         segment.close()
         raise

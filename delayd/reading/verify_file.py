@@ -4,6 +4,7 @@ Invariant: nothing is changed or locked, and a file that a running server writes
 """
 
 import os
+import re
 import sys
 from array import array
 from dataclasses import dataclass, field
@@ -259,8 +260,13 @@ def _check_name(path: str, header: FileHeader) -> None:
     name = path.rpartition("/")[2]
     suffix = BESIDE_SUFFIX if name.endswith(BESIDE_SUFFIX) else ".log"
     expected = f"{hour_name(header.number)}{suffix}" if hourly else segment_name(header.base_offset)
-    if name != expected:
+    if name != expected and not (header.kind == FileKind.DISPATCH and _is_beside(path, header.number)):
         raise DamagedData(path, 0, f"its header says that it is {expected}")
+
+
+def _is_beside(path: str, hour: int) -> bool:
+    """Whether a file is the second or a later one that stands beside a damaged dispatch log of this hour."""
+    return re.search(rf"/quarantine/{hour_name(hour)}\.[0-9]+\.log$", path) is not None
 
 
 def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:

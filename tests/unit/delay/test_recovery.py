@@ -23,7 +23,7 @@ from delayd.reading.directory import find_directories
 from delayd.reading.groups import file_size
 from delayd.reading.schedule import take_snapshot
 from delayd.testing.clock import START_MS
-from delayd.testing.disk import CAPACITY_BYTES, Crash
+from delayd.testing.disk import CAPACITY_BYTES, Crash, MemoryDisk
 from delayd.testing.tree import PowerLoss
 from tests.delay_harness import FOLDER, TARGET_IDS, Remains, World, new_world, wanted
 
@@ -422,6 +422,90 @@ def test_rule_L5_a_late_outcome_cuts_nothing_off_a_closed_dispatch_log_that_was_
     assert not len(world.core.quarantine) and not world.disk.exists(quarantine_path(FOLDER, HOUR))
     world.check_books()
     world.check_sealing()
+
+
+def rot(disk: MemoryDisk, path: str) -> bytes:
+    """Put another file, which does not check, in the place of one: what the first one held."""
+    file = disk.open(path)
+    whole = file.pread(file.size(), 0)
+    put(disk, path, b"rotten" + whole[6:])
+    return whole
+
+
+def put(disk: MemoryDisk, path: str, data: bytes) -> None:
+    disk.remove(path)
+    file = disk.open(path, write=True, create=True)
+    file.pwritev([data], 0)
+    file.sync()
+    file.close()
+    disk.sync_filesystem("/")
+
+
+def rotten_in_a_row(world: World, count: int) -> dict[str, bytes]:
+    """Damage an hour's dispatch log, then each file that stands in for it, with an outcome in each: what they held."""
+    held: dict[str, bytes] = {}
+    paths = [dispatch_path(FOLDER, HOUR), *(quarantine_path(FOLDER, HOUR, number) for number in range(1, count))]
+    for number, path in enumerate(paths):
+        world.send([*wanted(1, 500, f"now{number}"), *wanted(1, HOUR_MS, f"next{number}")])
+        world.pass_ms(1_000)
+        assert f"now{number}-0".encode() not in world.missing()
+        held[path] = rot(world.disk, path)
+        world.pass_ms(31_000)
+    world.send(wanted(1, 500, "last"))
+    world.pass_ms(1_000)
+    assert not world.core._outcomes.blocked and world.disk.exists(quarantine_path(FOLDER, HOUR, count))
+    assert [entry.id for entry in world.core.quarantine] == [f"dispatch/{hour_name(HOUR)}"]
+    return held
+
+
+def test_rule_L10_however_many_files_beside_a_dispatch_log_are_damaged_all_hours_are_delivered() -> None:
+    world = World()
+    held = rotten_in_a_row(world, 4)
+    world.clock.advance(HOUR_MS)
+    world.pass_ms(2_000)
+    assert not world.missing() and not world.core._outcomes.blocked
+    for path, whole in held.items():
+        assert len(world.core.quarantine) == 1
+        put(world.disk, path, whole)
+        world.pass_ms(31_000)
+    assert not len(world.core.quarantine) and not world.disk.list_folder(f"{FOLDER}/quarantine")
+    world.drain()
+    world.check_books()
+    world.check_sealing()
+
+
+def test_rule_L10_a_start_on_several_damaged_files_beside_a_dispatch_log_delivers_the_other_hours() -> None:
+    world = World()
+    held = rotten_in_a_row(world, 3)
+    last = quarantine_path(FOLDER, HOUR, 3)
+    held[last] = rot(world.disk, last)
+    again = World(world.remains(PowerLoss.ALL_LOST))
+    again.send([*wanted(1, 500, "this hour"), *wanted(1, 3 * HOUR_MS, "later")])
+    again.settle()
+    again.clock.advance(3 * HOUR_MS)
+    again.pass_ms(5_000)
+    assert again.missing() == {b"this hour-0"}
+    for path, whole in held.items():
+        put(again.disk, path, whole)
+    again.pass_ms(31_000)
+    again.drain()
+    again.check_books()
+    again.check_sealing()
+
+
+def test_an_operator_gives_up_only_those_files_of_an_hour_that_are_damaged() -> None:
+    world = World()
+    held = rotten_in_a_row(world, 3)
+    second = quarantine_path(FOLDER, HOUR, 2)
+    for path in held.keys() - {second}:
+        put(world.disk, path, held[path])
+    told: list[bool] = []
+    world.core.drop(f"dispatch/{hour_name(HOUR)}", lambda done, text: told.append(done))
+    world.settle()
+    assert told == [True] and not len(world.core.quarantine)
+    assert world.disk.list_folder(f"{FOLDER}/quarantine") == [f"{hour_name(HOUR)}.2.dispatch.dropped"]
+    file = world.disk.open(dispatch_path(FOLDER, HOUR))
+    assert file.pread(len(held[dispatch_path(FOLDER, HOUR)]), 0) == held[dispatch_path(FOLDER, HOUR)]
 
 
 def test_rule_H4_what_a_target_answers_of_a_quarantined_hour_is_kept_for_the_restored_log() -> None:

@@ -445,16 +445,17 @@ def test_seal_logs_and_the_files_of_quarantined_hours_are_verified(tmp_path: Pat
     books.checkpoint()
     books.seal()
     books.close()
-    beside = Path(quarantine_path(books.delay, HOUR))
+    beside, second = Path(quarantine_path(books.delay, HOUR)), Path(quarantine_path(books.delay, HOUR, 2))
     beside.parent.mkdir()
-    beside.write_bytes(books.path_of("dispatch").read_bytes())
+    for path in (beside, second):
+        path.write_bytes(books.path_of("dispatch").read_bytes())
     filed = Path(schedule_beside_path(books.delay, HOUR))
     filed.write_bytes(books.path_of("schedule").read_bytes())
     report = verify_directory(books.root)
     assert report.sound and {"seal", "dispatch", "schedule"} <= {file.kind for file in report.files}
-    assert verify_files([str(beside), str(filed)]).sound
+    assert verify_files([str(beside), str(second), str(filed)]).sound
     (seal,) = Path(f"{books.delay}/seal").iterdir()
-    for path in (seal, beside, filed):
+    for path in (seal, beside, second, filed):
         assert report_on(report, path).state is State.OK
         flip(path, 100)
         assert report_on(verify_directory(books.root), path).state is not State.OK
