@@ -383,10 +383,12 @@ class Core:
         """Index what has become durable, answer for it, and wake who waits."""
         self._indexed_offset, self._indexed_crc32c = commit.end, commit.crc32c
         self._next_sequence = commit.next_sequence
+        for note in commit.notes:
+            # First: a greeting of the same delay server in this commit came behind it, for those before were dropped.
+            note.origin.accepted()
+            note.durable()
         for greeting in commit.greetings:
             self._welcome(greeting, commit.end)
-        for note in commit.notes:
-            note.durable()
         touched: dict[Subject, None] = {}
         for landed in commit.landed:
             rows: list[list[int]] = []

@@ -116,6 +116,13 @@ class Origin:
         self.expected.clear()
         self.dirty = True
 
+    def accepted(self) -> None:
+        """The operator's word is durable: what landed since it was said, in front of it, does not count either."""
+        self.w, self.decided_offset = W_NONE, 0
+        self.window.clear()
+        self.keys.clear()
+        self.dirty = True
+
     def forget_window(self) -> None:
         """Forget what is in doubt, for it is read again."""
         self.window.clear()

@@ -150,6 +150,8 @@ class UnreadPulls:
             done.result()
         except (DelaydError, OSError) as error:
             told(False, str(error))
+            # Others may have asked for a try meanwhile.
+            self._tell(False, str(error))
             return
         self.release(told)
 
@@ -159,9 +161,11 @@ class UnreadPulls:
             found = done.result()
         except (DataError, OSError) as error:
             log.warning("pull_log_not_looked_at reason=%r", str(error))
+            self._tell(False, str(error))
             return
         rested, self._seen = found == self._seen, found
-        if rested and (found != self._tried or self._clock.monotonic_ms() >= self._again_ms):
+        # Whoever asked for a try during the look does not wait for the next one.
+        if self._told or (rested and (found != self._tried or self._clock.monotonic_ms() >= self._again_ms)):
             self._try()
 
     def _try(self) -> None:

@@ -165,6 +165,7 @@ class DelayCore:
             found.targets,
             found.targets_owed,
             words.lost,
+            words.is_freed,
         )
         self.moves = RouteMoves(state, self.dispatcher, threads.worker)
         self.targets = Targets(

@@ -49,6 +49,7 @@ class Dispatcher:
         noted: dict[bytes, int],
         changed: set[bytes],
         lost: Container[int] = (),
+        is_freed: Callable[[int], bool] = lambda target: False,
     ) -> None:
         self.links: dict[int, Link] = {}
         self.targets = dict(noted)  # Subject to log_id, durable in the message log (rule H5).
@@ -70,6 +71,7 @@ class Dispatcher:
         self._places: dict[int, tuple[str, int]] = {}
         self._ask_again_ms: int | None = None
         self._lost = lost  # Targets that get nothing any more (rule H5).
+        self._is_freed = is_freed  # Of these, whether nothing waits for it that is not in doubt.
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
         self._decided = NO_SEQUENCES
         self._trusted = False
@@ -113,7 +115,9 @@ class Dispatcher:
 
     def move(self, subject: bytes, target: int) -> None:
         """Send a subject's rows to another target from now on, by an operator's word."""
-        if self.targets.get(subject, target) != target:
+        if target in self._lost:
+            log.warning("move_not_followed subject=%s target=%016x reason=it_is_lost", subject.decode(), target)
+        elif self.targets.get(subject, target) != target:
             self._moving[subject] = target
 
     def is_moving(self, subject: bytes) -> bool:
@@ -185,7 +189,11 @@ class Dispatcher:
         for subject, target in notes:
             self._note(subject, target)
         for target in {target: None for _, target in notes}:
-            self._link(target).pump()
+            if self._is_freed(target):
+                # An operator gave it up while the note was being stored: what would go there is asked for again.
+                self.free(target)
+            else:
+                self._link(target).pump()
 
     def _note(self, subject: bytes, target: int) -> None:
         self._asked.discard(subject)
@@ -237,8 +245,8 @@ class Dispatcher:
     def _move_on(self) -> None:
         """Note the new targets of subjects of which the old target holds nothing in doubt; their rows wait here."""
         for subject, target in list(self._moving.items()):
-            if subject not in self.targets:
-                # It was forgotten, so meta is asked when it is next used.
+            if subject not in self.targets or target in self._lost:
+                # It was forgotten, so meta is asked when it is next used; or nobody goes there any more.
                 del self._moving[subject]
                 continue
             link = self.links[self.targets[subject]]
@@ -318,6 +326,8 @@ class Dispatcher:
         if link is None:
             link = self.links[target] = self._new_link(target)
             link.address = self._places.get(target)
+            if target in self._lost:
+                link.lose()
             self._index_of[target] = len(self._order)
             self._order.append(link)
         return link

@@ -195,12 +195,20 @@ class Link:
             return send_ms if look_ms is None else look_ms
         return min(look_ms, send_ms)
 
-    def lose(self) -> None:
-        """Speak to the target no more, for good, by an operator's word."""
+    def hold(self) -> None:
+        """Speak to the target no more while an operator's word that it is lost is being stored."""
         self.is_lost = True
+        self._end_session(RETRY_MS)
+
+    def go_on(self) -> None:
+        """Speak to the target again: the operator's word could not be stored."""
+        self.is_lost = False
+
+    def lose(self) -> None:
+        """Speak to the target no more, for good, by an operator's word that is durable."""
+        self.hold()
         self.alarm, self.refusal = "", None
         self._fence.take_down(self._name)
-        self._end_session(RETRY_MS)
 
     def accept(self) -> None:
         """Try again at once, and have the target take us as we are, if that is what it refuses."""

@@ -58,15 +58,30 @@ class TargetWords:
         return {subject: log_id for subject, log_id in notes.items() if log_id not in freed}
 
     def lose(self, log_id: int, until_ms: int, now_ms: int) -> Pairs:
-        """Give a target up."""
+        """Give a target up; `take_back` when that could not be stored."""
         self.lost[log_id] = lost = Lost(until_ms, freed=False)
         puts, removes = self._operators.entry(now_ms, f"target {log_id:016x} is lost")
         return Pairs([*puts, (_key(LOST_PREFIX, log_id), msgpack.packb(lost))], removes)
 
+    def take_back(self, log_id: int) -> None:
+        """Nothing was stored of its loss."""
+        del self.lost[log_id]
+
     def free(self, log_id: int) -> Pairs:
-        """All that it may hold is in doubt."""
-        self.lost[log_id] = freed = Lost(self.lost[log_id].until_ms, freed=True)
-        return Pairs([(_key(LOST_PREFIX, log_id), msgpack.packb(freed))], [])
+        """All that it may hold is in doubt; `freed` when that is durable."""
+        return Pairs([(_key(LOST_PREFIX, log_id), msgpack.packb(self._freed(log_id)))], [])
+
+    def freed(self, log_id: int) -> None:
+        """It is durable that nothing may be at the target which is not in doubt."""
+        self.lost[log_id] = self._freed(log_id)
+
+    def is_freed(self, log_id: int) -> bool:
+        """Whether nothing of a target waits for its loss any more."""
+        lost = self.lost.get(log_id)
+        return lost is not None and lost.freed
+
+    def _freed(self, log_id: int) -> Lost:
+        return Lost(self.lost[log_id].until_ms, freed=True)
 
     def accept(self, log_id: int, accepted: Accepted, now_ms: int) -> Pairs:
         """Go on with a target that lost data: what its log should hold is counted anew."""

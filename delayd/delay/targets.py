@@ -28,6 +28,8 @@ from delayd.wire.targets import TargetInfo
 OnDone = Callable[[DelaydError | str], None]
 """Hears what an operator's word has done, or why nothing of it was stored."""
 
+RETRY_MS = 1_000  # Between tries to store that a lost target is free, on a full disk.
+
 log = logging.getLogger(__name__)
 
 
@@ -59,13 +61,19 @@ class Targets:
         self._epoch = epoch
         # Earlier lives sent nothing that was due later than this (rule H5).
         self._doubt_until_ms = max(clock.now_ms(), intake.appended_at_ms)
+        self._unstored: list[tuple[int, int]] = []  # Targets whose freedom found the disk full, and rows in doubt.
+        self._store_at_ms = 0
         # Given up by a life that ended before it was done.
         self._unfreed = [log_id for log_id in words.unfreed() if log_id in dispatcher.links]
         for log_id in self._unfreed:
             dispatcher.links[log_id].lose()
 
     def wake(self) -> None:
-        """Finish what the last life began, once what is due has left the wheel."""
+        """Finish what the last life or a full disk has left, once what is due has left the wheel."""
+        if self._unstored and self._clock.monotonic_ms() >= self._store_at_ms:
+            unstored, self._unstored = self._unstored, []
+            for log_id, rows in unstored:
+                self._free(log_id, rows, _nobody_hears)
         if self._unfreed and self._dispatcher.takes_due_rows:
             unfreed, self._unfreed = self._unfreed, []
             for log_id in unfreed:
@@ -93,16 +101,19 @@ class Targets:
         self._dispatcher.step()
         until_ms = None if link.sender.window.earlier_settled else self._doubt_until_ms
         now_ms = self._clock.now_ms()
-        link.lose()
-        log.critical("target_lost target=%016x", log_id)
+        link.hold()
         # After a crash nobody knows which of the rows that were due had left.
         pairs = self._words.lose(log_id, max(now_ms, self._doubt_until_ms), now_ms)
 
         def said(refused: DelaydError | None) -> None:
             if refused is not None:
+                self._words.take_back(log_id)
+                link.go_on()
                 done(refused)
-            else:
-                self._give_up(log_id, until_ms, done)
+                return
+            link.lose()
+            log.critical("target_lost target=%016x", log_id)
+            self._give_up(log_id, until_ms, done)
 
         self._commit(pairs, said)
 
@@ -128,6 +139,9 @@ class Targets:
                 accepted()
 
         def accepted() -> None:
+            if link.is_lost:
+                done(_not_noted(log_id))
+                return
             link.accept()
             done(f"target {log_id:016x} is accepted as it is and spoken to again")
 
@@ -138,25 +152,31 @@ class Targets:
     def _link(self, log_id: int) -> Link:
         link = self._dispatcher.links.get(log_id)
         if link is None or link.is_lost:
-            raise UnknownServer(f"no subject is noted for target {log_id:016x}; see `delayd target list`")
+            raise _not_noted(log_id)
         return link
 
     def _give_up(self, log_id: int, until_ms: int | None, done: OnDone) -> None:
-        link = self._dispatcher.links[log_id]
-        rows = link.sender.give_up(until_ms)
+        rows = self._dispatcher.links[log_id].sender.give_up(until_ms)
+        self._outcomes.when_durable(partial(self._free, log_id, rows, done))
+        self._outcomes.flush()
+
+    def _free(self, log_id: int, rows: int, done: OnDone) -> None:
+        """All that the target may hold is in doubt, durably: store that its subjects are free."""
 
         def freed(refused: DelaydError | None) -> None:
             if refused is not None:
-                # The next start finds it given up and not freed, and does the rest.
+                # Tried again until there is space; the next start does the same.
+                self._unstored.append((log_id, rows))
+                self._store_at_ms = self._clock.monotonic_ms() + RETRY_MS
                 done(refused)
                 return
-            link.sender.window.earlier_settled = True
+            self._words.freed(log_id)
+            self._dispatcher.links[log_id].sender.window.earlier_settled = True
             self._dispatcher.free(log_id)
             log.warning("target_freed target=%016x in_doubt=%d", log_id, rows)
             done(f"target {log_id:016x} is given up; {rows:,} messages that it may hold are in doubt")
 
-        self._outcomes.when_durable(lambda: self._commit(self._words.free(log_id), freed))
-        self._outcomes.flush()
+        self._commit(self._words.free(log_id), freed)
 
     def _commit(self, pairs: Pairs, done: Callable[[DelaydError | None], None]) -> None:
         def written(ended: Done[None]) -> None:
@@ -177,6 +197,10 @@ def _info(log_id: int, link: Link | None, subjects: int) -> TargetInfo:
     state = "refused" if link.alarm else link.phase.value
     waiting, undecided = len(link.sender.waiting), len(link.sender.window)
     return TargetInfo(log_id, address, state, subjects, waiting, undecided, link.alarm)
+
+
+def _not_noted(log_id: int) -> UnknownServer:
+    return UnknownServer(f"no subject is noted for target {log_id:016x}; see `delayd target list`")
 
 
 def _nobody_hears(told: DelaydError | str) -> None:
