@@ -112,6 +112,7 @@ class DelayCore:
             lambda: ends_of_all(disk, config.folder, self.identity.log_id, accepted_targets(state)),
             accepted_targets(state),
             found.quarantined,
+            found.given_up,
         )
         keeping = KeepingEnds(state, self._ends)
         self._loaded_from = hour_of_ms(max(clock.stamp_ms(), found.appended_at_ms))

@@ -6,7 +6,7 @@
 | ``hour/`` | the checkpoint file if it says the same replay offset, else the hour's own file | the start is refused |
 | ``beside/`` | the file itself | the start is refused |
 | ``outcomes/`` | the checkpoint file, else what the dispatch log itself proves | |
-| ``given_up/`` | its key says it all | |
+| ``given_up/`` | its key; what it began is done once more | |
 | ``seal`` | the seal log, from its beginning | |
 | ``target/`` | control records of the message log | the subject waits for an operator |
 | ``producer/`` | nothing: its batches are refused | an operator, or the producer's end |
@@ -70,7 +70,7 @@ class Kept:
     hours: HourTable = field(default_factory=HourTable)
     beside: HourTable = field(default_factory=HourTable)
     ends: dict[int, OutcomeEnd] = field(default_factory=dict)
-    given_up: set[int] = field(default_factory=set)  # Hours whose dispatch logs are being given up.
+    given_up: dict[int, bool] = field(default_factory=dict)  # Hours whose dispatch logs were: whether that is done.
     producers: Pairs = field(default_factory=list)
     producers_lost: dict[int, DamagedValue] = field(default_factory=dict)
     targets: dict[bytes, int] = field(default_factory=dict)
@@ -112,9 +112,11 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> Kept:
         kept.ends[hour] = OutcomeEnd(_published_ends(published).get(hour, 0))
         _told(error, "the checkpoint file")
     damaged = []
-    # The key says it all.
-    keys = [key for key, _ in state.scan(GIVEN_UP_PREFIX, damaged)] + [error.key for error in damaged]
-    kept.given_up = {int.from_bytes(key[len(GIVEN_UP_PREFIX) :]) for key in keys}
+    for key, value in state.scan(GIVEN_UP_PREFIX, damaged):
+        kept.given_up[int.from_bytes(key[len(GIVEN_UP_PREFIX) :])] = bool(msgpack.unpackb(value)[1])
+    for error in damaged:
+        kept.given_up[int.from_bytes(error.key[len(GIVEN_UP_PREFIX) :])] = False
+        _told(error, "its key")
     damaged = []
     kept.producers = state.scan(PRODUCER_PREFIX, damaged)
     kept.producers_lost = {int.from_bytes(error.key[len(PRODUCER_PREFIX) :]): error for error in damaged}

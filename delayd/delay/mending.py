@@ -2,8 +2,8 @@
 
 Invariant: a row enters the wheel once. Of an hour that is set aside it is known which of its rows this life has loaded;
 when its files are whole again, the others are, without those that have an outcome. Nothing checkpoints or loads
-meanwhile. A dispatch log is given up by a word in the state that is durable before any file moves, and stays until
-each row whose outcome may have been there is IN_DOUBT: a start that finds the word goes on with it.
+meanwhile. A dispatch log is given up by a word in the state that is durable before any file moves; a start
+that finds it goes on with it, until each row whose outcome may have been there is IN_DOUBT.
 
      set aside ──every 30 s, or an operator's word──▶ dispatch log ──▶ schedule log, joined with the file beside it
          ▲                                            (its thread)     (worker thread)
@@ -15,7 +15,7 @@ each row whose outcome may have been there is IN_DOUBT: a start that finds the w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -29,10 +29,10 @@ from delayd.clock import Clock
 from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.hour_table import (
     BESIDE_PREFIX,
-    GIVEN_UP_PREFIX,
     HourFile,
     HourTable,
     OutcomeEnd,
+    given_up_key,
     hour_key,
     hour_put,
     outcome_put,
@@ -125,7 +125,7 @@ class Mending:
         ended: Callable[[], None],
         restored: Callable[[int, OutcomeRows], None],
         dropped: dict[int, int] | None = None,
-        given_up: Iterable[int] = (),
+        given_up: dict[int, bool] | None = None,
     ) -> None:
         self.dropped = dropped or {}  # By hour: filed rows that operators gave up; the books allow for them (rule S5).
         self.running: int | None = None  # The hour that is being tried.
@@ -159,7 +159,9 @@ class Mending:
         self._drops: dict[int, set[Kind]] = {}  # By hour: files that the next try gives up if they are still damaged.
         self._heard: list[Asked] = []  # For the try under way, and what that one gives up.
         self._dropping: set[Kind] = set()
-        self._given_up = set(given_up)  # Hours whose dispatch logs are given up, while rows of them may be in doubt.
+        # Hours whose dispatch logs were given up, and whether each row that they may have named is in doubt. What they
+        # named at targets stays unknown, so these hours are remembered until they are deleted (rule H8).
+        self._given_up = {} if given_up is None else given_up
         # What an earlier life set aside is tried at once, so that it is listed if it is still so.
         self._due_ms = clock.monotonic_ms() + (0 if len(beside) else RETRY_MS)
         self._round: list[int] = []
@@ -227,13 +229,12 @@ class Mending:
         hour = self.running
         assert hour is not None, "a try is under way"
         end = self._outcomes.ends.get(hour) or self._known_ends.get(hour, OutcomeEnd())
-        work = partial(self._open_outcomes, hour, end.length, hour in self._given_up)
+        work = partial(self._open_outcomes, hour, end.length, self._is_given_up(hour))
         self._outcomes.exchange(hour, work, self._told)
 
     def _give_up_outcomes(self, hour: int) -> None:
         """Say durably that the dispatch log is given up, and that nothing of it is counted any more."""
-        puts = [(hour_key(hour, GIVEN_UP_PREFIX), msgpack.packb(self._clock.now_ms())), outcome_put(hour, OutcomeEnd())]
-        self._given_up.add(hour)
+        puts = [self._word(hour, done=False), outcome_put(hour, OutcomeEnd())]
         self._worker.submit(partial(self._state.commit, puts, []), self._said)
 
     def _said(self, done: Done[None]) -> None:
@@ -242,9 +243,9 @@ class Mending:
         try:
             done.result()
         except DiskFull as error:
-            self._given_up.discard(hour)
             self._end(False, f"nothing was stored: {error}")
             return
+        self._given_up[hour] = False
         self._known_ends.pop(hour, None)
         self._outcomes.ends.pop(hour, None)
         self._dispatch_log()
@@ -296,7 +297,7 @@ class Mending:
         try:
             outcomes = done.result()
         except DataError as error:
-            gives_up = Kind.DISPATCH in self._dropping and hour not in self._given_up
+            gives_up = Kind.DISPATCH in self._dropping and not self._is_given_up(hour)
             if gives_up and isinstance(error, DamagedData):
                 self._give_up_outcomes(hour)
             else:
@@ -304,7 +305,7 @@ class Mending:
             return
         segment = self._outcomes.segment_of(hour)
         assert segment is not None, "it was opened"
-        if hour in self._given_up:
+        if self._is_given_up(hour):
             self._note_unknown(hour)
         self._restored(hour, outcomes)
         self._outcomes.leave_out(hour, np.sort(outcomes.sequences, kind="stable"))
@@ -476,9 +477,9 @@ class Mending:
             # None of its rows went to the wheel in this life: those of the message log are among the kept rows.
             kept = without(self._pending.of_hour(hour), decided)
             rows = np.concatenate((rows, kept)) if len(kept) else rows
-        if hour in self._given_up:
+        if self._is_given_up(hour):
             rows = self._doubt(hour, rows, unloaded)
-            self._outcomes.when_durable(partial(self._forget_word, hour))
+            self._outcomes.when_durable(partial(self._finish_word, hour))
         if not self._wheel.has_hour(hour):
             self._wheel.add_hour(hour)
         self._wheel.insert(rows)
@@ -496,13 +497,20 @@ class Mending:
             self._outcomes.record(hour, part, _nothing)
         # No answer of a target decides on them again.
         self._earlier.learn(hour, lost["sequence"])
-        self._given_up.discard(hour)
+        self._given_up[hour] = True
         return rows
 
-    def _forget_word(self, hour: int) -> None:
+    def _is_given_up(self, hour: int) -> bool:
+        """Whether an operator has given an hour's dispatch log up, and that is not done yet."""
+        return self._given_up.get(hour) is False
+
+    def _word(self, hour: int, *, done: bool) -> tuple[bytes, bytes]:
+        return given_up_key(hour), msgpack.packb([self._clock.now_ms(), done])
+
+    def _finish_word(self, hour: int) -> None:
         """All that a given up dispatch log may have said is in doubt, durably."""
-        if hour not in self._given_up:
-            self._worker.submit(partial(self._state.commit, [], [hour_key(hour, GIVEN_UP_PREFIX)]), _forgotten)
+        if self._given_up[hour]:
+            self._worker.submit(partial(self._state.commit, [self._word(hour, done=True)], []), _finished)
 
     # The end of a try.
 
@@ -542,8 +550,8 @@ def _nothing() -> None:
     """A row that was given up waits for nobody."""
 
 
-def _forgotten(done: Done[None]) -> None:
+def _finished(done: Done[None]) -> None:
     try:
         done.result()
     except DiskFull as error:
-        log.warning("word_kept reason=%r", str(error))  # The next start finds nothing more to do, and removes it.
+        log.warning("word_not_finished reason=%r", str(error))  # The next start does it once more.

@@ -66,7 +66,7 @@ class Recovered:
     reach_ms: int  # The latest appended_at of all, which an operator's word may have set back since.
     skipped: list[Skipped]  # Sequences that an operator's word left unused.
     dropped: dict[int, int]  # By hour: filed rows that operators gave up.
-    given_up: set[int]  # Hours whose dispatch logs operators gave up, which was not done to its end.
+    given_up: dict[int, bool]  # Hours whose dispatch logs operators gave up: whether that was done to its end.
     loaded_until: int  # The last loaded hour.
     quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
     quarantined_ends: dict[int, OutcomeEnd]  # Only hours that a checkpoint counts: it goes on to say what was durable.
@@ -114,8 +114,9 @@ def _recover(
     producers.load(kept.producers)
     producers.lost |= kept.producers_lost.keys()
     known, quarantined = kept.ends, dict[int, DamagedData]()
+    unfinished = {hour for hour, done in kept.given_up.items() if not done}
     dispatch_logs, decided, target_ends = _recover_outcomes(
-        disk, folder, identity, hours, known, kept.given_up, quarantined, clock.now_ms(), accepted_targets(state)
+        disk, folder, identity, hours, known, unfinished, quarantined, clock.now_ms(), accepted_targets(state)
     )
     for segment in dispatch_logs.values():
         opened.callback(segment.close)

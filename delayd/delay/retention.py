@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from delayd.clock import Clock
-from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd, hour_key, hour_put, outcome_key
+from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd, given_up_key, hour_key, hour_put, outcome_key
 from delayd.delay.loader import scan_schedule_log
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.quarantine import Quarantine
@@ -302,7 +302,7 @@ class Retention:
             hour: file.with_flags(REMOVED) for hour, file in files.items() if hour not in told and not file.removed
         }
         if gone or marked:
-            removes = [key for hour in gone for key in (hour_key(hour), outcome_key(hour))]
+            removes = [key for hour in gone for key in (hour_key(hour), outcome_key(hour), given_up_key(hour))]
             try:
                 self._state.commit([hour_put(hour, file) for hour, file in marked.items()], removes)
             except DiskFull as error:

@@ -24,8 +24,9 @@ class TargetEnds:
     """Ends by log_id: those in the state, those that unsealed dispatch logs name, and those of this life.
 
     ``everywhere`` reads all dispatch logs: where a value of the state does not check (rule L9). ``accepted`` are the
-    targets whose counting an operator's word has begun anew. ``unread`` are the hours whose dispatch logs are damaged:
-    while there are any, an end says only that a target has acknowledged at least that much.
+    targets whose counting an operator's word has begun anew. ``damaged_hours`` are those whose dispatch logs are
+    damaged, and ``given_up`` those whose dispatch logs operators gave up: while there are any, an end says only that a
+    target has acknowledged at least that much.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class TargetEnds:
         found: Mapping[int, int],
         everywhere: Callable[[], Mapping[int, int]] = dict,
         accepted: Iterable[int] = (),
-        unread: Collection[int] = (),
+        damaged_hours: Collection[int] = (),
+        given_up: Collection[int] = (),
     ) -> None:
-        self.unread = unread
+        self._damaged, self._given_up = damaged_hours, given_up
         self._accepted = set(accepted)
         damaged: list[DamagedValue] = []
         self._ends = {KEY.unpack(key)[1]: int(msgpack.unpackb(value)) for key, value in state.scan(PREFIX, damaged)}
@@ -48,6 +50,11 @@ class TargetEnds:
                 self.name(target, offset)
         for target, offset in found.items():
             self.name(target, offset)
+
+    @property
+    def unread(self) -> set[int]:
+        """Hours whose outcomes are not all known, so that a target may have acknowledged more than is."""
+        return {*self._damaged, *self._given_up}
 
     def of(self, target: int) -> int:
         """The highest offset that is known; 0 when there is none."""

@@ -5,6 +5,8 @@ Invariant: what is damaged here is put back as it was, so that nothing may be lo
 
 from __future__ import annotations
 
+from delayd.delay.hour_table import OUTCOME_PREFIX, OutcomeEnd, load_outcome_ends
+from delayd.delay.recovery import list_dispatch_logs
 from delayd.hours import NAME_DIGITS, hour_from_name
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk, Misread
@@ -31,7 +33,7 @@ class DamageScenarios(Parts):
         kinds += [(3, self.consume_bit_flips), (3, self.realtime_file_gone)]
         if self.cluster.delay_up:
             kinds += [(4, self.delay_reads_fail), (3, self.delay_file_changed), (3, self.delay_dispatch_changed)]
-            kinds += [(3, self.delay_start_misreads)]
+            kinds += [(3, self.delay_start_misreads), (3, self.delay_dispatch_gone)]
         return [*kinds, (3, self.realtime_start_misreads)]
 
     def realtime_reads_fail(self) -> None:
@@ -151,13 +153,39 @@ class DamageScenarios(Parts):
         # What is not durable is no damage when it is lost.
         if node is None or node.pending:
             return
-        until = _durable_named(disk, path, cluster.world.core.identity.log_id)
+        until = durable_named(disk, path, cluster.world.core.identity.log_id)
         if until <= FILE_HEADER_BYTES:
             return
         position, mask = self.random.randrange(FILE_HEADER_BYTES, until), 1 << self.random.randrange(8)
         self.tell(f"     bit {mask:x} at {position} of {path} flips")
         cluster.damaged = True
         cluster.delay_damages.add(Flipped(disk, path, position, mask))
+        if self.chance(0.6):
+            self.delay_dies_and_starts()
+        self._work_at_delay()
+        if self.chance(0.6):
+            self._restore_at_delay()
+            self._work_at_delay()
+
+    def delay_dispatch_gone(self) -> None:
+        """An hour's dispatch log that a checkpoint counts is gone, and is restored (rules L5, L10)."""
+        cluster = self.cluster
+        self._work_at_delay()
+        if not cluster.delay_up:
+            return
+        world, disk = cluster.world, cluster.world.disk
+        counted = load_outcome_ends(world.state.scan(OUTCOME_PREFIX))
+        paths = [path for hour, path in list_dispatch_logs(disk, FOLDER) if counted.get(hour, OutcomeEnd()).length]
+        if not paths or disk.faults.fail_reads:
+            return
+        path = self.random.choice(paths)
+        hour = hour_from_name(path.rpartition("/")[2][:NAME_DIGITS])
+        node = file_of(disk, path)
+        if node is None or node.pending:
+            return
+        self.tell(f"     {path} at {NAME} is gone")
+        cluster.damaged = True
+        cluster.delay_damages.add(Gone(disk, path, wanted=lambda: self._is_kept(hour)))
         if self.chance(0.6):
             self.delay_dies_and_starts()
         self._work_at_delay()
@@ -272,7 +300,7 @@ class DamageScenarios(Parts):
         return self.random.choice(paths) if paths else None
 
 
-def _durable_named(disk: MemoryDisk, path: str, log_id: int) -> int:
+def durable_named(disk: MemoryDisk, path: str, log_id: int) -> int:
     """The position in a dispatch log below which its groups say that everything is durable."""
     try:
         segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=False)

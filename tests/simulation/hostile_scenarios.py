@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from delayd.batch import ProducerPart
 from delayd.delay.requests import Requests
 from delayd.errors import DelaydError, RetryLater
-from delayd.hours import INSTANT_MS_MAX
-from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.hours import HOUR_MS, INSTANT_MS_MAX
+from delayd.wire.frame import Frame, FrameReader, Head, HeadValue, encode_frame
 from delayd.wire.requests import RequestType, need_maps
 from tests.batches import PRODUCER, messages
 from tests.delay_harness import PRODUCER_ID, encode_wanted
@@ -28,6 +28,7 @@ OUTSIDE = (-(1 << 63), -1, 0, INSTANT_MS_MAX + 1, (1 << 63) - 1)  # Instants tha
 BROKEN_HEADERS = (b"\xc1", b"\x01", b"\x81", b"\x81\xa1a", b"\xdf\xff\xff\xff\xff")
 BAD_SUBJECTS = (b"", b"a b", b"orders.eu\n", b"x" * 256)
 LIAR_ANSWERS = 8
+STRANGER = 0xBAD  # A producer id of nobody.
 
 
 class HostileScenarios(Parts):
@@ -35,9 +36,10 @@ class HostileScenarios(Parts):
 
     def kinds(self) -> Kinds:
         """What may be drawn now."""
-        kinds: Kinds = [(3, self.hostile_requests_at_realtime)]
+        kinds: Kinds = [(3, self.hostile_requests_at_realtime), (3, self.garbage_at_realtime)]
         if self.cluster.delay_up:
             kinds += [(3, self.hostile_requests_at_delay), (3, self.poisoned_send), (3, self.target_lies)]
+            kinds += [(3, self.garbage_at_delay)]
         return kinds
 
     def hostile_requests_at_realtime(self) -> None:
@@ -73,6 +75,65 @@ class HostileScenarios(Parts):
             asker.asks(requests, kind, head)
             self.moves(2)
         requests.disconnected(asker)
+
+    def garbage_at_realtime(self) -> None:
+        """Bytes that are no frames, or were some once, come by one connection, in the middle of all else (rule E1)."""
+        cluster, side = self.cluster, self.steps.side()
+        if side.life is None:
+            return
+        line = cluster.network.connect(side.life, self, hostile=True)
+        for number in range(1, REQUESTS + 1):
+            if not line.open:
+                break
+            kind, head = self._request({**REALTIME, **LOGS})
+            line.up += self._spoiled(_frame(kind, number, head, self._batch(number)))
+            self.moves(4)
+        cluster.calm(self.random.choice((1, 60)))
+        line.end()
+        self.moves(12)
+
+    def garbage_at_delay(self) -> None:
+        """Sends whose bytes changed on their way are not taken; what is no frame ends its own connection (rule E1)."""
+        core, clock = self.cluster.world.core, self.cluster.world.clock
+        requests, asker = Requests(core, clock, dict), Asker()
+        reader = FrameReader()
+        before = core.intake.next_sequence
+        for number in range(1, REQUESTS + 1):
+            sent = _frame(RequestType.SEND, number, {}, self._batch(number))
+            data = self._spoiled(sent)
+            for frame in _received(reader, data):
+                if frame.fault is None and bytes(frame.body) != self._batch(number):
+                    asker.serves(requests, frame)
+            if reader.fault is not None:
+                reader = FrameReader()
+        self.moves(12)
+        if self.cluster.delay_up and self.cluster.world.core is core:
+            taken = [body for body in asker.taken if body]
+            assert not taken, f"sends are taken that were changed on their way: {taken}"
+            assert core.intake.next_sequence >= before, "sequences go back"
+        requests.disconnected(asker)
+
+    def _batch(self, number: int) -> bytes:
+        """A batch of a stranger, who is the producer of nobody's messages."""
+        part = ProducerPart(STRANGER, number, 1)
+        due_ms = self.cluster.world.clock.now_ms() // HOUR_MS * HOUR_MS
+        return encode_wanted([(due_ms, self.cluster.subjects[0], b"of a stranger %d" % number)], part)
+
+    def _spoiled(self, data: bytes) -> bytes:
+        """A frame with bits flipped, a piece cut out, or bytes of no meaning in it."""
+        changed, random = bytearray(data), self.random
+        at = random.randrange(len(changed))
+        kind = random.choice(("flip", "flip", "cut", "insert", "noise"))
+        if kind == "flip":
+            for _ in range(random.choice((1, 1, 8))):
+                changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+        elif kind == "cut":
+            del changed[at : at + random.choice((1, 8, 64))]
+        elif kind == "insert":
+            changed[at:at] = random.randbytes(random.choice((1, 8, 64)))
+        else:
+            changed = bytearray(random.randbytes(random.choice((1, 24, 400))))
+        return bytes(changed)
 
     def poisoned_send(self) -> None:
         """A send of a batch that no reader could read, and a good one beside it, which is taken (rule E2)."""
@@ -169,6 +230,7 @@ class Asker:
     """Asks the delay server; each question has one answer."""
 
     def __init__(self) -> None:
+        self.taken: list[Head] = []
         self._asked: dict[int, Callable[[Head | DelaydError], None]] = {}
         self._last_id = 0
 
@@ -187,6 +249,18 @@ class Asker:
             requests.received(self, Frame(kind, 0, self._last_id, head, memoryview(body)))
         except DelaydError as error:
             self.answer_error(self._last_id, error)
+
+    def serves(self, requests: Requests, frame: Frame) -> None:
+        """Have a frame of whatever it is served, as bytes of a stranger; `taken` gets what is accepted of it."""
+        self._asked[frame.request_id] = self._told
+        try:
+            requests.received(self, frame)
+        except DelaydError as error:
+            self.answer_error(frame.request_id, error)
+
+    def _told(self, answer: Head | DelaydError) -> None:
+        if not isinstance(answer, DelaydError) and "results" in answer:
+            self.taken += [result for result in need_maps(answer, "results") if "base_sequence" in result]
 
     def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
         """See `delayd.delay.requests.Peer`."""
@@ -218,6 +292,17 @@ class Liar:
 
     def answers(self, asked: Frame, head: Mapping[str, HeadValue]) -> None:
         """Whatever it says is a lie."""
+
+
+def _frame(kind: RequestType, number: int, head: Mapping[str, HeadValue], body: bytes) -> bytes:
+    return b"".join(map(bytes, encode_frame(kind, number, head, [body])))
+
+
+def _received(reader: FrameReader, data: bytes) -> list[Frame]:
+    """The frames that bytes are, as far as they are some."""
+    room = reader.get_buffer()
+    room[: len(data)] = data
+    return reader.received(len(data))
 
 
 def _nobody_hears(answer: Frame | DelaydError) -> None:

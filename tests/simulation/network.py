@@ -121,6 +121,10 @@ class ServedEnd:
         assert frame.request_id not in self._asked, "a request id is in use twice"
         self._asked[frame.request_id] = frame
 
+    def knows(self, request_id: int) -> bool:
+        """Whether a request of this number has no answer yet."""
+        return request_id in self._asked
+
     def answer(
         self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
     ) -> None:
@@ -246,8 +250,14 @@ class Line:
             listener.disconnected(self._peer)
             return
         for frame in self._carry(self.up, self._reader_up):
+            if self.hostile and self._peer.knows(frame.request_id):
+                # As the shell does: answers could not be matched any more.
+                self.end()
+                return
             self._peer.asked(frame)
             try:
+                if frame.fault is not None:
+                    raise frame.fault
                 listener.received(self._peer, frame)
             except DelaydError as error:
                 self._peer.answer_error(frame.request_id, error)
@@ -263,6 +273,8 @@ class Line:
             self._lost(ended)
             return
         for frame in self._carry(self.down, self._reader_down):
+            if self.hostile and frame.request_id not in self._calls:
+                continue  # To a request of which a stranger knows only that it was bytes.
             on_answer = self._calls[frame.request_id] if frame.flags & MORE else self._calls.pop(frame.request_id)
             on_answer(error_from_head(frame.head) if frame.flags & ERROR else frame)
 
@@ -275,7 +287,11 @@ class Line:
         del data[:size]
         self._network.bytes_carried += size
         frames = reader.received(size)
-        assert reader.fault is None, f"bytes on a line are no frames: {reader.fault}"
+        if self.hostile and reader is self._reader_up and reader.fault is not None:
+            self.up.clear()
+            self.end()
+        else:
+            assert reader.fault is None, f"bytes on a line are no frames: {reader.fault}"
         return frames
 
 

@@ -29,6 +29,11 @@ FAVOURED: dict[str, tuple[str, ...]] = {
     "B1: sends are taken while more than may waits for the disk": ("queue_is_full",),
     "I5: sequences go on where a restored server stopped": ("restored_server_is_accepted",),
     "H5: what an earlier life may have sent to a lost target goes elsewhere": ("target_is_lost",),
+    "E1: the checksum of a batch is not looked at": ("garbage_at_delay",),
+    "L5: a dispatch log that is gone holds nothing": ("delay_dispatch_gone",),
+    "L5: rows that a given up dispatch log may have named are sent": ("dispatch_log_is_given_up",),
+    "H8: what a given up dispatch log may have named is not told": ("dispatch_log_is_given_up",),
+    "L10: what an operator gave up is offered again by the next start": ("words_meet_at_realtime",),
     "L1: an error of the write back is not looked at": (
         "delay_sync_fails_then_power",
         "realtime_sync_fails_then_power",

@@ -16,6 +16,8 @@ from delayd.delay import core as delay_core
 from delayd.delay import intake as delay_intake
 from delayd.delay import link as delay_link
 from delayd.delay import mending
+from delayd.delay import outcomes as delay_outcomes
+from delayd.delay import recovery as delay_recovery
 from delayd.delay import retention as delay_retention
 from delayd.delay import targets as delay_targets
 from delayd.delay.core import DelayCore
@@ -30,9 +32,11 @@ from delayd.delay.producers import Accepted, Allowance, Producers, Waiter
 from delayd.delay.recovery import read_outcomes
 from delayd.delay.requests import Requests
 from delayd.delay.retention import Retention, SegmentRetention
+from delayd.delay.rows import Rows
 from delayd.delay.seal_log import SealLog
 from delayd.delay.sealing import compare
 from delayd.delay.sender import Sender, Wire
+from delayd.delay.target_ends import TargetEnds
 from delayd.delay.window import Window
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DelaydError, SyncFailed
@@ -150,6 +154,15 @@ def _settle_nothing(self: EarlierOutcomes) -> None:
 
 def _learn_nothing(self: EarlierOutcomes, hour: int, sequences: NDArray[np.uint64]) -> None:
     """Nothing of it was known before."""
+
+
+def _doubt_nothing(self: Mending, hour: int, rows: Rows, unloaded: Unloaded) -> Rows:
+    self._given_up[hour] = True
+    return rows
+
+
+def _name_damaged_hours_alone(self: TargetEnds) -> set[int]:
+    return set(self._damaged)
 
 
 def _run_nothing_else(self: StepExecutor) -> None:
@@ -291,6 +304,10 @@ _routed = Dispatcher.routed
 _step = Dispatcher.step
 _pump = Sender.pump
 
+_reopen_nothing = changed(
+    delay_outcomes.reopen_dispatch_log, 'raise DamagedData(path, 0, "the file is gone") from None', "return None"
+)
+
 _SYNC_AND_NEVER_MIND = (
     "        self.file.sync()\n",
     "        try:\n            self.file.sync()\n        except Exception:\n            pass\n",
@@ -348,6 +365,17 @@ IN_DELAY: Bugs = {
         Patch(Segment, "recover", changed(Segment.recover, "end >= size or end == again", "True"))
     ],
     "S1: what a restored dispatch log says is recorded again": [Patch(EarlierOutcomes, "learn", _learn_nothing)],
+    "L5: a dispatch log that is gone holds nothing": [
+        Patch(delay_outcomes, "reopen_dispatch_log", _reopen_nothing),
+        Patch(delay_recovery, "reopen_dispatch_log", _reopen_nothing),
+    ],
+    "L5: rows that a given up dispatch log may have named are sent": [Patch(Mending, "_doubt", _doubt_nothing)],
+    "H8: what a given up dispatch log may have named is not told": [
+        Patch(TargetEnds, "unread", property(_name_damaged_hours_alone))
+    ],
+    "E1: the checksum of a batch is not looked at": [
+        Patch(Intake, "_check", changed(Intake._check, "batch.verify()", "pass"))
+    ],
     "L9: damage of a schedule log is not named": [Patch(Mending, "schedule_damaged", _name_no_damage)],
     "L10: an hour that was set aside is never tried again": [Patch(mending, "RETRY_MS", NEVER_MS)],
     "P7: a checkpoint counts rows while they are loaded": [

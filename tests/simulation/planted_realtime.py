@@ -236,6 +236,9 @@ IN_REALTIME: Bugs = {
         ),
     ],
     "E1: rows of any width are taken": [Patch(wire_requests, "_row", _take_any_row)],
+    "L10: what an operator gave up is offered again by the next start": [
+        Patch(Pulls, "give_up", changed(Pulls.give_up, "self._log.append([pulled, acked])", "pass"))
+    ],
     "B1: what a connection waits for stays when it has gone": [Patch(Pulls, "disconnected", _forget_nobody)],
     "T3: a lease never lapses": [Patch(Pulls, "wake", _lapse_never)],
 }

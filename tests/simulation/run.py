@@ -17,10 +17,10 @@ from tests.simulation.consumer_scenarios import ConsumerScenarios
 from tests.simulation.copy_scenarios import CopyScenarios
 from tests.simulation.damage_scenarios import DamageScenarios
 from tests.simulation.disk_scenarios import DiskScenarios
-from tests.simulation.epilogues import Epilogues
 from tests.simulation.handoff_scenarios import HandoffScenarios
 from tests.simulation.hostile_scenarios import HostileScenarios
 from tests.simulation.load_scenarios import LoadScenarios
+from tests.simulation.operator_epilogues import OperatorEpilogues
 from tests.simulation.steps import Kinds, Steps
 
 STEPS = 80
@@ -45,7 +45,7 @@ class Run:
         self._begun_ms = self.cluster.machine.boottime_ms
         self._steps = Steps(self.cluster, self._random, self.tell)
         parts = (self.cluster, self._steps, self._random, self.tell)
-        self._epilogues = Epilogues(*parts)
+        self._epilogues = OperatorEpilogues(*parts)
         self._scenarios = (
             HandoffScenarios(*parts),
             DiskScenarios(*parts),
