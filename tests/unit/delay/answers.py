@@ -1,11 +1,18 @@
-"""A peer that asks a delay server and keeps its answers."""
+"""A peer that asks a delay server and keeps its answers; what the server's files say became of its rows."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
+
+from delayd.delay.recovery import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError
+from delayd.log.dispatch import Outcome
+from delayd.log.segment import FileKind, open_segment
 from delayd.wire.frame import Head, HeadValue
+from tests.delay_files import FOLDER
 from tests.delay_harness import World
 
 
@@ -33,3 +40,13 @@ def decided(world: World, action: str, id_: str) -> tuple[bool, str]:
     world.settle()
     (answer,) = told
     return answer
+
+
+def outcomes(world: World) -> Counter[Outcome]:
+    """How many rows got each outcome, as the dispatch logs say."""
+    counted: Counter[Outcome] = Counter()
+    for _, path in list_dispatch_logs(world.disk, FOLDER):
+        rows = read_outcomes(open_segment(world.disk, path, FileKind.DISPATCH, world.core.identity.log_id, write=False))
+        assert len(np.unique(rows.sequences)) == len(rows.sequences), "a row has two outcomes"
+        counted.update(Outcome(outcome) for outcome in rows.parts["outcome"][rows.part_of].tolist())
+    return counted

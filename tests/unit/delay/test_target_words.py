@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from random import Random
 
-import numpy as np
 import pytest
 
 from delayd.delay.link import ALARM_RETRY_MS, Phase
-from delayd.delay.recovery import list_dispatch_logs, read_outcomes
 from delayd.errors import BadArgument, DelaydError, NotReady, ServerFenced, UnknownServer
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.dispatch import Outcome
-from delayd.log.segment import FileKind, open_segment
 from delayd.reading.seals import verify_seals
 from delayd.testing.tree import PowerLoss
 from delayd.wire.meta import Move
-from tests.delay_files import DATA, FOLDER
+from tests.delay_files import DATA
 from tests.delay_harness import Remains, World, wanted
 from tests.delay_target import FakeTarget
+from tests.unit.delay.answers import outcomes
 from tests.unit.delay.handoff import TARGET, link_of, ready_world, target_of
 from tests.unit.delay.sealed import seals_of
 
@@ -50,16 +47,6 @@ def accept(world: World, log_id: int = TARGET) -> str:
     done: list[DelaydError | str] = []
     world.core.targets.accept(log_id, done.append)
     return told_of(world, done)
-
-
-def outcomes(world: World) -> Counter[Outcome]:
-    """How many rows got each outcome, as the dispatch logs say."""
-    counted: Counter[Outcome] = Counter()
-    for _, path in list_dispatch_logs(world.disk, FOLDER):
-        rows = read_outcomes(open_segment(world.disk, path, FileKind.DISPATCH, world.core.identity.log_id, write=False))
-        assert len(np.unique(rows.sequences)) == len(rows.sequences), "a row has two outcomes"
-        counted.update(Outcome(outcome) for outcome in rows.parts["outcome"][rows.part_of].tolist())
-    return counted
 
 
 def test_a_target_without_an_alarm_is_not_accepted_and_one_that_is_not_known_not_lost() -> None:

@@ -1,6 +1,7 @@
 """A realtime server that reads its batches from files, and batches that rot there."""
 
 from delayd.testing.disk import MemoryDisk
+from delayd.testing.state import MemoryState
 from tests.unit.realtime.batches import dispatch_batch
 from tests.unit.realtime.world import GROUP, SimPeer, World
 
@@ -19,6 +20,13 @@ def flip(disk: MemoryDisk, wanted: bytes) -> None:
             file.pwritev([bytes([before ^ 0xFF])], at)
             file.sync()
         file.close()
+
+
+def flip_value(state: MemoryState, key: bytes) -> None:
+    """Change a bit of a stored value, or change it back."""
+    stored = bytearray(state._pairs[key])
+    stored[len(stored) // 2] ^= 0x40
+    state._pairs[key] = bytes(stored)
 
 
 def served(*batches: list[bytes], settings: dict[str, int] | None = None) -> tuple[World, SimPeer]:

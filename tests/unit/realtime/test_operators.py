@@ -7,7 +7,6 @@ import pytest
 
 from delayd.errors import BadArgument, DamagedValue, read_error
 from delayd.log.log import Log
-from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
 from delayd.wire.quarantine import Quarantined, read_list
 from delayd.wire.requests import RequestType, need_bool, need_list, need_maps
@@ -15,7 +14,7 @@ from realtime.kept import COPY_PREFIX, GROUP_PREFIX
 from realtime.quarantine import RETRY_MS
 
 from .batches import dispatch_batch
-from .rotten import BAD, FOLDER, flip, pull_all, served
+from .rotten import BAD, FOLDER, flip, flip_value, pull_all, served
 from .world import GROUP, SUBJECT, SimPeer, World, pull_head
 
 
@@ -27,12 +26,6 @@ def listed(world: World) -> list[Quarantined]:
 def decide(world: World, request: RequestType, id_: str) -> bool:
     head, _ = world.ask(SimPeer(), request, {"id": id_})
     return need_bool(head, "done")
-
-
-def flip_value(state: MemoryState, key: bytes) -> None:
-    stored = bytearray(state._pairs[key])
-    stored[len(stored) // 2] ^= 0x40
-    state._pairs[key] = bytes(stored)
 
 
 def group_names(world: World) -> list[object]:

@@ -22,8 +22,7 @@ from realtime.kept import GROUP_PREFIX
 from realtime.quarantine import RETRY_MS
 
 from .batches import dispatch_batch
-from .test_operators import flip_value
-from .test_quarantine import BAD, flip, pull_all, served
+from .rotten import BAD, flip, flip_value, pull_all, served
 from .world import GROUP, SUBJECT, SimPeer, World, pull_head
 
 GROUPS = (GROUP, "other", "third")
