@@ -210,9 +210,9 @@ class Link:
         self.alarm, self.refusal = "", None
         self._fence.take_down(self._name)
 
-    def accept(self) -> None:
-        """Try again at once, and have the target take us as we are, if that is what it refuses."""
-        self._accepts_origin = isinstance(self.refusal, ORIGIN_REFUSALS)
+    def accept(self, *, restored: bool) -> None:
+        """Try again at once; ``restored``: have the target take us as we are, if that is what it refuses still."""
+        self._accepts_origin = restored and isinstance(self.refusal, ORIGIN_REFUSALS)
         self._retry_at_ms = self._clock.monotonic_ms()
         self.pump()
 

@@ -142,7 +142,7 @@ class Targets:
             if link.is_lost:
                 done(_not_noted(log_id))
                 return
-            link.accept()
+            link.accept(restored=restored)
             done(f"target {log_id:016x} is accepted as it is and spoken to again")
 
         self._ends.reset(log_id)

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from delayd.delay.link import ALARM_RETRY_MS, Phase
-from delayd.errors import BadArgument, DelaydError, NotReady, ServerFenced, UnknownServer
+from delayd.errors import BadArgument, DelaydError, NotReady, RestoredOrigin, ServerFenced, UnknownServer
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.dispatch import Outcome
 from delayd.reading.seals import verify_seals
@@ -137,6 +137,18 @@ def test_rule_S2_a_crash_while_a_target_is_given_up_sends_nothing_that_is_in_dou
     last = after.after_crash()
     last.pass_ms(5_000)
     assert outcomes(last) == outcomes(after)
+
+
+def test_rule_I5_a_word_on_lost_data_accepts_no_restored_server() -> None:
+    """What the target comes to refuse while the word is stored is decided on by a word of its own."""
+    world = ready_world()
+    link = link_of(world)
+    link._raise_alarm("its log ends early")
+    told: list[DelaydError | str] = []
+    world.core.targets.accept(TARGET, told.append)
+    link._refused(RestoredOrigin("this delay server was restored from a copy"))
+    world.settle()
+    assert len(told) == 1 and not link._accepts_origin
 
 
 def test_a_target_is_not_given_up_before_the_clock_is_confirmed() -> None:
