@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from delayd.secret import NONCE_BYTES, Exchange, Secret
@@ -31,6 +31,7 @@ class Hostile:
         self.role = role
         self.counts: Counter[str] = Counter()
         self.session: Session | None = None
+        self.heard: Callable[[Frame], None] = lambda answer: None  # Told each answer that is no error.
         self._port = port
         self._secret = secret
         self._random = random
@@ -71,6 +72,11 @@ class Hostile:
 
     def burst(self, frames: Sequence[bytes]) -> None:
         """Send frames, whose ids were drawn here, and read until all are answered, no more answers come or it ends."""
+        self.send(frames)
+        self.read()
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send frames, whose ids were drawn here."""
         self.open()
         assert self._socket is not None
         first = self._last_id - len(frames) + 1
@@ -79,6 +85,14 @@ class Hostile:
         try:
             self._socket.settimeout(BURST_S)
             self._socket.sendall(b"".join(frames))
+        except OSError:
+            self.close()
+
+    def read(self) -> None:
+        """Read until all is answered, no more answers come, or the connection ends."""
+        if self._socket is None:
+            return
+        try:
             deadline = time.monotonic() + BURST_S
             while self._waiting and time.monotonic() < deadline:
                 self._socket.settimeout(SILENT_S)
@@ -121,6 +135,7 @@ class Hostile:
             self.counts["refused"] += 1
         else:
             self.counts["answered"] += 1
+            self.heard(answer)
 
     def _prove(self) -> None:
         self.session = None

@@ -8,6 +8,7 @@ whose fields do not.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping
 from random import Random
 from typing import NamedTuple
@@ -16,8 +17,8 @@ import msgpack
 from crc32c import crc32c
 
 from delayd.batch import BatchKind, DispatchPart, ProducerPart
-from delayd.wire.frame import HEADER_BYTES, MAGIC, VERSION, HeadValue
-from delayd.wire.requests import RequestType
+from delayd.wire.frame import HEADER_BYTES, MAGIC, VERSION, Frame, HeadValue
+from delayd.wire.requests import RequestType, need_rows, need_u64
 from tests.batches import messages, with_true_checksums
 
 from . import values
@@ -26,6 +27,8 @@ from .values import BOUNDARY, NUMBERS, RAW_HEADS, Make
 HOUR_MS = 3_600_000
 SHARE_OF_VALID = 0.2
 SHARE_OF_CHECKPOINTS = 0.02  # Few are drawn: each writes files, and others wait for its disk.
+SHARE_OF_TRUE_HANDLES = 0.8
+HANDLES_KEPT = 500
 HEADER = struct.Struct("<IBBHIII")
 
 Fields = Mapping[str, Make]
@@ -114,6 +117,51 @@ SPECS: dict[str, dict[RequestType, Fields]] = {
 }
 
 
+# What changes something, and may meet itself or its opposite while it is being stored.
+MEETING: dict[str, list[RequestType]] = {
+    "meta": [
+        RequestType.REGISTER,
+        RequestType.ROUTES,
+        RequestType.FORGET_SERVER,
+        RequestType.MOVE_ROUTE,
+        RequestType.META_SUBJECTS,
+    ],
+    "delay": [
+        RequestType.SEND,
+        RequestType.SEND,
+        RequestType.OUTCOME,
+        RequestType.TARGET_LOST,
+        RequestType.TARGET_ACCEPT,
+        RequestType.TRUST_CLOCK,
+        RequestType.TARGETS,
+    ],
+    "realtime": [
+        RequestType.HELLO,
+        RequestType.ORIGIN_ACCEPT,
+        RequestType.DISPATCH,
+        RequestType.PULL,
+        RequestType.PULL,
+        RequestType.ACK,
+        RequestType.NACK,
+        RequestType.PULL_END,
+        RequestType.DELETE_GROUP,
+        RequestType.GROUPS,
+    ],
+}
+
+Case = tuple[RequestType, dict[str, HeadValue], bytes]
+
+
+class Handle(NamedTuple):
+    """Messages that a server has given out."""
+
+    subject: str
+    group: str
+    incarnation: int
+    first: int
+    rows: int
+
+
 class Session(NamedTuple):
     """What the requests of one connection refer to, so that some of them are taken: a greeted origin at its target."""
 
@@ -131,8 +179,41 @@ class Requests:
         self._now_ms = now_ms
         self._number = 0
         self._types = list(SPECS[role])
+        self._pulls: dict[int, tuple[str, str]] = {}  # Subject and group of the PULLs of one connection, by id.
+        self._given: deque[Handle] = deque(maxlen=HANDLES_KEPT)
+        self.true_handles = 0  # How many were sent, as they were given out or near it.
 
-    def sweep(self) -> Iterator[tuple[RequestType, dict[str, HeadValue], bytes]]:
+    def heard(self, answer: Frame) -> None:
+        """Remember what a PULL has brought, to acknowledge it truly, in part, twice and along with what is no one's."""
+        names = self._pulls.pop(answer.request_id, None)
+        if names is not None and "parts" in answer.head:
+            incarnation = need_u64(answer.head, "incarnation")
+            for first, _, count, _ in need_rows(answer.head, "parts", 4):
+                self._given.append(Handle(*names, incarnation, first, count))
+
+    def meeting(self, session: Session | None) -> list[Case]:
+        """Requests about one and the same thing, for several connections at once."""
+        random = self._random
+        number, subject = random.randrange(1, 4), random.choice(values.SUBJECTS[:3])
+        same: dict[str, HeadValue] = {
+            "log_id": number,
+            "to": number,
+            "subject": subject,
+            "subjects": [subject],
+            "group": random.choice(values.GROUPS[:2]),
+            "assign": True,
+        }
+        cases: list[Case] = []
+        sent = self._body(RequestType.SEND, session)
+        for _ in range(random.choice([2, 3, 8])):
+            kind = random.choice(MEETING[self._role])
+            head = self._head(kind, session)
+            if kind not in (RequestType.ACK, RequestType.NACK):
+                head |= {name: value for name, value in same.items() if name in head}
+            cases.append((kind, head, sent if kind is RequestType.SEND else self._body(kind, session)))
+        return cases
+
+    def sweep(self) -> Iterator[Case]:
         """Each field of each type at each boundary value, the others as they should be; each field missing."""
         for kind, fields in SPECS[self._role].items():
             for name in fields:
@@ -142,9 +223,10 @@ class Requests:
                 del whole[name]
                 yield kind, whole, self._body(kind, None)
 
-    def swept(self, request_id: int, case: tuple[RequestType, dict[str, HeadValue], bytes]) -> bytes:
-        """The frame of one case of the sweep."""
+    def swept(self, request_id: int, case: Case) -> bytes:
+        """The frame of one case of the sweep, or of a meeting."""
         kind, head, body = case
+        self._keep(request_id, kind, head)
         return frame(kind, request_id, _packed(head), body)
 
     def drawn(self, request_id: int, session: Session | None) -> bytes:
@@ -155,6 +237,7 @@ class Requests:
             kind = RequestType.PING
         head, body = self._head(kind, session), self._body(kind, session)
         chance = random.random()
+        self._keep(request_id, kind, head)
         if chance < SHARE_OF_VALID:
             return frame(kind, request_id, _packed(head), body)
         if chance < 0.6:
@@ -176,12 +259,46 @@ class Requests:
     def _head(self, kind: int, session: Session | None) -> dict[str, HeadValue]:
         fields = SPECS[self._role].get(RequestType(kind), {})
         head = {name: make(self._random) for name, make in fields.items()}
+        if (
+            kind in (RequestType.ACK, RequestType.NACK)
+            and self._given
+            and self._random.random() < SHARE_OF_TRUE_HANDLES
+        ):
+            head |= self._true_handles()
         if session is not None and kind == RequestType.DISPATCH:
             head |= {"session": 1, "epoch": session.epoch}
         if session is not None and kind == RequestType.HELLO:
             # Another origin than the connection's own, which a newer hello would end.
             head["target"] = session.target
         return head
+
+    def _keep(self, request_id: int, kind: int, head: Mapping[str, HeadValue]) -> None:
+        if kind == RequestType.PULL:
+            subject, group = head.get("subject"), head.get("group")
+            if isinstance(subject, str) and isinstance(group, str):
+                self._pulls[request_id] = (subject, group)
+
+    def _true_handles(self) -> dict[str, HeadValue]:
+        """Handles that were given out: as they were, a part of them, more than them, overlapping, repeated."""
+        random = self._random
+        chosen = random.choice(self._given)
+        of_group = [each for each in self._given if (each.subject, each.group) == (chosen.subject, chosen.group)]
+        handles: list[HeadValue] = []
+        for each in random.choices(of_group, k=random.choice([1, 1, 3, 20])):
+            first, count = each.first, each.rows
+            change = random.randrange(8)
+            if change == 0:
+                first += random.randrange(count)
+                count = max(1, count - random.randrange(count))
+            elif change == 1:
+                first, count = max(0, first - random.randrange(3)), count + random.choice([1, 5, 1 << 40])
+            elif change == 2:
+                first += random.choice([1, count, 1 << 40])
+            handles.append([each.incarnation + (change == 3), first, count])
+            if change == 4:
+                handles.append([each.incarnation, first, count])
+        self.true_handles += len(handles)
+        return {"subject": chosen.subject, "group": chosen.group, "handles": handles}
 
     def _change(self, head: dict[str, HeadValue]) -> None:
         random = self._random

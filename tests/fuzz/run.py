@@ -25,6 +25,7 @@ from .requests import SPECS, Requests
 
 ROLES = ("meta", "delay", "realtime")
 BURST = 64
+MEETINGS = 4  # Of each of the two connections that meet, between two rounds of bursts.
 WARM_BURSTS = 20  # Before memory is measured for the first time: tables, threads and caches exist then.
 LAST_LINES = 60  # Of a process that ended, as it may have said them shortly before.
 REST_S = 3.0  # After the last request, before memory is measured again.
@@ -89,12 +90,15 @@ def _fuzz(
     random = Random(seed)
     now_ms = int(time.time() * 1000)
     pids = {role: servers.ready(role)[-1].pid for role in ROLES}
-    # Each role gets a trusted peer and two strangers; the first stranger sweeps as well.
+    # Each role gets a trusted peer and two strangers; the first stranger sweeps as well. A second trusted peer says
+    # what the first one says, at once.
     lines = [
         (Hostile(role, ports[role], proved, random), Requests(role, random, now_ms))
-        for proved in (secret, None, None)
+        for proved in (secret, None, None, secret)
         for role in ROLES
     ]
+    for line, source in lines:
+        line.heard = source.heard
     before: dict[str, int] = {}
     begun = time.monotonic()
     try:
@@ -107,6 +111,8 @@ def _fuzz(
             for line, source in lines:
                 line.open()
                 line.burst([source.drawn(line.next_id(), line.session) for _ in range(BURST)])
+            for first, second in zip(lines[: len(ROLES)], lines[-len(ROLES) :], strict=True):
+                _meet(first, second)
             if not before:
                 before = {role: rss_mib(pid) for role, pid in pids.items()}
             if any(len(servers.ready(role)) > 1 for role in ROLES):
@@ -114,12 +120,25 @@ def _fuzz(
     except (AssertionError, OSError) as error:
         report.errors.append(f"{type(error).__name__}: {error}")
     report.seconds = time.monotonic() - begun
-    for line, _ in lines:
+    for line, source in lines:
         line.close()
+        report.counts["true handles"] += source.true_handles
         report.counts.update({f"{line.role} {name}": count for name, count in line.counts.items()})
         report.counts["requests"] += line.counts["requests"]
     time.sleep(REST_S)
     report.rss_mib = {role: (before.get(role, 0), rss_mib(pid)) for role, pid in pids.items()}
+
+
+def _meet(first: tuple[Hostile, Requests], second: tuple[Hostile, Requests]) -> None:
+    """Requests about one thing on two trusted connections, before either reads an answer."""
+    both = first, second
+    for line, _ in both:
+        line.open()
+    for cases in [source.meeting(line.session) for line, source in both for _ in range(MEETINGS)]:
+        for line, source in both:
+            line.send([source.swept(line.next_id(), case) for case in cases])
+    for line, _ in both:
+        line.read()
 
 
 def _sweep_on(line: Hostile, source: Requests, cases: Iterator[object]) -> bool:
