@@ -13,8 +13,8 @@ from tests.delay_bugs import PLANTED
 from tests.delay_chaos import Chaos
 from tests.delay_harness import small_slots
 
-SEEDS = 320
-PARTS = 4  # Seeds are shared out among so many tests, which may run beside each other.
+SEEDS = 160
+PARTS = 2  # Seeds are shared out among so many tests, which may run beside each other.
 SEEDS_PLANTED = 150  # A planted bug must show within so many.
 
 

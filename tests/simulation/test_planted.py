@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.delay_harness import small_slots
-from tests.simulation.planted import PLANTED, planted, seeds_to_catch
+from tests.simulation.planted import CAUGHT_BY, FAVOURED, PLANTED, is_caught, planted
 from tests.simulation.run import Run
 
 SEEDS_MAX = 300  # Most take a few; which seeds they are changes with every change of the servers.
@@ -18,7 +18,11 @@ SEEDS_MAX = 300  # Most take a few; which seeds they are changes with every chan
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_caught(name: str) -> None:
     with small_slots():
-        assert seeds_to_catch(name, SEEDS_MAX) is not None, f"{name} is not caught by {SEEDS_MAX} seeds"
+        assert is_caught(name, SEEDS_MAX), f"{name} is not caught by {SEEDS_MAX} seeds"
+
+
+def test_what_is_known_of_planted_bugs_is_of_those_there_are() -> None:
+    assert CAUGHT_BY.keys() | FAVOURED.keys() <= PLANTED.keys()
 
 
 def test_nothing_stays_planted() -> None:

@@ -17,7 +17,7 @@ from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, StaleHandle
 from tests.unit.client.servers import refuse
-from tests.unit.client.world import PAST_MS, add_messages, poll, world_aside
+from tests.unit.client.world import PAST_MS, THREADS_AT_A_FORK, add_messages, fork, poll, world_aside
 
 DEADLINE_S = 20.0
 
@@ -193,7 +193,7 @@ def test_late_acknowledgements_of_a_blocking_consumer_fail_at_the_next_call() ->
 def test_rule_I2_after_a_fork_parent_and_child_are_two_producers() -> None:
     with world_aside() as (world, _), Producer(world.address) as producer:
         producer.send("a", b"parent", deliver_at_ms=PAST_MS)
-        child = os.fork()
+        child = fork()
         if child == 0:
             status = 1
             try:
@@ -214,7 +214,7 @@ def test_rule_I2_after_a_fork_parent_and_child_are_two_producers() -> None:
 
 def test_rule_I2_a_child_that_ends_leaves_the_sockets_of_its_parent_alone() -> None:
     with world_aside() as (world, do):
-        program = [sys.executable, "-c", FORKING, world.address]
+        program = [sys.executable, "-W", THREADS_AT_A_FORK, "-c", FORKING, world.address]
         ended = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert ended.returncode == 0, ended.stderr
         assert ended.stderr == ""
@@ -226,7 +226,7 @@ def test_rule_I2_a_consumer_works_in_a_child_too() -> None:
         do(partial(add_messages, world, 4))
         with Consumer(world.address, "a", "g", max_messages=2, prefetch=False) as consumer:
             consumer.pull().ack()
-            child = os.fork()
+            child = fork()
             if child == 0:
                 status = 1
                 try:

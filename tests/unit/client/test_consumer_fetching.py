@@ -24,7 +24,7 @@ from delayd.client.sync_consumer import Consumer, Message, MessageBatch
 from delayd.errors import AlreadyClosed
 from delayd.wire.requests import RequestType
 from tests.unit.client.servers import until
-from tests.unit.client.world import DEADLINE_S, World, add_messages, on_loop, poll, world_aside
+from tests.unit.client.world import DEADLINE_S, World, add_messages, fork, on_loop, poll, world_aside
 
 LEASE = timedelta(seconds=1)  # What nobody comes for goes back after a quarter of it.
 CLIENT = str(Path(delayd.client.__file__).parent)
@@ -439,7 +439,7 @@ def test_a_child_hands_out_nothing_of_its_parent() -> None:
         with Consumer(world.address, "a", "g", lease=timedelta(seconds=60)) as consumer:
             parents = [next(consumer).sequence for _ in range(10)]
             poll(lambda: len(world.realtime.held) > 15)
-            child = os.fork()
+            child = fork()
             if child == 0:
                 status = 1
                 try:
