@@ -5,6 +5,7 @@ Redis (`of`). ``python -m bench.report FILE`` makes the table and the plots of d
 is of this machine at this minute: steal and fsync stand beside it, and a run with more than 0.2 s of steal is repeated.
 
 Parts of delayd on their own: ``python -m bench.net``, ``bench.wheel``, ``bench.clients``, ``bench.disk``.
+Two states of the code beside each other: ``python -m bench.cpu --against WORKTREE``.
 """
 
 import argparse

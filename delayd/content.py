@@ -30,6 +30,7 @@ _SUBJECTS_REMEMBERED = 65_536  # 255 bytes each at most: 20 MB.
 FEW_SUBJECTS = 32  # Most of these are remembered; many at once are made together.
 EVENED_MOST = 4  # Few items are made equally long unless that makes them so many times as long altogether.
 PIECE_WORDS = 128 << 10  # Hashed in one go: 1 MiB stays in the processor's cache between the calls.
+RAGGED_WORDS = 32 << 10  # The same of items of different sizes, which take arrays of twice the size of their words.
 
 
 def content_hash(subject: bytes, headers: Buffer, body: Buffer) -> int:
@@ -229,7 +230,7 @@ class Region:
         low = begin = 0
         while low < len(counts):
             # A piece takes the items that fit into it, and one at least.
-            high = max(low + 1, int(np.searchsorted(ends, begin + PIECE_WORDS, "right")))
+            high = max(low + 1, int(np.searchsorted(ends, begin + RAGGED_WORDS, "right")))
             until = int(ends[high - 1])
             if begin < until:
                 _add_ragged(values[low:high], self._words[begin:until], counts[low:high])

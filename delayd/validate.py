@@ -23,6 +23,9 @@ MESSAGE_BYTES_MAX = 4 << 20  # Headers and body of one message together.
 ROWS_NAMED_MAX = 1_000  # An answer names no more rows at fault than these.
 OUTCOME_PART_BYTES = 64
 
+# By how many bytes of its last word an item has: the bits of the others. With 0 the item ends with the word before.
+_BEHIND = np.array([0, *((1 << 64) - (1 << 8 * inside) for inside in range(1, 8))], np.uint64)
+
 _REMEMBERED_TABLES = 4_096
 _REMEMBERED_BYTES_MAX = 4_096  # Longer tables are checked each time, so that what is remembered stays below 16 MiB.
 
@@ -280,14 +283,9 @@ def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         regions.append((lengths, HEADERS_BYTES_MAX if column == ColumnId.HEADERS_END else MESSAGE_BYTES_MAX))
         begin = padded(last)
         if longest & 7 or shortest < longest:
-            # The bytes behind an item in the word that holds its last byte; of a full word a shift by 64 leaves none.
-            ends -= 1
-            inside = ends & 7
-            inside += 1
-            inside <<= 3
-            ends >>= 3
-            behind = _words(batch).take(ends, mode="clip")
-            behind >>= inside.view(np.uint64)
+            # The word that holds an item's last byte, without the bytes of the item; of a whole word nothing is left.
+            behind = _words(batch).take(ends >> 3, mode="clip")
+            behind &= _BEHIND.take(ends & 7)
             if behind.any():
                 raise _not_zeros(column, int((behind != 0).argmax()))
     if begin != heap_bytes:

@@ -10,8 +10,8 @@ import ctypes
 M_TRIM_THRESHOLD = -1  # Numbers of mallopt(3).
 M_MMAP_THRESHOLD = -3
 
-MMAP_BYTES = 256 << 10  # Arrays of 8,000 rows and more; a mapping costs some microseconds and its pages' first touch.
-TRIM_BYTES = 1 << 20  # Free memory at the end of a heap.
+MMAP_BYTES = 1 << 20  # Each touch of a new page of a mapping costs a fault: frames and their arrays stay below this.
+TRIM_BYTES = 8 << 20  # Free memory at the end of a heap: a frame's, or each one would grow the heap anew.
 
 
 def bound_heap() -> None:

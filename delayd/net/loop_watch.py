@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-TICK_S = 0.02  # A wait is seen too short by up to this; fifty wake-ups a second cost a thousandth of a processor.
+TICK_S = 0.05  # A wait is seen too short by up to this; twenty wake-ups a second cost a thousandth of a processor.
 PART_S = 30.0  # The last minute is two parts, the present one and the one before: never less than half a minute.
 
 

@@ -101,3 +101,13 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_two_states_of_the_code_are_compared_by_the_processor_time_of_each_process() -> None:
+    words = ["--against", str(Path(__file__).parents[2]), "--turns", "1", "steady", "batches"]
+    done = subprocess.run([sys.executable, "-m", "bench.cpu", *words], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steady, batches = (json.loads(line) for line in done.stdout.splitlines())
+    assert {"delay", "realtime", "client"} <= steady.keys()
+    assert {"delay", "client"} <= batches.keys()
+    assert all(steady[process]["now_ms"] > 0 and steady[process]["least"] > 0 for process in ("delay", "realtime"))

@@ -83,7 +83,7 @@ def test_rule_S6_words_need_not_be_aligned(shift: int) -> None:
 def test_rule_S6_a_large_batch_is_hashed_in_pieces(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = [bytes([row % 256]) * size for row, size in enumerate(sizes)]
     whole = hash_items(1, None, region(bodies))
-    monkeypatch.setattr(content, "PIECE_WORDS", 17)
+    monkeypatch.setattr(content, "RAGGED_WORDS", 17)
     assert hash_items(1, None, region(bodies)).tolist() == whole.tolist()
     assert whole.tolist() == [hash_items(1, None, region([body]))[0] for body in bodies]
 
