@@ -33,7 +33,7 @@ from .options import data_option, examples, format_option
 from .programs import Programs
 from .progress import progress
 from .table import Cell, Column, Kind
-from .times import duration, duration_text, instant
+from .times import duration, duration_text, instant, instant_text
 
 FINDINGS_DEFAULT = 10  # Or they would push the verdict off the screen; they are counted in any case.
 
@@ -49,7 +49,7 @@ HOUR_COLUMNS = (
     *(Column(name, Kind.NUMBER) for name in ("scheduled", *CLASSES)),
     *(Column(name, Kind.NUMBER) for name in _FAULTS),
     Column("late", Kind.NUMBER),
-    *(Column(name, Kind.NUMBER, detail=True) for name in ("unproven", "past_due")),
+    *(Column(name, Kind.NUMBER, detail=True) for name in ("unproven", "tallied", "past_due")),
     *(Column(name, Kind.DURATION) for name in (*_QUANTILE_NAMES, "late_max_ms")),
     Column("delay_log_id", detail=True),
 )
@@ -223,7 +223,7 @@ def _columns(hours: Sequence[Sequence[Cell]]) -> list[Column]:
 
 
 def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:
-    counts = ("scheduled", *CLASSES, *_FAULTS, "late", "unproven", "past_due")
+    counts = ("scheduled", *CLASSES, *_FAULTS, "late", "unproven", "tallied", "past_due")
     figures: Iterator[int] = (getattr(summary, name) for name in counts)
     quantiles = (summary.late_ms(quantile) for quantile in QUANTILES)
     name = hour_name(summary.hour) if summary.hour else "all"
@@ -263,9 +263,12 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     if total.waiting:
         reasons = [*report.holds_up, *(life.sentence for life in report.missed)]
         yield f"{total.waiting:,} wait, and are not lost: {'; '.join(reasons) or 'their delay server still holds them'}"
-    if total.unproven:
+    if total.tallied:
+        what = "are kept by their target no longer, and proved by the tally that it made of them"
+        yield f"{total.tallied:,} {what}"
+    if total.unproven > total.tallied:
         what = "are dispatched by the dispatch log's word alone: their target keeps them no longer, or is not here"
-        yield f"{total.unproven:,} {what}"
+        yield f"{total.unproven - total.tallied:,} {what}"
     if total.dispatched > total.past_due:
         figures = [f"p{100 * quantile:g} {duration_text(total.late_ms(quantile) or 0)}" for quantile in QUANTILES]
         yield f"lateness: {', '.join(figures)}, max {duration_text(total.late_ms_max)}"
@@ -283,6 +286,12 @@ def _verdict(report: AuditReport) -> Iterator[str]:
     yield f"the books {'balance' if report.balanced else 'do NOT balance'}: {faults}"
 
 
+def _with_instant(finding: dict[str, Cell]) -> dict[str, Cell]:
+    """The same with the instant as people write it beside the milliseconds; a finding of totals has none."""
+    at_ms = finding["deliver_at_ms"]
+    return {**finding, "deliver_at": instant_text(at_ms) if finding["sequence"] and isinstance(at_ms, int) else None}
+
+
 def _as_json(report: AuditReport) -> dict[str, object]:
     names = [column.name for column in HOUR_COLUMNS]
     finding_names = [column.name for column in FINDING_COLUMNS]
@@ -292,10 +301,13 @@ def _as_json(report: AuditReport) -> dict[str, object]:
     return {
         "data": report.data,
         "read_at_ms": report.read_at_ms,
+        "read_at": instant_text(report.read_at_ms),
         "balanced": report.balanced,
         "total": total,
         "hours": [dict(zip(names, _hour_row(summary), strict=True)) for summary in report.hours],
-        "findings": [dict(zip(finding_names, row, strict=True)) for row in _finding_rows(report.findings)],
+        "findings": [
+            _with_instant(dict(zip(finding_names, row, strict=True))) for row in _finding_rows(report.findings)
+        ],
         "findings_count": report.findings_count,
         "seals": {state.value: sum(seal.state is state for seal in report.seals) for state in SealState},
         "broken_seals": [{"hour": hour_name(seal.hour), "differs": seal.differs} for seal in report.broken_seals],
@@ -313,6 +325,7 @@ def _as_json(report: AuditReport) -> dict[str, object]:
                 "role": life.role,
                 "state": life.state.value,
                 "until_ms": life.until_ms or None,
+                "until": instant_text(life.until_ms) if life.until_ms else None,
             }
             for life in report.missed
         ],

@@ -18,6 +18,7 @@ from delayd.errors import BadArgument
 from delayd.hours import hour_from_name
 from delayd.reading.arrow import to_arrow
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
+from delayd.reading.sums import SUMS
 from delayd.reading.tables import TABLES, HourTables
 
 ROWS_MAX = 65_536  # About 10 MB of Arrow.
@@ -28,7 +29,8 @@ HOURS_MAX = 1 << 32  # An hour is a u32 in every file.
 class DelaydDataSource(DataSource):
     """The logs of a data directory as tables.
 
-    Options: ``kind`` (accepted, schedule, dispatch, message or lifecycle, which is the default: one row a message),
+    Options: ``kind`` (accepted, schedule, dispatch, message or lifecycle, which is the default: one row a message;
+    consumption: one row a group of consumers; tally: one row for what a segment held of an hour),
     ``from`` and ``to`` (hours as YYYYMMDDHH, both included), ``tasks``.
     """
 
@@ -37,8 +39,9 @@ class DelaydDataSource(DataSource):
         return "delayd"
 
     def schema(self) -> str:
-        columns = TABLES[self._kind()].columns
-        return ", ".join(f"{name} {'string' if kind == 'id' else kind}" for name, (kind, _) in columns.items())
+        kind = self._kind()
+        types = SUMS[kind][0] if kind in SUMS else {name: type_ for name, (type_, _) in TABLES[kind].columns.items()}
+        return ", ".join(f"{name} {'string' if type_ == 'id' else type_}" for name, type_ in types.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = dict(self.options)
@@ -47,12 +50,14 @@ class DelaydDataSource(DataSource):
         if "path" not in options:
             raise BadArgument("nothing says where the data is: end with .load(DATA)")
         tasks = int(options.get("tasks", TASKS_A_CORE * (os.cpu_count() or 1)))
-        return DelaydReader(self._kind(), options["path"], range(first, last + 1), tasks, schema.names)
+        kind = self._kind()
+        reader = SumsReader if kind in SUMS else DelaydReader
+        return reader(kind, options["path"], range(first, last + 1), tasks, schema.names)
 
     def _kind(self) -> str:
         kind = self.options.get("kind", "lifecycle")
-        if kind not in TABLES:
-            raise BadArgument(f"kind {kind!r} is not one of {', '.join(TABLES)}")
+        if kind not in TABLES and kind not in SUMS:
+            raise BadArgument(f"kind {kind!r} is not one of {', '.join((*TABLES, *SUMS))}")
         return kind
 
 
@@ -74,11 +79,14 @@ class DelaydReader(DataSourceReader):
         self._names = names
 
     def partitions(self) -> list[InputPartition]:
+        return [HourPartition(part) for part in self._plan().split(self._tasks)]
+
+    def _plan(self) -> AuditPlan:
         def plan() -> AuditPlan:
             now_ms = time.time_ns() // 1_000_000
             return plan_audit(RealDisk(), self._data, now_ms, self._hours)[0]
 
-        return [HourPartition(part) for part in until_still(self._data, plan).split(self._tasks)]
+        return until_still(self._data, plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark asks for one partition with nothing in it when there is none.
@@ -91,3 +99,14 @@ class DelaydReader(DataSourceReader):
             batch = pa.RecordBatch.from_arrays(arrays, names=self._names)
             for first in range(0, batch.num_rows, ROWS_MAX):
                 yield batch.slice(first, ROWS_MAX)
+
+
+class SumsReader(DelaydReader):
+    """Reads what realtime servers say in sums: the driver has all of it when it has planned, so one task shows it."""
+
+    def partitions(self) -> list[InputPartition]:
+        columns = SUMS[self._kind][1](self._plan(), None)
+        return [InputPartition(pickle.dumps([to_arrow(columns[name]) for name in self._names]))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_arrays(pickle.loads(partition.value), names=self._names)

@@ -22,9 +22,11 @@ from delayd.log.control import Record, encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup, content_position
 from delayd.log.log import Log, LogPlace, open_log
+from delayd.log.pull import PullEntry, encode_entries
 from delayd.log.schedule import HOUR_ROW, REMOVED, SEALED, dispatch_path, schedule_path
 from delayd.log.seal import NO_SEAL, Seal, encode_seal, seal_place
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+from delayd.log.tally import TALLY, encode_tallies
 
 DELAY_ID = 0xDE1A
 REALTIME_ID = 0x4EA1
@@ -319,6 +321,21 @@ class Books:
         }
         self._append(self.target, GroupKind.CONTROL, [encode_records([record])], at_ms)
 
+    def consume(self, subject: str, group: str, entries: Sequence[PullEntry]) -> None:
+        """A pull log: a group of consumers, and what it was given and said."""
+        record: Record = {"type": "group", "group_id": 1, "subject": subject, "group": group}
+        log = self._own_log("pull", FileKind.PULL)
+        self._append(log, GroupKind.CONTROL, [encode_records([record])], START_MS)
+        self._append(log, GroupKind.DATA, encode_entries(entries), START_MS, 0, len(entries))
+        log.close()
+
+    def tally(self, entries: Sequence[tuple[int, ...]]) -> None:
+        """A tally log with such entries."""
+        log = self._own_log("tally", FileKind.TALLY)
+        batches = encode_tallies(np.array(entries, TALLY))
+        self._append(log, GroupKind.DATA, batches, START_MS, 0, len(entries))
+        log.close()
+
     def close(self) -> None:
         """Close every file, as a stopped server has."""
         self.messages.close()
@@ -347,6 +364,11 @@ class Books:
 
     def _log(self, folder: str, kind: FileKind, log_id: int) -> Log:
         return open_log(self.disk, LogPlace(f"{folder}/message", kind, log_id, self.segment_bytes), START_MS)
+
+    def _own_log(self, name: str, kind: FileKind) -> Log:
+        folder = f"{self.realtime}/{name}"
+        self.disk.make_folder(folder)
+        return open_log(self.disk, LogPlace(folder, kind, REALTIME_ID), START_MS)
 
     def _append(
         self, log: Log, kind: GroupKind, batches: list[bytes], at_ms: int, base: int = 0, count: int = 0

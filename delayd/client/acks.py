@@ -184,8 +184,9 @@ def _stale(handles: Handles, stale: Handles) -> StaleHandle | None:
     )
     if not lost:
         return None
+    were = "1 message was" if lost == 1 else f"{lost} messages were"
     return StaleHandle(
-        f"{lost} messages were no longer held for this consumer (their lease ran out, or the server was restarted);"
-        " they are offered again",
+        f"{were} no longer held for this consumer: given back, past the lease, or lost with the power of the server's"
+        " machine; what was not acknowledged is offered again",
         count=lost,
     )

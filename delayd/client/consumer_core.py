@@ -43,6 +43,7 @@ from delayd.client.retry import Backoff
 from delayd.client.stock import Batch, Stock
 from delayd.errors import (
     AlreadyClosed,
+    BadArgument,
     BadRequest,
     BadSetting,
     DelaydError,
@@ -86,6 +87,11 @@ class ConsumerSettings:
     timeout_ms: float = TIMEOUT_MS
 
     def __post_init__(self) -> None:
+        for name, value in (("subject", self.subject), ("group", self.group)):
+            if value == "":
+                raise BadArgument(
+                    f"say which {name} is consumed, such as Consumer(subject='mail.send', group='mailer')"
+                )
         check_subject(self.subject)
         check_group(self.group)
         if need_timedelta("lease", self.lease, BadSetting) < timedelta(seconds=0.1):

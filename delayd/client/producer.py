@@ -116,7 +116,7 @@ class AsyncProducer:
         return await self._core_of_this_loop().core.send_batch(columns)
 
     async def outcome(self, handle: SendHandle) -> Accepted | None:
-        """What became of the batch of an OutcomeUnknown: accepted, or None while the server does not hold it."""
+        """What became of the batch of an OutcomeUnknown: accepted, or None when it was not kept and never will be."""
         return await self._core_of_this_loop().core.sender.ask(handle)
 
     async def flush(self) -> None:

@@ -25,6 +25,7 @@ from delayd.client.receipt import Accepted
 from delayd.client.retry import Backoff, spread_ms
 from delayd.client.rows import Rows
 from delayd.errors import (
+    BadArgument,
     BadRequest,
     ClockInDoubt,
     DelaydError,
@@ -116,7 +117,9 @@ class Sender:
         return []
 
     async def ask(self, handle: SendHandle) -> Accepted | None:
-        """What became of a batch whose outcome was unknown; None when the server does not hold it."""
+        """What became of a batch whose outcome was unknown; None when it was not kept and never will be."""
+        if not isinstance(handle, SendHandle):
+            raise BadArgument(f"a handle is that of an OutcomeUnknown, not {type(handle).__name__}")
         group = await self.groups.named(handle.log_id)
         connection = await group.link.connection()
         head: Head = {

@@ -129,7 +129,7 @@ class Producer:
         return engine.thread.call(engine.core.send_batch(columns))
 
     def outcome(self, handle: SendHandle) -> Accepted | None:
-        """What became of the batch of an OutcomeUnknown: accepted, or None while the server does not hold it."""
+        """What became of the batch of an OutcomeUnknown: accepted, or None when it was not kept and never will be."""
         engine = self._standing_engine()
         return engine.thread.call(engine.core.sender.ask(handle))
 

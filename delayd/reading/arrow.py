@@ -10,6 +10,7 @@ from delayd.hours import HOUR_MS, hour_name
 from delayd.reading.books import AuditReport
 from delayd.reading.histogram import QUANTILES
 from delayd.reading.summary import COUNTS
+from delayd.reading.sums import CONSUMPTION, columns_of, group_row
 from delayd.reading.tables import Cells
 
 # Spark knows microseconds only.
@@ -82,3 +83,10 @@ def findings_table(report: AuditReport) -> pa.Table:
         for finding in report.findings
     ]
     return pa.Table.from_pylist(rows, FINDINGS)
+
+
+def groups_table(report: AuditReport) -> pa.Table:
+    """What became of messages in groups of consumers, one row a group; empty when the audit did not read it."""
+    columns = columns_of(CONSUMPTION, [group_row(books) for books in report.groups])
+    schema = pa.schema([(name, TYPES[kind]) for name, kind in CONSUMPTION.items()])
+    return pa.table([to_arrow(cells).cast(schema.field(name).type) for name, cells in columns.items()], schema)

@@ -5,7 +5,7 @@ Invariant: the figures are sums over hours, so it does not matter who audits whi
 
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -207,7 +207,10 @@ def audit_plan(
             found.append(result)
             before += filed
         differs = None if check is None else [*check.differences(hour.torn), *sides.differences()]
-        yield join_findings([each for each, _ in found]), join_parts([each for _, each in found]), differs
+        summary = join_parts([each for _, each in found])
+        if check is not None and summary.unproven:
+            summary = replace(summary, tallied=min(summary.unproven, sides.proved()))
+        yield join_findings([each for each, _ in found]), summary, differs
 
 
 def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:

@@ -23,11 +23,12 @@ from delayd.reading.books import Progress, plan_faults, seal_books
 from delayd.reading.findings import Finding
 from delayd.reading.plan import AuditPlan, plan_audit, plan_hours, until_still
 from delayd.reading.schedule import MessageTail
+from delayd.reading.sums import SUMS, columns_of
 from delayd.reading.tables import TABLES, Cells, HourTables, Table, text
 
 FORMATS = ("parquet", "csv")
 LOGS = ("accepted", "schedule", "dispatch", "message")
-FACTS = ("span", "target", "terms", "server", "skipped", "hour", "fault")
+FACTS = ("span", "target", "terms", "server", "skipped", "hour", "fault", *SUMS)
 GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.
 UNFINISHED = ".part"
@@ -141,7 +142,9 @@ def _write_tables(
             if progress is not None:
                 progress(done, plan.hour_count)
     faults = plan_faults(disk, plan, seal_books(disk, plan))
-    for name, (kinds, columns) in {**_facts(plan), **_totals(plan, faults, whole=subject is None)}.items():
+    sums = {name: (dict(kinds), make(plan, subject)) for name, (kinds, make) in SUMS.items()}
+    facts_of_plan = {**_facts(plan), **_totals(plan, faults, whole=subject is None), **sums}
+    for name, (kinds, columns) in facts_of_plan.items():
         with _writing(paths[name], form, kinds) as facts, _named_errors(paths[name]):
             facts.write(columns)
         counts[name] = _count(columns)
@@ -211,14 +214,7 @@ def _totals(plan: AuditPlan, faults: Sequence[Finding], *, whole: bool) -> dict[
 
 
 def _fact(rows: Sequence[tuple[str | int, ...]], **types: str) -> tuple[dict[str, str], Columns]:
-    columns: dict[str, Cells] = {}
-    for index, (name, kind) in enumerate(types.items()):
-        values = [row[index] for row in rows]
-        is_text = kind in ("string", "id")
-        columns[name] = (
-            text([str(value) for value in values]) if is_text else _numbers([int(value) for value in values])
-        )
-    return types, columns
+    return types, columns_of(types, rows)
 
 
 def _numbers(values: Sequence[int]) -> Cells:

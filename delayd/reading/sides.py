@@ -123,6 +123,19 @@ class SidesCheck:
         for number, held, _ in self._wanted:
             self._kept[number] = self._kept.get(number, Tally()) + _tally_behind(held, number, realtime)
 
+    def proved(self) -> int:
+        """How many messages the targets have removed that their tallies prove: these agree with the dispatch log."""
+        if self._in_doubt:
+            return 0
+        batches = self.index.batches
+        of_hour = (batches["origin_log_id"] == np.uint64(self.origin)) & (batches["hour"] == self.hour)
+        proved = 0
+        for number, _, entries in self._wanted:
+            own = self._own.get(number, Tally())
+            if own == self._kept.get(number, Tally()) + _sum(entries):
+                proved += own.rows - int(batches["count"][of_hour & (batches["target"] == number)].sum())
+        return proved
+
     def differences(self) -> list[str]:
         """What differs, for people. Rows that an operator's word calls in doubt may be at a target or not."""
         if self._in_doubt:

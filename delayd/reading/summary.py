@@ -45,6 +45,7 @@ class HourSummary:
     conservation: int = 0
     late: int = 0
     unproven: int = 0  # Dispatched by the dispatch log's word; the target's retention has removed the place.
+    tallied: int = 0  # Unproven rows that the target's tally of the hour proves: it agrees with the dispatch log.
     past_due: int = 0  # Dispatched rows that were already due when accepted.
     late_ms_max: int = 0
     lateness: NDArray[np.int64] = field(default_factory=_no_counts, repr=False)

@@ -9,10 +9,11 @@ from freezegun import freeze_time
 
 from delayd.errors import BadArgument, DamagedData, DelaydError
 from delayd.log.dispatch import Outcome
+from delayd.log.pull import PullEntry, PullOp
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.seals import SealState
 from spark.program import audit
-from tests.books import HOUR, HOUR_MS, START_MS, Books, Row
+from tests.books import DELAY_ID, HOUR, HOUR_MS, START_MS, Books, Row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +49,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Books:
     books.store([Row(9_999, START_MS + HOUR_MS, 0, "ghosts")], "ghosts", hour, START_MS + HOUR_MS, START_MS + HOUR_MS)
     books.send([START_MS + 50 * HOUR_MS])
     books.see_all(NOW_MS)
+    books.consume("orders", "g", [PullEntry(PullOp.PULL, 1, 1, 77, 0, 0, 2, START_MS)])
+    books.tally([(0, 1, DELAY_ID, HOUR - 33, 0, 7, 3, 5, 2, 0)])
     books.close()
     return books
 
@@ -107,11 +110,27 @@ def test_a_frozen_clock_decides_what_is_pending(faulty: Books) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"), [("accepted", 40), ("schedule", 81), ("dispatch", 80), ("message", 79), ("lifecycle", 81)]
+    ("kind", "rows"),
+    [
+        ("accepted", 40),
+        ("schedule", 81),
+        ("dispatch", 80),
+        ("message", 79),
+        ("lifecycle", 81),
+        ("consumption", 1),
+        ("tally", 1),
+    ],
 )
 def test_the_data_source_has_a_table_for_each_log(session: "SparkSession", faulty: Books, kind: str, rows: int) -> None:
     frame = session.read.format("delayd").option("kind", kind).load(faulty.root)
     assert frame.count() == rows
+
+
+def test_the_sums_of_a_realtime_server_are_tables(session: "SparkSession", faulty: Books) -> None:
+    (group,) = session.read.format("delayd").option("kind", "consumption").load(faulty.root).collect()
+    assert (group["subject"], group["consumers"], group["pulled"], group["outstanding"]) == ("orders", "g", 2, 2)
+    tallies = session.read.format("delayd").option("kind", "tally").load(faulty.root)
+    assert [tuple(row) for row in tallies.select("hour", "messages").collect()] == [("2026111907", 7)]
 
 
 def test_lifecycle_says_of_each_message_what_became_of_it_and_how_late(session: "SparkSession", faulty: Books) -> None:
@@ -130,7 +149,9 @@ def test_a_query_that_names_two_columns_and_one_hour_reads_no_more(session: "Spa
 
 
 def test_an_unknown_kind_of_table_is_refused_by_name(session: "SparkSession", faulty: Books) -> None:
-    with pytest.raises(Exception, match="kind 'bodies' is not one of accepted, schedule, dispatch, message, lifecycle"):
+    with pytest.raises(
+        Exception, match="kind 'bodies' is not one of accepted, schedule, dispatch, message, lifecycle, consumption"
+    ):
         session.read.format("delayd").option("kind", "bodies").load(faulty.root).count()
 
 

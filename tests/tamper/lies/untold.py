@@ -14,6 +14,7 @@ from delayd.log.checkpoint import Value
 from delayd.log.control import encode_records
 from delayd.log.dispatch import END_ROW
 from delayd.log.group import GroupKind
+from delayd.log.pull import PullEntry, PullOp
 from delayd.log.schedule import schedule_path
 from tests.simulation.audit import BOOKS
 from tests.tamper.honest import DELAY
@@ -21,6 +22,7 @@ from tests.tamper.liar import Liar, Written
 from tests.tamper.lies.consumers import cut_entries
 from tests.tamper.lies.lie import HOUR_MS, Tell, hour_that_is
 from tests.tamper.lies.message_log import edit_sent
+from tests.tamper.lies.pulls import edit_pulls, last
 from tests.tamper.lies.schedule import each, edit_schedule
 from tests.tamper.lies.seals import note_seals
 from tests.tamper.rows import Row, batch_of, rows_of
@@ -43,6 +45,9 @@ def undetectable() -> list[tuple[str, Tell]]:
         ("a sealed hour is deleted before its time", _delete_early),
         ("the directory of a realtime server is left out", _leave_out),
         ("a consume log ends early", cut_entries),
+        ("an acknowledgement is written for what a group held", edit_pulls(_acknowledge_held)),
+        ("the newest entries of a life of the pull log are taken out", edit_pulls(_forget_newest)),
+        ("an old part of the pull log is changed", edit_pulls(_give_back)),
     ]
 
 
@@ -134,6 +139,22 @@ def _delete_early(liar: Liar) -> None:
     liar.set_hours(rows[rows["hour"] != hour], outcomes=ends[ends["hour"] != hour].tobytes())
     for log in ("schedule", "dispatch"):
         liar.disk.remove(schedule_path(DELAY, hour).replace("/schedule/", f"/{log}/"))
+
+
+def _acknowledge_held(entries: list[PullEntry]) -> list[PullEntry]:
+    # Consumers of the honest directory hold nothing at its end, but they did before their last acknowledgement.
+    held = entries[: last(entries, PullOp.ACK)]
+    newest = held[last(held, PullOp.PULL)]
+    return [*held, newest._replace(op=PullOp.ACK, attempt=0, consume_first=0, at_ms=newest.at_ms + 1, lease_ms=0)]
+
+
+def _forget_newest(entries: list[PullEntry]) -> list[PullEntry]:
+    return entries[: last(entries, PullOp.PULL)]
+
+
+def _give_back(entries: list[PullEntry]) -> list[PullEntry]:
+    at = last(entries, PullOp.ACK)
+    return [*entries[:at], entries[at]._replace(op=PullOp.NACK), *entries[at + 1 :]]
 
 
 def _leave_out(liar: Liar) -> None:

@@ -4,13 +4,14 @@ import csv
 import io
 import json
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from freezegun import freeze_time
 
-from cli.audit import FINDINGS_DEFAULT
+from cli.audit import FINDINGS_DEFAULT, show_report
 from delayd.reading.books import AuditReport, audit_directory
 from tests.books import HOUR, START_MS, Books
 
@@ -101,6 +102,8 @@ def test_json_holds_everything(books: Books) -> None:
     assert [hour["hour"] for hour in found["hours"]] == ["2026112016"]
     assert found["findings"][0]["finding"] == "LOST"
     assert found["findings"][0]["sequence"] == 5
+    assert found["findings"][0]["deliver_at"] == "2026-11-20T16:00:01.000Z"
+    assert found["findings"][0]["subject"] == "orders"
     assert found["findings_count"] == 1
 
 
@@ -227,3 +230,15 @@ def test_the_audit_in_spark_gets_the_same_terms_and_shows_the_same_report(books:
     assert asked == [(books.root, True, False, 2000, 60_000, 7)]
     assert ran.code == 3
     assert ran.out == _audit(books).out
+
+
+def test_the_verdict_tells_what_a_tally_proves_from_what_nothing_proves(
+    books: Books, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = audit_directory(books.root, now_ms=START_MS + 1_800_000)
+    assert show_report(replace(report, total=replace(report.total, unproven=3, tallied=2)), "table") == 0
+    told = capsys.readouterr().out
+    assert "2 are kept by their target no longer, and proved by the tally that it made of them\n" in told
+    assert "1 are dispatched by the dispatch log's word alone" in told
+    show_report(replace(report, total=replace(report.total, unproven=3, tallied=3)), "table")
+    assert "word alone" not in capsys.readouterr().out

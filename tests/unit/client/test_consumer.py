@@ -504,12 +504,27 @@ def test_a_batch_whose_checksum_differs_is_not_handed_out() -> None:
     on_loop(scenario)
 
 
+def test_an_acknowledgement_of_what_was_given_back_says_so() -> None:
+    async def scenario(world: World) -> None:
+        world.realtime.add(b"x")
+        async with consumer_of(world, prefetch=False) as consumer:
+            batch = await consumer.pull()
+            await batch.nack()
+            error = await error_of(batch.ack())
+            assert isinstance(error, StaleHandle)
+            assert error.message.startswith("1 message was no longer held for this consumer: given back,")
+
+    on_loop(scenario)
+
+
 def test_faulty_settings_are_named() -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(BadSubject):
             AsyncConsumer(world.address, "a b", "g")
-        with pytest.raises(BadArgument):
-            AsyncConsumer(world.address, "a", "")
+        with pytest.raises(BadArgument, match="say which subject is consumed"):
+            AsyncConsumer(world.address)
+        with pytest.raises(BadArgument, match="say which group is consumed"):
+            AsyncConsumer(world.address, "a")
         with pytest.raises(BadArgument):
             AsyncConsumer(world.address, "a", "ä" * 128)
         with pytest.raises(BadSetting):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from delayd.client.producer import AsyncProducer
 from delayd.errors import (
+    BadArgument,
     HourFull,
     NoDelayServer,
     OutcomeUnknown,
+    SendHandle,
     ServerUnavailable,
     SlowDown,
 )
@@ -102,6 +105,7 @@ def test_an_unknown_outcome_can_be_asked_for_later() -> None:
             error = await error_of(producer.send("a", b"x", deliver_at_ms=PAST_MS))
             assert isinstance(error, OutcomeUnknown)
             assert await producer.outcome(error.handle) is None
+            assert isinstance(await error_of(producer.outcome(cast(SendHandle, "x"))), BadArgument)
             world.delay.release()
             outcome = await producer.outcome(error.handle)
             assert outcome is not None and outcome.base_sequence == 1 and outcome.row_count == 1

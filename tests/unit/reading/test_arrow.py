@@ -3,7 +3,8 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from delayd.reading.arrow import findings_table, hours_table
+from delayd.log.pull import PullEntry, PullOp
+from delayd.reading.arrow import findings_table, groups_table, hours_table
 from delayd.reading.books import audit_directory
 from tests.books import DELAY_ID, HOUR_MS, START_MS, Books
 
@@ -36,3 +37,16 @@ def test_a_report_without_findings_is_an_empty_table_with_the_same_columns(tmp_p
     report = audit_directory(books.root, now_ms=START_MS - 1)
     assert findings_table(report).num_rows == 0
     assert findings_table(report).schema.names[:3] == ["log_id", "hour", "kind"]
+
+
+def test_groups_of_consumers_are_a_table(tmp_path: Path) -> None:
+    books = Books(str(tmp_path))
+    books.send([START_MS])
+    given = PullEntry(PullOp.PULL, 2, 1, 77, 0, 0, 3, START_MS)
+    books.consume("orders", "billing", [given, given._replace(op=PullOp.NACK, pull_first=1, covered=1)])
+    books.close()
+    (row,) = groups_table(audit_directory(books.root, now_ms=START_MS - 1)).to_pylist()
+    assert (row["subject"], row["consumers"], row["group_id"]) == ("orders", "billing", "00000001")
+    assert (row["pulled"], row["redelivered"], row["given_back"], row["outstanding"]) == (3, 3, 1, 2)
+    report = audit_directory(books.root, now_ms=START_MS - 1, consumption=False)
+    assert groups_table(report).num_rows == 0 and "gaps" in groups_table(report).schema.names

@@ -12,14 +12,27 @@ import pyarrow.parquet as pq
 import pytest
 
 from delayd.errors import BadArgument, BadSetting, DamagedData, DiskFull, NotWritable
+from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
+from delayd.log.pull import PullEntry, PullOp
 from delayd.reading import export
 from delayd.reading.export import export_directory
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books
 
 NOW_MS = START_MS + 2 * HOUR_MS
 LOGS = {"accepted": 3, "schedule": 5, "dispatch": 4, "message": 3}
-TABLES = {**LOGS, "span": 1, "target": 1, "terms": 1, "server": 1, "skipped": 0, "hour": 2, "fault": 0}
+TABLES = {
+    **LOGS,
+    "span": 1,
+    "target": 1,
+    "terms": 1,
+    "server": 1,
+    "skipped": 0,
+    "hour": 2,
+    "fault": 0,
+    "consumption": 0,
+    "tally": 0,
+}
 
 
 @pytest.fixture
@@ -164,3 +177,19 @@ def _csv(column: str, value: object) -> str:
     if value is not None and column in ("log_id", "origin", "target"):
         return f"id:{value}"
     return "" if value is None else str(value)
+
+
+def test_what_realtime_servers_sum_up_are_tables(books: Books, tmp_path: Path) -> None:
+    given = PullEntry(PullOp.PULL, 1, 1, 77, 0, 0, 2, START_MS)
+    books.consume("orders", "billing", [given, given._replace(op=PullOp.ACK, covered=1)])
+    books.tally([(0, 1 << 20, DELAY_ID, HOUR - 9, 0, 7, 3, (1 << 64) - 1, 2, 0)])
+    out = tmp_path / "out"
+    export_directory(books.root, str(out), now_ms=NOW_MS)
+    (group,) = read(out, "consumption")
+    assert (group["log_id"], group["subject"], group["consumers"]) == (f"{REALTIME_ID:016x}", "orders", "billing")
+    assert (group["pulled"], group["acknowledged"], group["outstanding"]) == (2, 1, 1)
+    (tally,) = read(out, "tally")
+    assert (tally["hour"], tally["origin"], tally["messages"]) == (hour_name(HOUR - 9), f"{DELAY_ID:016x}", 7)
+    assert (tally["tally_first"], tally["tally_second"], tally["end_offset"]) == (3, -1, 1 << 20)
+    export_directory(books.root, str(tmp_path / "bills"), now_ms=NOW_MS, subject="bills")
+    assert not read(tmp_path / "bills", "consumption") and not read(tmp_path / "bills", "tally")

@@ -6,11 +6,14 @@ from delayd.content import Tally
 from delayd.errors import BadArgument
 from delayd.hours import hour_name
 from delayd.reading.books import audit_directory
+from delayd.reading.plan import plan_audit
 from delayd.reading.side_lines import Sides, compare_sides, parse_lines, read_sides
+from delayd.reading.sums import tallies
 from delayd.reading.verify import verify_directory
 from tests.simulation.audit import BOOKS
 from tests.tamper.honest import DELAY, honest
 from tests.tamper.liar import Liar
+from tests.tamper.lies import all_lies
 
 TARGET = f"{BOOKS}/realtime-0"
 OTHER = f"{BOOKS}/realtime-1"
@@ -63,7 +66,32 @@ def test_rule_S5_they_agree_after_the_realtime_server_has_removed_its_messages()
     assert set(found(lines_of(books, DELAY), before, lines_of(books, OTHER))) == {True}
     report = audit_directory(BOOKS, now_ms=now_ms, disk=books.disk)
     assert report.balanced and report.total.unproven > 0
+    # Nothing rests on the dispatch log's word alone: the tallies hold the very messages that are gone.
+    sealed = {seal.hour for seal in report.seals}
+    assert report.total.tallied == sum(hour.unproven for hour in report.hours if hour.hour in sealed) > 0
     assert verify_directory(BOOKS, disk=books.disk).sound
+
+
+def test_rule_S5_a_tally_that_differs_proves_nothing_of_its_hour() -> None:
+    books, now_ms = liar()
+    retain(books)
+    report = audit_directory(BOOKS, now_ms=now_ms, disk=books.disk)
+    (lie,) = (lie for lie in all_lies() if lie.name.startswith("a tally has other first of a sealed hour that"))
+    other = Liar(honest()[0])
+    lie.tell(other)
+    found = audit_directory(BOOKS, now_ms=now_ms, disk=other.disk)
+    (broken,) = (hour for hour in found.hours if hour.hour in {seal.hour for seal in found.broken_seals})
+    assert broken.unproven > 0 and broken.tallied == 0
+    assert found.total.tallied < report.total.tallied and found.total.unproven == report.total.unproven
+
+
+def test_tallies_are_a_table_whose_sums_are_those_of_the_seals() -> None:
+    books, now_ms = liar()
+    plan, _ = plan_audit(books.disk, BOOKS, now_ms)
+    columns = {name: cells.to_list() for name, cells in tallies(plan).items()}
+    total = sum(count for count in columns["messages"] if isinstance(count, int))
+    assert total == sum(int(held.entries["rows"].sum()) for held in plan.helds) > 0
+    assert set(columns["differing"]) == {0} and len(columns["hour"]) == len(columns["tally_first"])
 
 
 def test_hours_whose_other_realtime_server_is_not_here_are_left_open() -> None:
