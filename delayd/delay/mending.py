@@ -374,6 +374,7 @@ class Mending:
         kept = HourFile(flags=file.flags)
         try:
             for group in scan_groups(self._disk, path, self._log_id, hour, file):
+                self._worker.give_way()
                 kept = HourFile(group.end, kept.rows + group.header.row_count, group.header.header_crc32c, file.flags)
         except DamagedData as error:
             # What is wrong with the file as a whole counts for all of it.
@@ -405,6 +406,7 @@ class Mending:
                 count, at_ms = group.header.row_count, group.header.appended_at_ms
                 segment.append([NewGroup(GroupKind.DATA, batches, self._epoch, at_ms, 0, count)])
                 rows += count
+                self._worker.give_way()
             segment.flush()
         finally:
             segment.close()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
+from delayd.log.group import NewGroup
 from delayd.log.schedule import schedule_path
+from delayd.log.segment import Segment
 from delayd.testing.clock import START_MS
 from tests.delay_harness import FOLDER, World, wanted
 
@@ -88,3 +94,37 @@ def test_rows_of_a_file_that_joined_are_found_when_another_one_stands_beside_the
     back(world)
     world.drain()
     world.check_books()
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_rule_B2_files_are_joined_and_salvaged_in_pieces_of_one_group_each(
+    drops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    for number in range(5):
+        filed(world, 2, f"filed-{number}")
+    world.disk.rename(PATH, AWAY)
+    for number in range(7):
+        filed(world, 2, f"beside-{number}")
+    world.disk.rename(AWAY, PATH)
+    if drops:
+        file = world.disk.open(PATH, write=True)
+        file.pwritev([b"?"], file.size() - 1)
+    appended: list[int] = []
+    gave_way: list[int] = []
+    append = Segment.append
+
+    def count(self: Segment, groups: Sequence[NewGroup]) -> list[int]:
+        appended.append(len(groups))
+        return append(self, groups)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.threads.worker, "give_way", lambda: gave_way.append(len(appended)))
+        patched.setattr(Segment, "append", count)
+        told: list[bool] = []
+        decide = world.core.drop if drops else world.core.release
+        decide(f"schedule/{hour_name(FAR)}", lambda done, text: told.append(done))
+        world.settle()
+    assert told == [True] and world.hours().get(FAR).rows == (22 if drops else 24)
+    copied = 11 if drops else 7
+    assert len(set(gave_way)) > copied, "between any two groups that are copied"
