@@ -141,11 +141,11 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class LostGroup:
-    """A group whose progress does not check; ``names`` are its subject and name, if those do."""
+    """A group whose progress does not check, or is gone; ``names`` are its subject and name, if those are known."""
 
     group_id: int
     names: tuple[str, str] | None
-    damage: DamagedValue
+    damage: DamagedData
 
     @property
     def id(self) -> str:
@@ -222,13 +222,18 @@ class Kept:
             group.given_back = Ranges(cast(list[tuple[int, int]], row["given_back"]))
             group.lapsed = Ranges(cast(list[tuple[int, int]], row["lapsed"]))
             group.dirty = False
-        names: dict[bytes, tuple[str, str]] = {}
-        if damaged:
-            for key, value in self._state.scan(NAME_PREFIX, []):
-                row = self._row(key, value)
-                names[key[len(NAME_PREFIX) :]] = (cast(str, row["subject"]), cast(str, row["group"]))
-        lost = [LostGroup(_U32.unpack(key)[0], names.get(key), each) for key, each in _ids(damaged)]
+        lost = [LostGroup(_U32.unpack(key)[0], self.names_of(_U32.unpack(key)[0]), each) for key, each in _ids(damaged)]
         return groups, lost
+
+    def names_of(self, group_id: int) -> tuple[str, str] | None:
+        """Subject and name of a group whose progress is lost; None when that can't be read either."""
+        key = NAME_PREFIX + _U32.pack(group_id)
+        try:
+            value = self._state.get(key)
+        except DamagedValue:
+            return None
+        row = None if value is None else self._row(key, value)
+        return None if row is None else (cast(str, row["subject"]), cast(str, row["group"]))
 
     def _scan(self, prefix: bytes, lost: list[DamagedValue] | None = None) -> list[Pair]:
         """The pairs below a prefix; a value that does not check is taken from its copy.

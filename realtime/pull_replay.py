@@ -13,7 +13,7 @@ from delayd.log.pull import PullOp, decode_entries
 
 from .groups import Group
 from .index import Index
-from .kept import Kept, Life, Marks, group_keys
+from .kept import Kept, Life, LostGroup, Marks, group_keys
 
 GROUP_RECORD, DELETED_RECORD = "group", "group_deleted"  # Types of control records.
 
@@ -23,21 +23,28 @@ class PullReplay:
 
     def __init__(self, kept: Kept, index: Index, marks: Marks, folder: str) -> None:
         self.groups, lost = kept.groups(index)
-        self.lost = {each.group_id: each for each in lost}  # Groups whose progress does not check.
+        self.lost = {each.group_id: each for each in lost}  # Groups whose progress does not check, or is gone.
         self.lives = kept.lives()  # The last one is the one that was taken last.
         self.next_pull = marks.next_pull
         self.appended_at_ms = 0
         self.removes: list[bytes] = []  # Keys of groups that are gone; the next checkpoint removes them.
         self.offset, self.crc32c = marks.pull_offset, marks.pull_crc32c  # Behind what was taken.
         self._index = index
+        self._kept = kept
         self._folder = folder
 
     def take(self, group: CommitGroup) -> int:
         """Apply one group of the pull log: how many entries it had.
 
         Raises:
-            DamagedData: an entry is of no group that is known.
+            DamagedData: it says what no server writes.
         """
+        try:
+            return self._take(group)
+        except BatchMalformed as error:
+            raise DamagedData(self._folder, group.header.offset, str(error)) from error
+
+    def _take(self, group: CommitGroup) -> int:
         header, taken = group.header, 0
         self.appended_at_ms = max(self.appended_at_ms, header.appended_at_ms)
         self.begin_life(header.epoch)
@@ -49,17 +56,23 @@ class PullReplay:
             for entry in decode_entries(batch):
                 taken += 1
                 consumers = self.groups.get(entry.group_id)
-                if consumers is None and entry.group_id in self.lost:
+                if consumers is None:
+                    if entry.group_id not in self.lost:
+                        self._lose(entry.group_id, header.offset)
                     self.next_pull = max(self.next_pull, entry.pull_first + entry.covered)
                     continue
-                if consumers is None:
-                    what = f"an entry names the group {entry.group_id}, which no record before it made"
-                    raise DamagedData(self._folder, header.offset, what)
                 consumers.apply(entry)
                 if entry.op == PullOp.PULL:
                     self.next_pull = max(self.next_pull, entry.pull_first + entry.covered)
         self.offset, self.crc32c = header.offset + header.total_bytes, header.header_crc32c
         return taken
+
+    def _lose(self, group_id: int, offset: int) -> None:
+        """Nobody knows where a group stood that has entries and no beginning; all other groups are served."""
+        what = f"an entry names the group {group_id}, which no record before it made"
+        self.lost[group_id] = LostGroup(
+            group_id, self._kept.names_of(group_id), DamagedData(self._folder, offset, what)
+        )
 
     def begin_life(self, epoch: int) -> None:
         """Note where a life begins: it reuses the pull sequences that the one before gave out and lost."""

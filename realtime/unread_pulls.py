@@ -19,7 +19,7 @@ from delayd.clock import Clock
 from delayd.disk import Disk, list_named, open_named
 from delayd.errors import DamagedData, DataError, DelaydError, NotReady
 from delayd.executor import Done, Executor
-from delayd.log.give_up import find_damage, give_up
+from delayd.log.give_up import Damage, find_damage, give_up
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.watch import Told
@@ -141,7 +141,9 @@ class UnreadPulls:
             return
         self._busy = True
         now_ms = self._clock.now_ms()
-        work = partial(_give_up, self._disk, self._state, self._place, self._aside, self._marks, now_ms)
+        # What does not check is found anew; what checks and can't be applied is where the last try stopped.
+        stopped_at = self.damage.position if self.damage and self.damage.path == self._place.folder else None
+        work = partial(_give_up, self._disk, self._state, self._place, self._aside, self._marks, now_ms, stopped_at)
         self._worker.submit(work, partial(self._given_up, told))
 
     def _given_up(self, told: Told, done: Done[None]) -> None:
@@ -268,8 +270,13 @@ def _piece(opened: Log, offset: int, crc32c: int) -> list[CommitGroup]:
     return groups
 
 
-def _give_up(disk: Disk, state: State, place: LogPlace, aside: str, marks: Marks, now_ms: int) -> None:
+def _give_up(
+    disk: Disk, state: State, place: LogPlace, aside: str, marks: Marks, now_ms: int, stopped_at: int | None
+) -> None:
     damage = find_damage(disk, place, marks.pull_offset, marks.pull_crc32c, now_ms)
+    if damage is None and stopped_at is not None:
+        error = DamagedData(place.folder, stopped_at, "it says what no server writes")
+        damage = Damage(error, marks.pull_offset, marks.pull_crc32c, stopped_at, 0, 0, 0)
     if damage is None:
         return
     for path in give_up(disk, place, damage, aside, now_ms):

@@ -7,13 +7,17 @@ import logging
 import pytest
 
 from delayd.errors import NotReady
-from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.log.control import encode_records
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.log import LogPlace, open_log
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor
 from delayd.testing.state import MemoryState
 from delayd.wire.frame import Head
 from delayd.wire.quarantine import read_list
 from delayd.wire.requests import RequestType
+from realtime.kept import group_keys
 from realtime.unread_pulls import AGAIN_MS, LOOK_MS
 from tests.memory_files import content, files, put
 
@@ -172,6 +176,42 @@ def test_an_operator_gives_up_what_can_not_be_read_and_it_comes_again() -> None:
     assert b"gave up pull" in b"".join(value for key, value in state.scan(b"operator/"))
     later = world.restarted()
     assert later.pull(SimPeer()).bodies == [] and not list(later.core.waits())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_rule_L9_entries_of_a_group_that_nobody_knows_concern_that_group_only(named: bool) -> None:
+    before, _, bodies = filled()
+    disk = before.disk.after_kill()
+    state = before.state.after_crash(disk)
+    progress, name = group_keys(1)
+    state.commit([], [progress] if named else [progress, name])
+    world = World(disk, state, settings=SETTINGS)
+    assert world.pull(SimPeer(), "late").bodies == []
+    listed, _ = world.ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 9})
+    (entry,) = read_list(listed)[0]
+    assert entry.id == "group/00000001" and PULL in entry.path and "names the group 1" in entry.reason
+    kind = RequestType.QUARANTINE_RELEASE if named else RequestType.QUARANTINE_DROP
+    assert world.ask(SimPeer(), kind, {"id": entry.id})[0]["done"]
+    assert world.pull(SimPeer(), most=20).bodies == bodies, "it begins anew"
+    listed, _ = world.restarted().ask(SimPeer(), RequestType.QUARANTINE_LIST, {"after": "", "limit": 9})
+    assert not read_list(listed)[0]
+
+
+def test_rule_L5_entries_that_no_server_writes_are_damage_with_a_name() -> None:
+    before, _, bodies = filled()
+    disk = before.disk.after_kill()
+    marks = before.core._checkpoints.last
+    place = LogPlace(PULL, FileKind.PULL, before.core.log_id, SETTINGS["segment_bytes"])
+    pulls = open_log(disk, place, 0, marks.pull_offset, marks.pull_crc32c, leave_out=True)
+    strange = NewGroup(GroupKind.CONTROL, [encode_records([{"type": "group"}])], 1, before.clock.now_ms(), 0, 0)
+    pulls.append([strange], before.clock.now_ms())
+    pulls.flush()
+    pulls.close()
+    world = World(disk, before.state.after_crash(disk), settings=SETTINGS)
+    assert "a record of a group has no id" in refused(world, RequestType.PULL, pull_head())
+    assert decide(world, RequestType.QUARANTINE_DROP)[0]
+    assert world.pull(SimPeer(), "late", most=20).bodies == [] and not world.failures
+    assert world.restarted().pull(SimPeer(), most=20).bodies == bodies[15:]
 
 
 def test_rule_L5_a_file_that_is_being_copied_is_not_read() -> None:
