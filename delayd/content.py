@@ -170,32 +170,19 @@ class Region:
     def __len__(self) -> int:
         return len(self._lengths)
 
-    @classmethod
-    def joined(cls, regions: Sequence["Region"]) -> "Region":
-        """The items of several regions as those of one."""
-        if len(regions) == 1:
-            return regions[0]
-        words = np.concatenate([region._words for region in regions])
-        return cls(words, np.concatenate([region._lengths for region in regions]))
-
-    def copied(self, room: UInt64s) -> "Region":
-        """The same items, whose words lie in ``room`` now; it has as many."""
-        room[:] = self._words
-        return Region(room, self._lengths)
-
-    @classmethod
-    def empty(cls, count: int) -> "Region":
-        """A region of ``count`` items that have no bytes."""
-        return cls(np.empty(0, np.uint64), np.zeros(count, np.int64))
-
     @property
     def lengths(self) -> Int64s:
         """The exact length of each item in bytes: int64[n], not to be changed."""
         return self._lengths
 
     @property
-    def word_count(self) -> int:
+    def words(self) -> UInt64s:
         """The words of all items."""
+        return self._words
+
+    @property
+    def word_count(self) -> int:
+        """How many words all items have."""
         return len(self._words)
 
     def values(self, state: int = 0) -> UInt64s:
@@ -236,6 +223,36 @@ class Region:
                 _add_ragged(values[low:high], self._words[begin:until], counts[low:high])
             low, begin = high, until
         return values
+
+
+class Regions:
+    """Regions copied one behind the other into memory that is used again, so that many are hashed as one."""
+
+    def __init__(self) -> None:
+        self._room = np.empty(0, np.uint64)
+        self._lengths: list[Int64s] = []
+        self.word_count = 0
+
+    def add(self, region: Region) -> None:
+        """Copy the items of a region."""
+        first, until = self.word_count, self.word_count + region.word_count
+        if until > len(self._room):
+            room = np.empty(max(until, 2 * len(self._room)), np.uint64)
+            room[:first] = self._room[:first]
+            self._room = room
+        self._room[first:until] = region.words
+        self.word_count = until
+        self._lengths.append(region.lengths)
+
+    def add_empty(self, count: int) -> None:
+        """Add items that have no bytes."""
+        self._lengths.append(np.zeros(count, np.int64))
+
+    def take(self) -> Region:
+        """All items since the last call; they stand there until the next one is added."""
+        taken = Region(self._room[: self.word_count], np.concatenate(self._lengths))
+        self._lengths, self.word_count = [], 0
+        return taken
 
 
 def _evened(words: UInt64s, lengths: list[int], size: int) -> UInt64s:

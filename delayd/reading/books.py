@@ -20,6 +20,7 @@ from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.dispatch import read_outcomes
 from delayd.reading.findings import Finding, FindingKind, Findings, join_findings
 from delayd.reading.groups import TornTail, file_size
+from delayd.reading.join import Sorter
 from delayd.reading.lives import Life
 from delayd.reading.pieces import by_sequence, cut, stored_by_sequence
 from delayd.reading.plan import AuditPlan, HourBooks, plan_audit, plan_hours, until_still
@@ -238,16 +239,18 @@ def _audit_part(
     part: HourBooks, before: int, check: SealCheck | None, sides: SidesCheck, *, last: bool
 ) -> tuple[tuple[Findings, HourSummary], int]:
     """Audit an hour or a part of one, and say how many of its rows are filed; nothing else of it stays in memory."""
-    schedule, outcomes = part.schedule(), part.outcomes()
+    sorter = Sorter()
+    schedule, outcomes = part.schedule(sorter), part.outcomes()
     sealed = outcomes if check is None else _sealed_outcomes(part, outcomes)
     again = sealed is not outcomes
-    outcomes = by_sequence(outcomes)
+    outcomes = by_sequence(outcomes, sorter)
     if check is not None:
-        sealed = by_sequence(sealed) if again else outcomes
+        sealed = by_sequence(sealed, sorter) if again else outcomes
         check.add(schedule, sealed)
         sides.add_sent(sealed)
     del sealed
-    realtime = stored_by_sequence(part.realtime())
+    realtime = stored_by_sequence(part.realtime(), sorter)
+    del sorter
     if check is not None:
         sides.add_held(realtime)
     accepted = part.accepted()._replace(before=before if last else None)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId, Int64s, padded
-from delayd.content import PIECE_WORDS, Region, hash_items, region_of, subject_states
+from delayd.content import PIECE_WORDS, Region, Regions, hash_items, region_of, subject_states
 from delayd.encode import PADS
 from delayd.hours import hours_of
 from delayd.location import ROW_BITS, SCHEDULE_BIT, are_filed
@@ -131,10 +131,9 @@ class RowCollector:
         self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
         self._left_out: list[UInt64s] = [NO_UINT64S]
         self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
-        # Headers and bodies of rows from `_hashed` on, as copies: many batches are hashed in one go.
-        self._regions: list[tuple[Region | None, Region]] = []
-        self._words = 0
-        self._room = np.empty(0, np.uint64)
+        # Of the rows from `_hashed` on, as copies: many batches are hashed in one go. Most rows have no headers.
+        self._headers, self._bodies = Regions(), Regions()
+        self._any_headers = False
 
     def add_message_batch(self, batch: Batch, offset: int, first_sequence: int, appended_at_ms: int) -> None:
         """Add a PRODUCER batch of a verified group; its rows count up from ``first_sequence``."""
@@ -165,8 +164,8 @@ class RowCollector:
         subject[:] = ids[batch.uint32s(ColumnId.SUBJECT)] if ColumnId.SUBJECT in batch else ids[0]
         body_bytes[:] = bodies.lengths
         locations[:] = np.arange(location, location + count, dtype=np.uint64)
-        self._regions.append((headers and self._copied(headers), self._copied(bodies)))
-        if self._words >= HASH_WORDS:
+        self._add_regions(headers, bodies)
+        if self._headers.word_count + self._bodies.word_count >= HASH_WORDS:
             self._hash()
 
     def add_schedule_batch(self, batch: Batch, offset: int) -> None:
@@ -207,26 +206,24 @@ class RowCollector:
                 self._columns[number][:first] = column[:first]
         return [column[first : self._count] for column in self._columns]
 
-    def _copied(self, region: Region) -> Region:
-        """A region in memory of this collector: what a batch lies in is used again."""
-        first, self._words = self._words, self._words + region.word_count
-        if self._words > len(self._room):
-            # What lies in the room before stays there, for its regions are views of it.
-            self._room = np.empty(max(2 * HASH_WORDS, self._words), np.uint64)
-        return region.copied(self._room[first : self._words])
+    def _add_regions(self, headers: Region | None, bodies: Region) -> None:
+        """Keep what is to be hashed of the next rows; what a batch lies in is used again."""
+        if headers is None:
+            self._headers.add_empty(len(bodies))
+        else:
+            self._headers.add(headers)
+            self._any_headers = True
+        self._bodies.add(bodies)
 
     def _hash(self) -> None:
         """Hash what waits for it."""
-        if not self._regions:
+        if self._hashed == self._count:
             return
         rows = slice(self._hashed, self._count)
-        headers = None
-        if any(each is not None for each, _ in self._regions):
-            headers = Region.joined([each or Region.empty(len(bodies)) for each, bodies in self._regions])
-        bodies = Region.joined([bodies for _, bodies in self._regions])
+        headers, bodies = self._headers.take(), self._bodies.take()
         states = self.subjects.states().take(self._columns[SUBJECT_COLUMN][rows])
-        self._columns[HASH_COLUMN][rows] = hash_items(states, headers, bodies)
-        self._regions, self._words, self._hashed = [], 0, self._count
+        self._columns[HASH_COLUMN][rows] = hash_items(states, headers if self._any_headers else None, bodies)
+        self._hashed, self._any_headers = self._count, False
 
     def _close_singles(self) -> None:
         if not self._singles:
@@ -241,7 +238,7 @@ class RowCollector:
             headers = Region(np.frombuffer(padded_items, np.uint64), lengths)
         words = np.frombuffer(b"".join([body for _, body in self._items]), np.uint64)
         lengths = self._columns[BODY_BYTES_COLUMN][self._hashed : self._count].astype(np.int64)
-        self._regions.append((headers, Region(words, lengths)))
+        self._add_regions(headers, Region(words, lengths))
         self._singles, self._items = [], []
         self._hash()
 

@@ -100,10 +100,59 @@ def rising(sequences: UInt64s) -> NDArray[np.intp]:
     """The order in which sequences rise; of equal ones the first stays first."""
     table = _table(sequences)
     if table is not None:
-        order = table[table >= 0]
-        if len(order) == len(sequences):
+        order = table if len(table) == len(sequences) else table[table >= 0]
+        if len(order) == len(sequences) and (order is not table or int(table.min()) >= 0):
             return order
     return np.argsort(sequences, kind="stable")
+
+
+class Sorter:
+    """Puts the rows of several logs in the order of their sequences; a column that two of them share is moved once.
+
+    Messages are filed, handed over and noted in the order in which they are due, so the logs of an hour mostly hold
+    the same columns. To compare two of them costs a tenth of moving one.
+    """
+
+    def __init__(self) -> None:
+        self._orders: list[_Order] = []
+
+    def sort(
+        self, sequence: UInt64s, shared: dict[str, NDArray[Any]], own: Sequence[NDArray[Any]]
+    ) -> tuple[UInt64s, list[NDArray[Any]], list[NDArray[Any]]]:
+        """Sort the rows of a log by rising sequence; of one sequence the first stays first.
+
+        Args:
+            sequence: of each row.
+            shared: columns by a name under which other logs may have the same.
+            own: columns that no other log has; they are used up.
+
+        Returns:
+            ``sequence``, ``shared`` and ``own`` in the new order; the first two are not to be written to.
+        """
+        order = next((each for each in self._orders if np.array_equal(each.sequence, sequence)), None)
+        if order is None:
+            order = _Order(sequence)
+            self._orders.append(order)
+        columns = [order.moved(name, column) for name, column in shared.items()]
+        return order.moved("sequence", order.sequence), columns, reordered(own, order.rows)
+
+
+class _Order:
+    """How rows with certain sequences are sorted, and the columns of them that were."""
+
+    def __init__(self, sequence: UInt64s) -> None:
+        self.sequence = sequence
+        self.rows = rising(sequence)
+        self._moved: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # As they were, and as they are.
+
+    def moved(self, name: str, column: NDArray[Any]) -> NDArray[Any]:
+        before, after = self._moved.get(name, (None, None))
+        if before is not None and after is not None and (before is column or np.array_equal(before, column)):
+            return after
+        after = column.take(self.rows)
+        after.flags.writeable = False
+        self._moved.setdefault(name, (column, after))
+        return after
 
 
 def _are_the_same(scheduled: UInt64s, sequence: UInt64s) -> bool:

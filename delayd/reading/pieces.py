@@ -14,7 +14,7 @@ from delayd.batch import Int64s
 from delayd.log.dispatch import OutcomeRows
 from delayd.reading.columns import NO_UINT64S, ScheduleRows, UInt64s
 from delayd.reading.filed import Accepted
-from delayd.reading.join import Fields, reordered, rising
+from delayd.reading.join import Fields, Sorter
 from delayd.reading.realtime import TargetRows
 
 PIECE_ROWS = 65_536  # A column of so many rows is half a MiB; an hour's would be new memory for each step.
@@ -67,24 +67,21 @@ def cut(
         )
 
 
-def by_sequence(outcomes: OutcomeRows) -> OutcomeRows:
+def by_sequence(outcomes: OutcomeRows, sorter: Sorter | None = None) -> OutcomeRows:
     """The outcomes by rising sequence, those of one sequence in their order; they are used up."""
     if _rises(outcomes.sequences):
         return outcomes
-    order = rising(outcomes.sequences)
-    columns = outcomes.sequences, outcomes.deliver_at_ms, outcomes.part_of, outcomes.content_hash
-    sequences, due, part_of, hashes = reordered(columns, order)
+    shared = {"deliver_at_ms": outcomes.deliver_at_ms, "content_hash": outcomes.content_hash}
+    sequences, (due, hashes), (part_of,) = (sorter or Sorter()).sort(outcomes.sequences, shared, [outcomes.part_of])
     return OutcomeRows(sequences, due, outcomes.parts, part_of, hashes)
 
 
-def stored_by_sequence(rows: TargetRows) -> TargetRows:
+def stored_by_sequence(rows: TargetRows, sorter: Sorter) -> TargetRows:
     """The rows of targets by rising sequence, those of one sequence in their order; they are used up."""
     if _rises(rows.sequence):
         return rows
-    order = rising(rows.sequence)
-    sequence, due, batch_of, hashes = reordered(
-        (rows.sequence, rows.deliver_at_ms, rows.batch_of, rows.hashes()), order
-    )
+    shared = {"deliver_at_ms": rows.deliver_at_ms, "content_hash": rows.hashes()}
+    sequence, (due, hashes), (batch_of,) = sorter.sort(rows.sequence, shared, [rows.batch_of])
     return TargetRows(sequence, due, batch_of, rows.batches, rows.targets, rows.subjects, hashes)
 
 

@@ -23,6 +23,7 @@ from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
 from delayd.reading.filed import Accepted
 from delayd.reading.groups import LogMoved, TornTail
+from delayd.reading.join import Sorter
 from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, what_holds_up, who_is_missed
 from delayd.reading.realtime import Batches, TargetIndex, TargetIndexer, TargetRows, read_target_rows
 from delayd.reading.schedule import (
@@ -121,9 +122,9 @@ class HourBooks:
         """What the audit judges by."""
         return self.origin.terms
 
-    def schedule(self) -> ScheduleRows:
-        """What was scheduled, by rising sequence."""
-        return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour, self.part)
+    def schedule(self, sorter: Sorter | None = None) -> ScheduleRows:
+        """What was scheduled, by rising sequence; ``sorter`` sorts the other logs, too."""
+        return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour, self.part, sorter)
 
     def accepted(self) -> Accepted:
         """What the message log and the checkpoint say of the hour's schedule log."""

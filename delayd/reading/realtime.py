@@ -34,6 +34,7 @@ from delayd.reading.follow_target import TargetFollow
 from delayd.reading.groups import LogMoved, TornTail, log_size, segment_bases
 from delayd.reading.indexed import read_by_index
 from delayd.reading.skim import Memory, Skimmed, read_known
+from delayd.validate import SUBJECT_BYTES_MAX
 
 BATCH = np.dtype(
     [
@@ -92,7 +93,8 @@ FRONT_BYTES = FRONT.itemsize
 FRONT_WORDS = np.arange(FRONT_BYTES // 8)
 KIND_AT = 5
 COLUMNS_AT = FRONT_BYTES - 16  # Where what the checksum of the columns covers begins: the directory.
-MIXERS = np.random.default_rng(1).integers(0, 1 << 64, 32, np.uint64, endpoint=False) | np.uint64(1)
+NAME_WORDS_MAX = 33  # A name of 255 bytes, and its length before it.
+MIXERS = np.random.default_rng(1).integers(0, 1 << 64, NAME_WORDS_MAX, np.uint64, endpoint=False) | np.uint64(1)
 DECODE_BATCHES = 32_768  # Fronts that are decoded at a time: 4 MB.
 GAP_BYTES = 16 << 10  # A read of this much costs no more than a call: batches that lie closer are read together.
 READ_BYTES = 1 << 20  # It stays in the processor's cache.
@@ -319,16 +321,15 @@ class _Fronts:
         heap_at = np.zeros(len(sizes), np.int64)
         ends = heap_at.copy()
         if whole.all():
-            fronts = words.take((begins >> 3)[:, None] + FRONT_WORDS).view(FRONT).ravel()
-            heap_at = fronts["heap_offset"].astype(np.int64)
+            fronts = words.take((begins >> 3)[:, None] + FRONT_WORDS)
+            heap_at = fronts.view(FRONT)["heap_offset"].ravel().astype(np.int64)
             whole = (heap_at & 7 == 0) & (heap_at > FRONT_BYTES) & (heap_at + 8 <= sizes)
         if whole.all():
             ends = np.frombuffer(buffer, np.uint32).take((begins + heap_at) >> 2).astype(np.int64)
             whole = (ends > 0) & (heap_at + 8 + ends <= sizes)
         if not whole.all():
             self._fail(segment_base, header.offset + int(begins[np.argmin(whole)]))
-        subjects = self._number(words, ((begins + heap_at) >> 3) + 1, ends)
-        self._put(header, segment_base, fronts, sizes, begins, subjects)
+        self._put(header, segment_base, fronts, (sizes, begins), (words, ((begins + heap_at) >> 3) + 1, ends))
 
     def add_indexed(self, group: IndexedGroup, segment_base: int) -> None:
         """Gather the batches of a group by an index that has proved right; all of them are DISPATCH batches."""
@@ -336,51 +337,56 @@ class _Fronts:
         begins = np.cumsum(sizes) - sizes + content_position(len(sizes))
         starts = group.name_starts[:-1]
         lengths = group.names.view(np.uint32).take(2 * starts).astype(np.int64)
-        fronts = group.fronts.view(FRONT)
-        self._put(group.header, segment_base, fronts, sizes, begins, self._number(group.names, starts + 1, lengths))
+        fronts = group.fronts.view(np.uint64).reshape(-1, len(FRONT_WORDS))
+        self._put(group.header, segment_base, fronts, (sizes, begins), (group.names, starts + 1, lengths))
 
     def _put(
         self,
         header: GroupHeader,
         segment_base: int,
-        fronts: NDArray[np.void],
-        sizes: Int64s,
-        begins: Int64s,
-        subjects: Int64s,
+        fronts: UInt64s,
+        bounds: tuple[Int64s, Int64s],
+        names: tuple[UInt64s, Int64s, Int64s],
     ) -> None:
+        """``bounds`` are the sizes and beginnings of batches; ``names`` the words, places and lengths of subjects."""
+        sizes, begins = bounds
+        too_long = names[2] > SUBJECT_BYTES_MAX
+        if too_long.any():
+            self._fail(segment_base, header.offset + int(begins[np.argmax(too_long)]))
         self._fronts.append(fronts)
         self._offsets.append(begins + header.offset)
         self._sizes.append(sizes)
-        self._subjects.append(subjects)
+        self._subjects.append(_names(*names))
         self._groups.append((len(sizes), segment_base, header.appended_at_ms))
         self._count += len(sizes)
 
-    def _number(self, words: UInt64s, places: Int64s, lengths: Int64s) -> Int64s:
-        """The numbers of subjects; each name begins at a word and ends with zeros."""
-        numbers = np.empty(len(places), np.int64)
-        for length in np.unique(lengths).tolist():
-            rows = np.flatnonzero(lengths == length)
-            names = words.take(places[rows][:, None] + np.arange((length + 7) >> 3))
-            # Names are told apart by one word each; should two give the same word, they are compared as they are.
-            mixed = (names * MIXERS[: names.shape[1]]).sum(axis=1, dtype=np.uint64)
-            _, first, which = np.unique(mixed, return_index=True, return_inverse=True)
-            if (names != names[first][which]).any():
-                _, first, which = np.unique(names, axis=0, return_index=True, return_inverse=True)
-            known = [names[row].tobytes()[:length] for row in first]
-            own = np.array([self._names.setdefault(name, len(self._names)) for name in known])
-            numbers[rows] = own[which.ravel()]
-        return numbers
+    def _numbers(self) -> Int64s:
+        """The numbers of the subjects of what was gathered."""
+        width = max(names.shape[1] for names in self._subjects)
+        names = np.zeros((self._count, width), np.uint64)
+        first = 0
+        for piece in self._subjects:
+            names[first : first + len(piece), : piece.shape[1]] = piece
+            first += len(piece)
+        # Names are told apart by one word each; should two give the same word, they are compared as they are.
+        mixed = np.einsum("ij,j->i", names, MIXERS[:width])
+        _, found, which = np.unique(mixed, return_index=True, return_inverse=True)
+        if (names != names[found][which]).any():
+            _, found, which = np.unique(names, axis=0, return_index=True, return_inverse=True)
+        known = [names[row, 1:].tobytes()[: int(names[row, 0])] for row in found]
+        return np.array([self._names.setdefault(name, len(self._names)) for name in known]).take(which.ravel())
 
     def decode(self) -> tuple[NDArray[np.void], Batches]:
         """What was gathered since the last call: FRONT[n] and BATCH[n]."""
-        fronts = np.concatenate([np.empty(0, FRONT), *self._fronts])
+        words = np.concatenate([np.empty((0, len(FRONT_WORDS)), np.uint64), *self._fronts])
+        fronts = words.view(FRONT).ravel()
         rows = np.zeros(len(fronts), BATCH)
         if len(rows):
             counts, bases, appended = zip(*self._groups, strict=True)
             rows["segment_base"] = np.repeat(np.array(bases, np.uint64), counts)
             rows["appended_at_ms"] = np.repeat(np.array(appended, np.int64), counts)
             rows["offset"] = np.concatenate(self._offsets)
-            rows["subject"] = np.concatenate(self._subjects)
+            rows["subject"] = self._numbers()
             for name in ("origin_log_id", "epoch", "batch_id", "claimed_at_ms", "hour", "count", "columns_crc32c"):
                 rows[name] = fronts[name]
             rows["columns_end"], rows["deliver_at"] = fronts["heap_offset"], fronts["first_at"]
@@ -410,11 +416,23 @@ class _Fronts:
 
     def _clear(self) -> None:
         self._count = 0
-        self._fronts: list[NDArray[np.void]] = []
+        self._fronts: list[UInt64s] = []  # A row of words for each batch.
         self._offsets: list[Int64s] = []
         self._sizes: list[Int64s] = []
-        self._subjects: list[Int64s] = []
+        self._subjects: list[UInt64s] = []  # As `_names` gives them.
         self._groups: list[tuple[int, int, int]] = []  # Batches, base offset of the segment, append instant.
+
+
+def _names(words: UInt64s, places: Int64s, lengths: Int64s) -> UInt64s:
+    """Names as rows of words: the length, then the name with zeros behind it; each begins at a word of ``places``."""
+    counts = (lengths + 7) >> 3
+    width = int(counts.max())
+    # Behind a shorter name stand other words, and behind the last one perhaps none.
+    names = words.take(places[:, None] + np.arange(-1, width), mode="clip")
+    names[:, 0] = lengths
+    if int(counts.min()) < width:
+        names[:, 1:][np.arange(width) >= counts[:, None]] = 0
+    return names
 
 
 def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: range | None = None) -> TargetRows:

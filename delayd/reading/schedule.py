@@ -28,7 +28,7 @@ from delayd.reading.directory import Directory
 from delayd.reading.dispatch import open_hour
 from delayd.reading.follow import Follow
 from delayd.reading.groups import LogMoved, TornTail, log_size, read_groups, segment_bases
-from delayd.reading.join import reordered, rising
+from delayd.reading.join import Sorter
 from delayd.reading.skim import Skimmed, Streamed, read_known, stream_groups
 from delayd.reading.word import FiledHour, Word, filed_hours, read_word
 
@@ -212,9 +212,16 @@ def _by_hour(rows: ScheduleRows) -> HourRows:
 
 
 def read_hour(
-    disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: int, part: range | None = None
+    disk: Disk,
+    snapshot: ScheduleSnapshot,
+    tail: MessageTail,
+    hour: int,
+    part: range | None = None,
+    sorter: Sorter | None = None,
 ) -> ScheduleRows:
     """Read the schedule side of an hour, by rising sequence; with a ``part`` those of its sequences.
+
+    ``sorter`` sorts the other logs of the hour, too.
 
     Raises:
         LogMoved: the schedule log is gone: take a new snapshot.
@@ -225,7 +232,7 @@ def read_hour(
     late = tail.of_hour(hour, part)
     early = collector.rows()
     if not len(late):
-        return _rising(early)
+        return _rising(early, sorter or Sorter())
     # Tables of subjects differ, so the numbers of the second part move up behind those of the first.
     subjects = early.subjects + late.subjects
     moved = (late.subject + np.uint32(len(early.subjects))).astype(np.uint32)
@@ -240,7 +247,7 @@ def read_hour(
         np.concatenate((early.hashes(), late.hashes())),
         early.left_out,
     )
-    return _rising(rows)
+    return _rising(rows, sorter or Sorter())
 
 
 def _expected(rows: int, part: range | None) -> int:
@@ -248,14 +255,14 @@ def _expected(rows: int, part: range | None) -> int:
     return rows if part is None else min(rows, len(range(part.start, min(part.stop, part.start + rows))))
 
 
-def _rising(rows: ScheduleRows) -> ScheduleRows:
+def _rising(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
     """The rows by rising sequence; ``rows`` are used up."""
     if (rows.sequence[1:] >= rows.sequence[:-1]).all():
         return rows
-    order = rising(rows.sequence)
-    columns = rows.sequence, rows.deliver_at_ms, rows.appended_at_ms, rows.location, rows.hashes()
-    sequence, due, appended, location, hashes = reordered(columns, order)
-    subject, body_bytes = reordered((rows.subject, rows.body_bytes), order)
+    shared = {"deliver_at_ms": rows.deliver_at_ms, "content_hash": rows.hashes()}
+    own = rows.appended_at_ms, rows.location, rows.subject, rows.body_bytes
+    sequence, (due, hashes), columns = sorter.sort(rows.sequence, shared, own)
+    appended, location, subject, body_bytes = columns
     return ScheduleRows(sequence, due, appended, subject, body_bytes, location, rows.subjects, hashes, rows.left_out)
 
 

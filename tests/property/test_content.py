@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from delayd import content
 from delayd.batch import parse
-from delayd.content import Region, content_hash, hash_bare, hash_items, hash_rows, subject_state, subject_states
+from delayd.content import (
+    Region,
+    Regions,
+    content_hash,
+    hash_bare,
+    hash_items,
+    hash_rows,
+    subject_state,
+    subject_states,
+)
 from tests.batches import messages
 
 PAGE = Path(__file__).parents[2] / "docs/formats/content.md"
@@ -57,6 +66,18 @@ def test_rule_S6_a_batch_is_hashed_as_the_page_says(subject: bytes, bodies: list
     without = [by_the_page(subject, b"", body) for body in bodies]
     assert [hash_bare(subject, body + bytes(-len(body) % 8), len(body)) for body in bodies] == without
     assert hash_items(subject_state(subject), None, region(bodies)).tolist() == without
+
+
+@given(st.lists(items, min_size=1, max_size=8))
+def test_rule_S6_regions_that_are_gathered_are_hashed_as_one(batches: list[list[bytes]]) -> None:
+    gathered = Regions()
+    for _ in range(2):
+        for number, batch in enumerate(batches):
+            gathered.add_empty(number)
+            gathered.add(region(batch))
+        expected = [body for number, batch in enumerate(batches) for body in [b""] * number + batch]
+        hashes = hash_items(subject_state(b"a"), None, gathered.take()).tolist()
+        assert hashes == [content_hash(b"a", b"", body) for body in expected]
 
 
 @pytest.mark.parametrize("length", range(65))

@@ -70,9 +70,9 @@ def test_batches_of_many_subjects_keep_their_names_and_rows(
     assert [index.subjects[index.batches["subject"][batch]] for batch in part.batch_of] == names[2:5]
 
 
-@pytest.mark.parametrize("lie", ["no sequences", "two subjects", "no subject"])
+@pytest.mark.parametrize("lie", ["no sequences", "two subjects", "no subject", "long subject"])
 def test_a_batch_that_no_delay_server_hands_over_is_damage(books: Books, lie: str) -> None:
-    names = {"two subjects": [b"a", b"b"], "no subject": []}.get(lie, [b"a"])
+    names = {"two subjects": [b"a", b"b"], "no subject": [], "long subject": [b"a" * 300]}.get(lie, [b"a"])
     due, sequence = np.array([START_MS], np.int64), np.array([1], np.uint64)
     table = encode_subject_table(names)
     columns = [(ColumnId.DELIVER_AT_MS, due), (ColumnId.SEQUENCE, sequence)]

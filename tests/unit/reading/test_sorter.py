@@ -1,0 +1,44 @@
+"""The order of an hour's logs: each column lands where its rows belong, whether logs share it or not."""
+
+import numpy as np
+import pytest
+
+from delayd.batch import Int64s
+from delayd.reading.join import Sorter
+
+
+def sort(sorter: Sorter, sequence: list[int], due: list[int], own: list[int]) -> list[tuple[int, int, int]]:
+    columns = np.array(sequence, np.uint64), np.array(due, np.int64), np.array(own, np.int64)
+    sequences, (dues,), (others,) = sorter.sort(columns[0], {"due": columns[1]}, [columns[2]])
+    return list(zip(sequences.tolist(), dues.tolist(), others.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "sequence", [[3, 1, 2], [2, 1, 2, 1], [9, 7, 7, 8], [1 << 63, 5, 1], [4, 4, 2, 2, 3], [10, 1, 5_000, 2]]
+)
+@pytest.mark.parametrize("differs", ["nothing", "one due", "one sequence", "length"])
+def test_each_log_gets_its_own_rows_by_sequence(sequence: list[int], differs: str) -> None:
+    sorter = Sorter()
+    due = [100 + row for row in range(len(sequence))]
+    logs = [(sequence, due)]
+    if differs == "one due":
+        logs.append((sequence, [*due[:-1], 7]))
+    elif differs == "one sequence":
+        logs.append(([*sequence[:-1], sequence[-1] + 1], due))
+    elif differs == "length":
+        logs.append((sequence[:-1], due[:-1]))
+    for times, (numbers, dues) in enumerate([*logs, *logs, logs[0]]):
+        own = [1_000 * times + row for row in range(len(numbers))]
+        expected = sorted(zip(numbers, dues, own, strict=True), key=lambda row: row[0])
+        assert sort(sorter, numbers, dues, own) == expected
+
+
+def test_what_two_logs_share_is_moved_once_and_never_written_to() -> None:
+    sorter, given = Sorter(), np.array([3, 1, 2], np.uint64)
+    due: Int64s = np.array([30, 10, 20], np.int64)
+    first = sorter.sort(given, {"due": due}, [])
+    second = sorter.sort(given.copy(), {"due": due.copy()}, [])
+    assert second[0] is first[0]
+    assert second[1][0] is first[1][0]
+    with pytest.raises(ValueError, match="read-only"):
+        first[1][0][0] = 0
