@@ -8,11 +8,12 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard delayd realtime meta cli spark bench examples tests pyspark_delayd.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint clean
+.PHONY: help demo test pythons bench lint clean
 
 help:
 	@echo "make demo    schedule 20,000 messages, kill the delay server in the middle, show that none is lost"
 	@echo "make test    all tests"
+	@echo "make pythons unit, property and crash tests on each Python of this machine that delayd is for"
 	@echo "make bench   measure, with Redis beside it; five minutes, one JSON line a result"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make clean   remove what builds and tools left; the environment in $(VENV) stays"
@@ -25,6 +26,9 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial and not spark"
 	$(BIN)/python -m pytest -m "serial or spark"
 
+pythons:
+	.ci/pythons
+
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
@@ -35,7 +39,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 
 clean:
-	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	rm -rf .venv-* build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache spark-warehouse
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml
