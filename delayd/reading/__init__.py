@@ -23,5 +23,5 @@ What is more than one hour
     consumption, consumed   pull logs and consume logs
 Other ways in
     verify, verify_file, crc   each byte against its checksum
-    tables, arrow, export   the logs as tables for other engines
+    tables, sums, arrow, export   the logs, and what realtime servers sum up, as tables for other engines
 """
