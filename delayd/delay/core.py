@@ -232,7 +232,7 @@ class DelayCore:
             lambda: self.checkpoint(lambda offset: None),
         )
         self._file_watch = FileWatch(
-            *(disk, config.folder, clock, threads.worker, found.hours, self.quarantine),
+            *(disk, config.folder, self.identity.log_id, clock, threads.worker, found.hours, self.quarantine),
             lambda hour, error: self._mending.schedule_damaged(hour, error),
         )
         self._look_due_ms = clock.monotonic_ms() + LOOK_MS

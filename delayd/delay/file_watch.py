@@ -1,13 +1,15 @@
-"""File watch: schedule logs, and the files of sealed hours, that someone removes or cuts under a running server.
+"""File watch: schedule logs, and the files of sealed hours, that someone removes, cuts or replaces under the server.
 
 Nothing of them is open, so without a look a file that is gone shows when its hour is loaded, or in an audit. Invariant:
-a look asks the system for the sizes of a few files; what it finds counts when the hour's files are still the same.
+a look asks the system for the sizes of a few files, and reads the header of a file that it did not see before; what it
+finds counts when the hour's files are still the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,17 +17,28 @@ from delayd.clock import Clock
 from delayd.delay.hour_table import HourFile, HourTable
 from delayd.delay.quarantine import Kind, Quarantine
 from delayd.disk import Disk, open_named
-from delayd.errors import DamagedData, DataError
+from delayd.errors import DamagedData, DataError, NewerFormat, read_error
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.schedule import dispatch_path, schedule_path
-from delayd.log.segment import FILE_HEADER_BYTES
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 
 LOOK_MS = 30_000
+GONE = "the file was removed under the running server"
 HOURS_A_LOOK = 1_024  # Two files each, some microseconds: two years of hours are looked at within ten minutes.
 
-Looked = list[tuple[int, HourFile, DamagedData | None]]
-"""Hours that were looked at, their files as they were counted then, and what is wrong with them."""
+
+class Seen(NamedTuple):
+    """Which files an hour had whose headers were read and are its own; None: not known."""
+
+    schedule: int | None = None
+    dispatch: int | None = None
+
+
+NOT_SEEN = Seen()
+
+Looked = list[tuple[int, HourFile, DamagedData | None, Seen]]
+"""Hours that were looked at, their files as they were counted then, what is wrong with them, and which they are."""
 
 
 class FileWatch:
@@ -35,6 +48,7 @@ class FileWatch:
         self,
         disk: Disk,
         folder: str,
+        log_id: int,
         clock: Clock,
         worker: Executor,
         hours: HourTable,
@@ -43,6 +57,7 @@ class FileWatch:
     ) -> None:
         self._disk = disk
         self._folder = folder
+        self._log_id = log_id
         self._clock = clock
         self._worker = worker
         self._hours = hours
@@ -50,6 +65,7 @@ class FileWatch:
         self._damaged = damaged
         self._due_ms = clock.monotonic_ms() + LOOK_MS
         self._behind = -1  # The hour that was looked at last.
+        self._seen: dict[int, Seen] = {}
         self._looking = False
 
     def step(self) -> None:
@@ -61,14 +77,18 @@ class FileWatch:
     def look(self) -> None:
         """Look at the next hours, and at those that are set aside."""
         numbers = self._hours.rows["hour"]
+        if self._behind < 0:
+            for gone in self._seen.keys() - set(numbers.tolist()):
+                del self._seen[gone]
         begin = int(np.searchsorted(numbers, self._behind, side="right"))
         part: list[int] = numbers[begin : begin + HOURS_A_LOOK].tolist()
         self._behind = part[-1] if len(part) == HOURS_A_LOOK else -1
         aside = [hour_from_name(entry.name) for entry in self._quarantine if entry.kind is Kind.SEALED]
         # As the loop names them: the worker never reads the table.
-        wanted = [(hour, self._hours.get(hour)) for hour in dict.fromkeys([*aside, *part])]
+        hours = dict.fromkeys([*aside, *part])
+        wanted = [(hour, self._hours.get(hour), self._seen.get(hour, NOT_SEEN)) for hour in hours]
         self._looking = True
-        work = partial(_look, self._disk, self._folder, wanted, self._worker.give_way)
+        work = partial(_look, self._disk, self._folder, self._log_id, wanted, self._worker.give_way)
         self._worker.submit(work, self._looked, Priority.SPARE)
 
     def _looked(self, done: Done[Looked]) -> None:
@@ -77,8 +97,9 @@ class FileWatch:
             found = done.result()
         except DataError:
             return  # This process can't tell now; the next look may.
-        for hour, file, damage in found:
+        for hour, file, damage, seen in found:
             name = hour_name(hour)
+            self._seen[hour] = seen
             if self._hours.get(hour) != file or damage is None or file.removed:
                 self._quarantine.lift(Kind.SEALED, name)
             elif file.sealed:
@@ -87,29 +108,57 @@ class FileWatch:
                 self._damaged(hour, damage)
 
 
-def _look(disk: Disk, folder: str, wanted: list[tuple[int, HourFile]], give_way: Callable[[], None]) -> Looked:
+def _look(
+    disk: Disk, folder: str, log_id: int, wanted: list[tuple[int, HourFile, Seen]], give_way: Callable[[], None]
+) -> Looked:
     found: Looked = []
-    for hour, file in wanted:
+    for hour, file, seen in wanted:
         give_way()
-        damage = None
+        damage, schedule, dispatch = None, None, None
         if file.length and not file.removed:
-            damage = _damage(disk, schedule_path(folder, hour), FILE_HEADER_BYTES + file.length)
+            size, path = FILE_HEADER_BYTES + file.length, schedule_path(folder, hour)
+            damage, schedule = _look_at(disk, path, FileKind.SCHEDULE, log_id, hour, size, seen.schedule)
             if damage is None and file.sealed:
-                damage = _damage(disk, dispatch_path(folder, hour), FILE_HEADER_BYTES)
-        found.append((hour, file, damage))
+                size, path = FILE_HEADER_BYTES, dispatch_path(folder, hour)
+                damage, dispatch = _look_at(disk, path, FileKind.DISPATCH, log_id, hour, size, seen.dispatch)
+        found.append((hour, file, damage, Seen(schedule, dispatch)))
     return found
 
 
-def _damage(disk: Disk, path: str, size: int) -> DamagedData | None:
-    """What is wrong with a file that should have so many bytes at least."""
+def _look_at(
+    disk: Disk, path: str, kind: FileKind, log_id: int, hour: int, size: int, seen: int | None
+) -> tuple[DamagedData | None, int | None]:
+    """What is wrong with a file that should have so many bytes at least; if nothing is, which file it is."""
     try:
         file = open_named(disk, path)
     except FileNotFoundError:
-        return DamagedData(path, 0, "the file was removed under the running server")
+        return DamagedData(path, 0, GONE), None
     except DamagedData as error:
-        return error
+        return error, None
     try:
-        missing = size - file.size()
-        return DamagedData(path, file.size(), f"it is {missing} bytes shorter than it was") if missing > 0 else None
+        if (missing := size - file.size()) > 0:
+            return DamagedData(path, file.size(), f"it is {missing} bytes shorter than it was"), None
     finally:
         file.close()
+    try:
+        which = disk.file_id(path)
+        if which is None or which != seen:
+            _check_header(disk, path, kind, log_id, hour)
+    except FileNotFoundError:
+        return DamagedData(path, 0, GONE), None
+    except UnfinishedFile:
+        return DamagedData(path, 0, "the checksum of the file header differs"), None
+    except DamagedData as error:
+        return error, None
+    except NewerFormat as error:
+        return DamagedData(path, 0, error.message), None
+    except OSError as error:
+        raise read_error(path, 0, error) from error
+    return None, which
+
+
+def _check_header(disk: Disk, path: str, kind: FileKind, log_id: int, hour: int) -> None:
+    segment = open_segment(disk, path, kind, log_id, write=False)
+    segment.close()
+    if segment.header.number != hour:
+        raise DamagedData(path, 0, f"its header says that it is of hour {hour_name(segment.header.number)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from delayd.delay.file_watch import LOOK_MS
@@ -59,6 +61,58 @@ def test_rule_L10_a_file_of_a_sealed_hour_that_goes_is_told_until_it_is_back(nam
     world.core.release(entry.id, lambda done, text: told.append((done, text)))
     world.settle()
     assert told and not len(world.core.quarantine)
+
+
+def swap(world: World, first: str, second: str) -> None:
+    for source, target in ((first, f"{FOLDER}/between"), (second, first), (f"{FOLDER}/between", second)):
+        world.disk.rename(source, target)
+
+
+def test_rule_L10_a_schedule_log_that_is_swapped_with_its_neighbour_is_told_and_taken_back() -> None:
+    world = World()
+    world.pass_ms(LOOK_MS)
+    for hours in (5, 6):
+        world.send(wanted(3, hours * HOUR_MS, f"m{hours}"))
+    world.settle()
+    world.checkpoint()
+    first, second = (hour_of_ms(world.clock.now_ms()) + hours for hours in (5, 6))
+    paths = schedule_path(FOLDER, first), schedule_path(FOLDER, second)
+    assert len(content(world.disk, paths[0])) == len(content(world.disk, paths[1]))
+    world.pass_ms(LOOK_MS + 2_000)
+    assert not len(world.core.quarantine)
+    swap(world, *paths)
+    world.pass_ms(LOOK_MS + 2_000)
+    entries = world.core.quarantine.listing()
+    assert [(entry.id, entry.path) for entry in entries] == [
+        (f"schedule/{hour_name(hour)}", path) for hour, path in zip((first, second), paths, strict=True)
+    ]
+    assert f"it is of hour {hour_name(second)}" in entries[0].reason
+    swap(world, *paths)
+    world.pass_ms(RETRY_MS + 2_000)
+    assert not len(world.core.quarantine)
+    world.clock.advance(6 * HOUR_MS)
+    world.pass_ms(2_000)
+    world.drain()
+    world.check_books()
+
+
+@pytest.mark.parametrize("kind", [schedule_path, dispatch_path])
+def test_rule_L10_files_of_sealed_hours_that_are_swapped_are_told(kind: Callable[[str, int], str]) -> None:
+    world = World()
+    hours = []
+    for name in ("a", "b"):
+        hours.append(hour_of_ms(world.clock.now_ms()))
+        sealed_hour(world, name)
+    paths = [kind(FOLDER, hour) for hour in hours]
+    assert world.hours().get(hours[1]).sealed
+    world.pass_ms(LOOK_MS + 2_000)
+    assert not len(world.core.quarantine)
+    swap(world, *paths)
+    world.pass_ms(LOOK_MS + 2_000)
+    assert [entry.id for entry in world.core.quarantine.listing()] == [f"sealed/{hour_name(hour)}" for hour in hours]
+    swap(world, *paths)
+    world.pass_ms(LOOK_MS + 2_000)
+    assert not len(world.core.quarantine)
 
 
 def test_an_hour_that_retention_removes_is_no_damage() -> None:
