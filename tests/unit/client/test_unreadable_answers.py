@@ -12,9 +12,10 @@ from delayd.client.producer import AsyncProducer
 from delayd.errors import BadRequest, ConnectionLost, OutcomeUnknown, StaleHandle
 from delayd.net.connection import Connection
 from delayd.wire.frame import ANSWER, ERROR, Frame, Head, HeadValue, encode_frame
+from tests.unit.net.loopback import error_of
 
 from .servers import SmallDelay
-from .world import PAST_MS, World, error_of, on_loop
+from .world import PAST_MS, World, on_loop
 
 NO_REFUSAL: list[Head] = [
     {"code": "bad_request", "message": 5, "retry_after_ms": 0, "details": {}},

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import uvloop
 
-from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MIN
 from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.servers import SmallDelay, SmallMeta, SmallServer
@@ -101,15 +100,6 @@ def world_aside() -> Iterator[tuple[World, Callable[[Callable[[], R]], R]]]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(DEADLINE_S)
         loop.close()
-
-
-async def error_of(awaitable: Awaitable[object]) -> DelaydError:
-    """The error that it raises."""
-    try:
-        await awaitable
-    except DelaydError as error:
-        return error
-    raise AssertionError("nothing was raised")
 
 
 def add_messages(world: World, count: int) -> None:

@@ -119,7 +119,7 @@ async def settled(value: Callable[[], int], quiet_turns: int = 50) -> int:
     return last
 
 
-async def error_of(answer: Awaitable[object]) -> BaseException:
+async def error_of(answer: Awaitable[object]) -> DelaydError:
     """What an awaited answer raises."""
     try:
         await answer
