@@ -311,6 +311,8 @@ class Mending:
         self._outcomes.leave_out(hour, np.sort(outcomes.sequences, kind="stable"))
         del self._damaged[hour]
         self._outcomes.ends[hour] = OutcomeEnd(segment.durable, len(outcomes.sequences))
+        # From here on checkpoints say that end, until the hour is deleted.
+        self._known_ends.pop(hour, None)
         self._outcomes.moved.add(hour)
         self._quarantine.lift(Kind.DISPATCH, hour_name(hour))
         self._schedule_log()

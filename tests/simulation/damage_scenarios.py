@@ -5,9 +5,13 @@ Invariant: what is damaged here is put back as it was, so that nothing may be lo
 
 from __future__ import annotations
 
+from typing import cast
+
 from delayd.delay.hour_table import OUTCOME_PREFIX, OutcomeEnd, load_outcome_ends
 from delayd.delay.recovery import list_dispatch_logs
 from delayd.hours import NAME_DIGITS, hour_from_name
+from delayd.log.checkpoint import read_checkpoint
+from delayd.log.schedule import REMOVED, decode_hours
 from delayd.log.segment import FileKind, UnfinishedFile, open_segment
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk, Misread
 from tests.delay_harness import FOLDER
@@ -174,18 +178,19 @@ class DamageScenarios(Parts):
         if not cluster.delay_up:
             return
         world, disk = cluster.world, cluster.world.disk
-        counted = load_outcome_ends(world.state.scan(OUTCOME_PREFIX))
-        paths = [path for hour, path in list_dispatch_logs(disk, FOLDER) if counted.get(hour, OutcomeEnd()).length]
+        counted, hours = load_outcome_ends(world.state.scan(OUTCOME_PREFIX)), cluster.delay_hours()
+        # An hour without its dispatch log is not sealed, so retention removes nothing of it meanwhile.
+        here = [(hour, path) for hour, path in list_dispatch_logs(disk, FOLDER) if not hours.get(hour).sealed]
+        paths = [path for hour, path in here if counted.get(hour, OutcomeEnd()).length]
         if not paths or disk.faults.fail_reads:
             return
         path = self.random.choice(paths)
-        hour = hour_from_name(path.rpartition("/")[2][:NAME_DIGITS])
         node = file_of(disk, path)
         if node is None or node.pending:
             return
         self.tell(f"     {path} at {NAME} is gone")
         cluster.damaged = True
-        cluster.delay_damages.add(Gone(disk, path, wanted=lambda: self._is_kept(hour)))
+        cluster.delay_damages.add(Gone(disk, path))
         if self.chance(0.6):
             self.delay_dies_and_starts()
         self._work_at_delay()
@@ -223,9 +228,15 @@ class DamageScenarios(Parts):
         disk.faults.misreads[part] = which
 
     def _is_kept(self, hour: int) -> bool:
-        """Whether the delay server still has an hour, and its retention does not remove it."""
-        hours = self.cluster.delay_hours()
-        return hour in hours and not hours.get(hour).removed
+        """Whether the delay server still has an hour: its retention removes what the published table calls removed."""
+        cluster = self.cluster
+        disk = cluster.world.disk if cluster.delay_up else cluster.remains.disk
+        published = read_checkpoint(disk, FOLDER, cluster.world.core.identity.log_id)
+        if published is None:
+            return hour in cluster.delay_hours()
+        rows = decode_hours(cast(bytes, published["hours"]))
+        removed: list[int] = rows["hour"][(rows["flags"] & REMOVED) != 0].tolist()
+        return hour in cluster.delay_hours() and hour not in removed
 
     def _restore_at_delay(self) -> None:
         """Put all files back; mostly an operator has what is quarantined read again, which is heard at once."""
