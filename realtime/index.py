@@ -153,6 +153,13 @@ class Index:
             found = self.by_name[name] = Subject(name, self.fresh)
         return found
 
+    def forget_empty(self, name: str) -> None:
+        """Forget a subject without messages, whose last group is gone."""
+        found = self.by_name.get(name)
+        if found is not None and found.subject_id < 0:
+            del self.by_name[name]
+            self.fresh.pop(found, None)
+
     def take_fresh(self) -> list[Subject]:
         """The subjects that have changed since this was asked last."""
         found = list(self.fresh)

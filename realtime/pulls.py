@@ -44,6 +44,7 @@ HELD_OF_GROUP_MAX = 65_536  # One group leaves room for others.
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
 GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 160 bytes each, 80 MiB.
 GIVEN_BACK_LEFT = 50  # Beyond that, each group keeps its newest runs only.
+ROOM_EVERY_MS = 10  # Between two groups that make room: each is a record of the log, and kept until a checkpoint.
 TURN_ANSWERS = 256  # Answers in one turn of the loop, some 20 us each. The others have the next turn.
 TURN_BYTES = 4 << 20  # Bytes of these answers, and the rest of the last one: a megabyte takes 2 ms.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
@@ -117,6 +118,7 @@ class Pulls:
         self._pauses = Alarms(_is_paused)
         self._pausing = False  # Whether there may be any; looked at after every request.
         self._given_back = 0
+        self._room_at_ms = 0  # When a group may make room for another one again.
 
     def begin(self, replay: PullReplay) -> None:
         """Serve the groups that a replay of the pull log has brought; nothing is asked of this one before."""
@@ -295,6 +297,10 @@ class Pulls:
 
     def create(self, subject_name: str, name: str) -> Group:
         """Make a group that there is none of; its record is durable before it is served."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._room_at_ms and (idle := self.roster.to_forget(subject_name)) is not None:
+            self._room_at_ms = now_ms + ROOM_EVERY_MS
+            self.delete(idle, _nothing)
         self.roster.check_new(subject_name, name)
         return self._make(subject_name, name, self.roster.next_id)
 
@@ -353,6 +359,8 @@ class Pulls:
         for waiting in list(group.waiting):
             self._end(waiting).answer_error(waiting.request_id, gone)
         self.roster.strike(group)
+        if not self.roster.has(group.subject.name):
+            self._index.forget_empty(group.subject.name)
         self._to_serve.pop(group, None)
         self.changes.forget(group)
         self._held -= group.held.runs
@@ -583,6 +591,10 @@ class Pulls:
             if not of_peer:
                 del self._of_peer[waiting.peer]
         return waiting.peer
+
+
+def _nothing() -> None:
+    """Nobody waits for the end of a group that makes room."""
 
 
 def wanted(group: Group) -> int:

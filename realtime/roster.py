@@ -3,6 +3,7 @@
 import logging
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from delayd.errors import SlowDown
 
@@ -11,6 +12,7 @@ from .kept import LostGroup
 
 GROUPS_MAX = 10_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
 GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for those of others.
+LOOKED_AT_MAX = 1_000  # Groups looked at for one that may make room.
 RETRY_MS = 1_000  # For whoever was refused because a bound was reached.
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ class Roster:
         self.next_id = 1
         self._unnamed: list[LostGroup] = []
         self._of_subject: dict[str, list[Group]] = {}
+        self._idle: dict[Group, None] = {}  # Made when their subject had no message yet, in order.
         self._names: list[tuple[str, str]] = []  # Sorted, for listings, which go on behind a name.
         for group in groups:
             self._add(group)
@@ -52,6 +55,24 @@ class Roster:
                 return
             yield self.groups[names[at]]
 
+    def to_forget(self, subject_name: str) -> Group | None:
+        """The oldest group that makes room for one more of a subject, where there is none: nobody misses it.
+
+        Its subject has never had a message and nobody waits for one, so whoever asks for it again has the same.
+        """
+        of_subject = self.of(subject_name)
+        if len(of_subject) >= GROUPS_OF_SUBJECT_MAX:
+            return next((group for group in of_subject if _is_idle(group)), None)
+        if len(self.groups) < GROUPS_MAX:
+            return None
+        for group in list(islice(self._idle, LOOKED_AT_MAX)):
+            if _is_idle(group):
+                return group
+            del self._idle[group]
+            if not group.subject.end:
+                self._idle[group] = None  # Behind those that were not looked at.
+        return None
+
     def check_new(self, subject_name: str, name: str) -> None:
         """Refuse a group that there is no room for, or whose progress is lost; SlowDown, or what the damage is."""
         if len(self.groups) >= GROUPS_MAX:
@@ -72,6 +93,7 @@ class Roster:
         """Have one less."""
         key = (group.subject.name, group.name)
         del self.groups[key]
+        self._idle.pop(group, None)
         del self._names[bisect_left(self._names, key)]
         of_subject = self._of_subject[group.subject.name]
         of_subject.remove(group)
@@ -102,3 +124,9 @@ class Roster:
         self.next_id = max(self.next_id, group.group_id + 1)
         self.groups[group.subject.name, group.name] = group
         self._of_subject.setdefault(group.subject.name, []).append(group)
+        if not group.subject.end:
+            self._idle[group] = None
+
+
+def _is_idle(group: Group) -> bool:
+    return group.ready and not group.subject.end and not group.waiting

@@ -111,6 +111,32 @@ def test_rule_Q1_two_connections_and_two_lives_have_different_incarnations() -> 
     assert later.ack(SimPeer(), [*first.handles, *second.handles]) == []
 
 
+def test_rule_B1_groups_of_subjects_that_never_had_a_message_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, peer = served(b"kept")
+    monkeypatch.setattr(roster, "GROUPS_MAX", 4)
+    monkeypatch.setattr(roster, "GROUPS_OF_SUBJECT_MAX", 2)
+    world.pull(peer, most=1)
+    waiting = SimPeer()
+    world.send(waiting, RequestType.PULL, pull_head(subject="waited-for", wait_ms=50_000))
+    for number in range(20):
+        world.pass_time(pulls_module.ROOM_EVERY_MS)
+        world.pull(peer, subject=f"made-up-{number}")
+        world.pass_time(pulls_module.ROOM_EVERY_MS)
+        world.pull(peer, f"group-{number}", subject="one")
+    with pytest.raises(SlowDown):
+        world.pull(peer, subject="too-soon")
+    assert set(world.core._index.by_name) == {"orders", "waited-for", "made-up-19", "one"}
+    names = {("orders", "billing"), ("waited-for", "billing"), ("made-up-19", "billing"), ("one", "group-19")}
+    for later in (world, World(world.disk.after_crash(), world.state.after_crash())):
+        assert set(later.core._pulls.groups) == names
+    assert waiting.answers == {} and waiting.errors == {}
+    # One that has had a message makes no room: what it has not acknowledged is its own.
+    world.dispatch(peer, 1, dispatch_batch(9, [b"a"], subject="made-up-19"), dispatch_batch(10, [b"b"], subject="one"))
+    world.pass_time(pulls_module.ROOM_EVERY_MS)
+    with pytest.raises(SlowDown):
+        world.pull(peer, subject="another")
+
+
 def test_rule_B1_long_polls_groups_and_unacknowledged_pulls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world, peer = served(*(b"%d" % number for number in range(9)))
     monkeypatch.setattr(pulls_module, "WAITING_MAX", 3)
@@ -131,10 +157,11 @@ def test_rule_B1_long_polls_groups_and_unacknowledged_pulls_are_bounded(monkeypa
     fails(lambda: world.pull(peer, "third"))
     world.pull(peer, subject="a")
     world.pull(peer, subject="b")
-    fails(lambda: world.pull(peer, subject="c"))
     waiting = SimPeer()
-    for _ in range(3):
-        world.send(waiting, RequestType.PULL, pull_head(subject="a", wait_ms=50_000))
+    for subject in "ab":
+        world.send(waiting, RequestType.PULL, pull_head(subject=subject, wait_ms=50_000))
+    fails(lambda: world.pull(peer, subject="c"))
+    world.send(waiting, RequestType.PULL, pull_head(subject="a", wait_ms=50_000))
     fails(lambda: world.pull(peer, subject="b"))
     # Given back when the connection ends, and with the acknowledgement.
     world.core.disconnected(waiting)
