@@ -41,11 +41,25 @@ class Pair:
         draw = partial(secrets.randbits, 64)
         recovered = recover(realtime, self._disk, self._states[1], self.clock, draw, self._state_path(realtime))
         self.realtime = Core(
-            *(realtime, self._disk, self._states[1], self.clock, Executors(*self._threads[:3]), recovered, _fail)
+            config=realtime,
+            disk=self._disk,
+            state=self._states[1],
+            clock=self.clock,
+            executors=Executors(*self._threads[:3]),
+            recovered=recovered,
+            on_failure=_fail,
         )
         self.delay = DelayCore(
-            *(self._disk, self._states[0], self.clock, delay, Threads(*self._threads[3:]), self._dial, self._route),
-            *(draw, self.clock.restart_evidence, _rest),
+            disk=self._disk,
+            state=self._states[0],
+            clock=self.clock,
+            config=delay,
+            threads=Threads(*self._threads[3:]),
+            dial=self._dial,
+            ask_routes=self._route,
+            random_id=draw,
+            evidence=self.clock.restart_evidence,
+            rest=_rest,
         )
 
     def send(self, batch: Batch) -> None:

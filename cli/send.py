@@ -18,7 +18,7 @@ import click
 from delayd.client.receipt import BatchFailed, Receipt
 from delayd.client.sync_producer import Producer
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
-from delayd.validate import MESSAGE_BYTES_MAX
+from delayd.limits import MESSAGE_BYTES_MAX
 
 from .options import examples, meta_option, text_format_option
 from .progress import progress

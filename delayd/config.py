@@ -39,7 +39,7 @@ DAY_MS = 24 * HOUR_MS
 YEAR_MS = 365 * DAY_MS
 HORIZON_DAYS_MAX = 2 * 366  # 17,568 schedule logs: one flush of all of them still takes seconds.
 CONNECTION_BYTES_MAX = 64 * MIB  # Bodies of unanswered requests behind which a server reads no more of a connection.
-GROUP_BYTES_MAX = 64 * MIB  # What a group of a log can hold (docs/formats/group.md).
+COMMIT_BYTES_MAX = 64 * MIB  # What a group of a log can hold (docs/formats/group.md).
 LEASE_MS_MAX = 12 * HOUR_MS  # A consumer that works longer on one message should schedule the rest of its work.
 HEARTBEATS_A_LEASE = 3  # Two lost or late heartbeats in a row do not make a server dead.
 
@@ -145,7 +145,7 @@ class DelayConfig(RegisteringConfig):
     # What is accepted.
     horizon_days: int = _number(HORIZON_DAYS_MAX, 1, HORIZON_DAYS_MAX)
     hour_rows_max: int = _number(40_000_000, 1, 40_000_000)  # 1.3 GB of wheel in memory, 32 B a row.
-    group_bytes_max: int = _number(16 * MIB, 1, GROUP_BYTES_MAX)  # A larger group makes its first batch wait longer.
+    group_bytes_max: int = _number(16 * MIB, 1, COMMIT_BYTES_MAX)  # A larger group makes its first batch wait longer.
     intake_queue_bytes_max: int = _number(
         64 * MIB, 1, 4 * GIB
     )  # Four groups: more only turns a slow disk into latency.

@@ -15,11 +15,9 @@ from delayd.batch import FEW_ROWS, HEADER_BYTES, REGIONS, Batch, BatchKind, Colu
 from delayd.encode import PADS
 from delayd.errors import BadHeaders, BadSubject, BatchMalformed, CallerError, MessageTooLarge
 from delayd.headers import bad_headers
+from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
 
-SUBJECT_BYTES_MAX = 255
 SUBJECT_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%/-"
-HEADERS_BYTES_MAX = 32 << 10
-MESSAGE_BYTES_MAX = 4 << 20  # Headers and body of one message together.
 ROWS_NAMED_MAX = 1_000  # An answer names no more rows at fault than these.
 OUTCOME_PART_BYTES = 64
 

@@ -3,6 +3,7 @@
 from delayd.clock import Clock
 from delayd.config import RealtimeConfig
 from delayd.errors import BadRequest
+from delayd.limits import GROUP_NAME_BYTES_MAX
 from delayd.log.pull import PullOp
 from delayd.validate import check_subject
 from delayd.wire.frame import Frame, Head
@@ -29,7 +30,6 @@ from .stored import StoredBatches
 
 WAIT_MS_MAX = 60_000  # A long poll; a client that waits longer asks again.
 LEASE_MS_MIN = 100
-GROUP_BYTES_MAX = 255  # A group's name is as long as a subject's may be.
 
 
 class Consumers:
@@ -60,8 +60,15 @@ class Consumers:
             group = self._pulls.create(*names)
         self._pulls.pull(
             Waiting(
-                *(group, peer, frame.request_id, max_messages, max_bytes, max(lease_ms, LEASE_MS_MIN)),
-                *(self._clock.monotonic_ms() + wait_ms, self._pulls.incarnation_of(peer), ahead),
+                group=group,
+                peer=peer,
+                request_id=frame.request_id,
+                max_messages=max_messages,
+                max_bytes=max_bytes,
+                lease_ms=max(lease_ms, LEASE_MS_MIN),
+                deadline_ms=self._clock.monotonic_ms() + wait_ms,
+                incarnation=self._pulls.incarnation_of(peer),
+                ahead=ahead,
             )
         )
 
@@ -135,7 +142,7 @@ def _handles(head: Head) -> list[list[int]]:
 
 
 def _names(head: Head) -> tuple[str, str]:
-    subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_BYTES_MAX)
+    subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_NAME_BYTES_MAX)
     check_subject(subject.encode())
     # Names stand in log lines and on screens, so nothing that ends a line or moves a cursor may be in them.
     if not group or not group.isprintable():

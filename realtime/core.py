@@ -152,13 +152,25 @@ class Core:
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
         self._read_pulls: tuple[PullReplay, Log] | None = None  # Which wait for the end of a checkpoint.
         unread = UnreadPulls(
-            *(disk, state, recovered.pull_place, f"{config.folder}/quarantine", recovered.marks, recovered.new_replay),
-            *(executors.work, clock, recovered.pull_damage),
+            disk=disk,
+            state=state,
+            place=recovered.pull_place,
+            aside=f"{config.folder}/quarantine",
+            marks=recovered.marks,
+            replay=recovered.new_replay,
+            worker=executors.work,
+            clock=clock,
+            damage=recovered.pull_damage,
         )
         unread.on_read = self._pulls_read
         self._files = LogFiles(
-            *(recovered.message_log, unread, executors.commit, executors.work, clock),
-            *(recovered.window_damage, min(recovered.marks.window_offset, recovered.marks.indexed_offset)),
+            message_log=recovered.message_log,
+            unread_pulls=unread,
+            commit=executors.commit,
+            work=executors.work,
+            clock=clock,
+            window_damage=recovered.window_damage,
+            window_offset=min(recovered.marks.window_offset, recovered.marks.indexed_offset),
         )
         self._files.on_whole = self._pulls.quarantine.try_soon
         self._files.on_pull_log_rolled = self.checkpoint

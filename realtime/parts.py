@@ -61,7 +61,20 @@ class Parts:
         return parts
 
     def _choose(self, parts: list[Part], group: Group, waiting: Waiting) -> None:
-        """Whole stored batches wherever they fit; one is split only at the start of an answer, or by its offer."""
+        """Add stored batches to the answer, whole ones wherever they fit, for these go out without a copy.
+
+        Each offer is a range of messages, and lies in one stored batch or several. For each of these batches:
+
+        1. All its messages are offered, and they fit what is left of messages and bytes: the batch goes out as it is.
+        2. They do not fit, and the answer has something: the answer ends before this batch.
+        3. They do not fit, and the answer is empty: as many messages as fit, one at least, are cut out of it.
+        4. The offer names some of its messages only, and they fit: these are cut out, and the answer goes on.
+
+        An example: a group is offered the messages 0 to 899, in stored batches of 300 each. A pull of at most 500 gets
+        the first batch (case 1) and ends before the second, of which only 200 would fit (case 2). A pull of at most 200
+        gets 200 messages of the first batch (case 3). If the messages 10 to 19 were given back, they are offered first:
+        a pull of 500 gets these ten, cut out (case 4), and then goes on with the next offer.
+        """
         messages, size_bytes = waiting.max_messages, waiting.max_bytes
         for offer in group.offers():
             first, left = offer.consume_first, offer.count
@@ -111,5 +124,11 @@ def _cut_out(batch: Batch, row: int, rows: int, subject: str) -> bytes:
     part = batch.dispatch
     hashes = batch.content_hashes()[row : row + rows]
     return compose(
-        *(BatchKind.DISPATCH, part, gathered, sequences, [subject.encode()]), accepted_at_ms=accepted, hashes=hashes
+        kind=BatchKind.DISPATCH,
+        part=part,
+        gathered=gathered,
+        sequences=sequences,
+        subjects=[subject.encode()],
+        accepted_at_ms=accepted,
+        hashes=hashes,
     )

@@ -135,7 +135,12 @@ class Quarantine:
         for bad in self._bad.values():
             groups = ", ".join(sorted({group.name for group, _ in bad.passed}))
             yield Quarantined(
-                *(bad.id, bad.damage.path, bad.damage.position, bad.damage.what, bad.rows, bad.since_ms),
+                id=bad.id,
+                path=bad.damage.path,
+                position=bad.damage.position,
+                reason=bad.damage.what,
+                rows=bad.rows,
+                since_ms=bad.since_ms,
                 subject=bad.subject.name,
                 release="it is read again now, and delivered if it checks; that is also done every 30 s",
                 drop=f"its {bad.rows} messages are never delivered to {groups}; retention may remove them",

@@ -20,6 +20,7 @@ from delayd.clock import Clock
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData, DelaydError, ServerStopped
 from delayd.executor import Done, Executor
+from delayd.limits import SUBJECT_BYTES_MAX
 from delayd.log.consume import (
     NEW_SUFFIX,
     ConsumePlace,
@@ -32,7 +33,7 @@ from delayd.log.consume import (
 )
 from delayd.log.group import GroupKind, content_position
 from delayd.log.log import Log
-from delayd.validate import SUBJECT_BYTES_MAX, check_subject
+from delayd.validate import check_subject
 
 from .index import Index, Subject
 

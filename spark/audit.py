@@ -158,8 +158,13 @@ def _decode(row: dict[str, Any]) -> tuple[HourSummary, list[Finding], int]:
     summary = HourSummary(log_id, hour, **counts, lateness=lateness, past_due_lateness=past_due)
     findings = [
         Finding(
-            *(hour, FindingKind[found["kind"]], found["sequence"], found["deliver_at_ms"]),
-            *(found["subject"], found["detail"], log_id),
+            hour=hour,
+            kind=FindingKind[found["kind"]],
+            sequence=found["sequence"],
+            deliver_at_ms=found["deliver_at_ms"],
+            subject=found["subject"],
+            detail=found["detail"],
+            log_id=log_id,
         )
         for found in row["findings"]
     ]

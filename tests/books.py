@@ -281,7 +281,15 @@ class Books:
         self.stored += len(rows)
         offset = self._append(self.target, GroupKind.DATA, [batch], appended_ms, base, len(rows)) + GROUP_HEADER_BYTES
         new = NewPart(
-            *(sequences, due, Outcome.DISPATCHED, claimed_ms, REALTIME_ID, 1, self.batch_id, appended_ms, offset),
+            sequences=sequences,
+            deliver_at_ms=due,
+            outcome=Outcome.DISPATCHED,
+            claimed_at_ms=claimed_ms,
+            target_log_id=REALTIME_ID,
+            epoch=1,
+            batch_id=self.batch_id,
+            target_appended_at_ms=appended_ms,
+            target_offset=offset,
             hashes=hashes,
         )
         return hour, new

@@ -14,7 +14,6 @@ from delayd.batch import Int64s
 from delayd.client.due_columns import Delays, DeliverAt, DeliverAtMs, wish_column
 from delayd.client.instants import HORIZON_MS, wall_ms, wish
 from delayd.client.limits import (
-    MESSAGE_BYTES_MAX,
     NO_HEADERS,
     TIMEOUT_MS_MAX,
     TIMEOUT_MS_MIN,
@@ -30,6 +29,7 @@ from delayd.client.limits import (
 )
 from delayd.errors import BadArgument, BadSetting, MessageTooLarge
 from delayd.hours import INSTANT_MS_MIN
+from delayd.limits import MESSAGE_BYTES_MAX
 
 LINGER_MS = 2.0  # Enough for company at 5,000 sends a second, and small beside the fsync that every batch waits for.
 LINGER_MS_MAX = 1_000.0

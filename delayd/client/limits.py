@@ -15,12 +15,9 @@ import numpy as np
 from delayd.address import META_LOCAL, META_VARIABLE, Address, meta_address, read_address
 from delayd.batch import Int64s
 from delayd.errors import BadArgument, BadSetting, BadSubject, CallerError, MessageTooLarge
+from delayd.limits import GROUP_NAME_BYTES_MAX, HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
 
-MESSAGE_BYTES_MAX = 4 << 20  # Headers and body: four of the largest still share a batch.
-HEADERS_BYTES_MAX = 32 << 10  # They are read by routers and consoles, which should not need megabytes.
-SUBJECT_BYTES_MAX = 255
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX = 1.0, 86_400_000.0  # No timer of the system runs for longer than some weeks.
-GROUP_BYTES_MAX = 255
 
 Headers = Mapping[str, str | bytes]
 
@@ -42,8 +39,8 @@ def check_group(group: str) -> None:
     """BadArgument for a name that no group may have."""
     if not isinstance(group, str):
         raise BadArgument(f"a group is text, not {type(group).__name__}")
-    if not 0 < len(group.encode("utf-8", "replace")) <= GROUP_BYTES_MAX:
-        raise BadArgument(f"group {group[:300]!r} is not a name of 1 to {GROUP_BYTES_MAX} bytes")
+    if not 0 < len(group.encode("utf-8", "replace")) <= GROUP_NAME_BYTES_MAX:
+        raise BadArgument(f"group {group[:300]!r} is not a name of 1 to {GROUP_NAME_BYTES_MAX} bytes")
 
 
 def check_body(body: bytes, headers_bytes: int = 0) -> None:
@@ -114,7 +111,7 @@ def need_whole(name: str, value: int, least: int, error: type[CallerError] = Bad
     return value
 
 
-def parse_address(address: str) -> Address:
+def need_address(address: str) -> Address:
     """Host and port of ``host:port``, or of ``[host]:port`` for IPv6; BadArgument when a text is neither."""
     if not isinstance(address, str):
         raise BadArgument(f"an address is text such as {META_LOCAL}, not {type(address).__name__}")
@@ -130,7 +127,7 @@ def need_meta(address: str | None) -> str:
         address = meta_address(None)
         if isinstance(found := read_address(address), str):
             raise BadArgument(f"{META_VARIABLE}: {found}")
-    parse_address(address)
+    need_address(address)
     return address
 
 

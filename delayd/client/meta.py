@@ -10,7 +10,7 @@ import logging
 import random
 from typing import NamedTuple
 
-from delayd.client.limits import parse_address
+from delayd.client.limits import need_address
 from delayd.client.link import Link
 from delayd.client.retry import Backoff
 from delayd.errors import DelaydError, NoRealtimeServer, UnknownRequest
@@ -37,7 +37,7 @@ class MetaView:
     """Asks meta for servers and routes; keeps the last answer."""
 
     def __init__(self, address: str) -> None:
-        host, port = parse_address(address)
+        host, port = need_address(address)
         self.link = Link(host, port)
         self.delay_servers: dict[int, ServerAddress] = {}
         self._refreshing: asyncio.Task[None] | None = None

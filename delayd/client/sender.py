@@ -41,7 +41,7 @@ from delayd.log_id import LogId
 from delayd.net.connection import Connection
 from delayd.wire.frame import Head
 from delayd.wire.requests import (
-    MESSAGE_BYTES_MAX,
+    ERROR_TEXT_BYTES_MAX,
     RequestType,
     need_bool,
     need_instant,
@@ -293,7 +293,7 @@ def _outcome(result: Head, log_id: int, count: int) -> Accepted | Refusal:
     if any(row >= count for row in rows):
         raise BadRequest(f"row {max(rows)} was refused of a batch of {count}")
     hint = result.get("retry_after_ms")
-    message = need_str(result, "message", MESSAGE_BYTES_MAX)
+    message = need_str(result, "message", ERROR_TEXT_BYTES_MAX)
     retry_after_ms = 0 if hint is None else need_retry_after(result)
     return Refusal(error_by_code(need_str(result, "error"), message, retry_after_ms), rows)
 

@@ -32,14 +32,27 @@ log = logging.getLogger(__name__)
 class Consumer:
     """One consumer of a group; thread-safe, best used with ``with`` and ``for``.
 
-    Any number of consumers share a group, and each message goes to one of them until its lease ends.
+    Example::
 
-    With `prefetch` messages are fetched while the caller works: about as many as it works off in a quarter of a second,
-    by its own measured pace, and none when one takes longer than half a second. What it does not come for within a
-    second goes back to the others, and does not count as an attempt. Without `max_messages` a pull that names no number
-    gets what the caller works off in about a second: one message at first, and at most 500.
+        with delayd.Consumer("127.0.0.1:7400", "orders.cancel", group="billing") as consumer:
+            for message in consumer:
+                print(message.body, message.headers, f"{message.late_ms} ms late")
+                message.ack()
 
-    ``address`` is that of meta, ``host:port``; without it the environment's DELAYD_META, or this machine.
+    Any number of consumers share a group, and each message goes to one of them until its lease ends. A group gets every
+    message of its subject; another group of the same subject gets them, too.
+
+    Args:
+        address: where meta listens, ``host:port``; without it the environment's DELAYD_META, or this machine.
+        subject: the name that the messages were sent under.
+        group: the name that all consumers which share the work give; the first pull makes the group.
+        lease: how long a message is this consumer's alone. It is offered again if it is not acknowledged by then.
+        prefetch: whether messages are fetched while the caller works: about as many as it works off in a quarter of a
+            second, by its own measured pace, and none when one takes longer than half a second. What it does not come
+            for within a second goes back to the others, and does not count as an attempt.
+        max_messages: the most that a fetch brings. Without it a pull that names no number gets what the caller works
+            off in about a second: one message at first, and at most 500.
+        timeout_ms: how long a call tries to reach a server that is away.
     """
 
     def __init__(
@@ -93,8 +106,11 @@ class Consumer:
     def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> MessageBatch:
         """The next messages, as columns: at least one, or none when none came within ``wait``.
 
-        Of ``max_messages`` the caller takes care: so many are its own until the lease ends. What comes to a pull that
-        was interrupted, as by Ctrl-C, is given to the next call, or goes back.
+        What comes to a pull that was interrupted, as by Ctrl-C, is given to the next call, or goes back.
+
+        Args:
+            max_messages: the most to return. All that are returned are the caller's own until the lease ends.
+            wait: how long to wait for the first message.
 
         Raises:
             RetryLater: no server was reached within the timeout.
@@ -132,7 +148,7 @@ class Consumer:
             engine.close()
 
     def settle(self, handles: Handles, wait: bool, *, back: bool = False) -> None:
-        """Acknowledge or give back; for Message and MessageBatch."""
+        """Acknowledge ``handles`` or give them ``back``; with ``wait`` it is durable then. Messages call it."""
         if not handles:
             return
         try:

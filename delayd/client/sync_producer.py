@@ -33,9 +33,20 @@ HORIZON = timedelta(milliseconds=HORIZON_MS)
 class Producer:
     """Sends messages to be delivered later; thread-safe, best used with ``with``.
 
+    Example::
+
+        with delayd.Producer("127.0.0.1:7400") as producer:
+            receipt = producer.send("orders.cancel", b"42", delay=timedelta(minutes=30))
+            print("kept as", receipt.sequence, "due at", receipt.deliver_at)
+
     Nothing is asked of the network before the first send. Sends of all threads share batches.
 
-    ``address`` is that of meta, ``host:port``; without it the environment's DELAYD_META, or this machine.
+    Args:
+        address: where meta listens, ``host:port``; without it the environment's DELAYD_META, or this machine.
+        linger_ms: how long a few sends wait for company while a batch is under way. A lone send never waits.
+        queue_bytes_max: how many bytes of sends may have no outcome yet; above it a send waits for room.
+        timeout_ms: how long a send waits for room, and then for its outcome.
+        horizon: the furthest that a message may lie ahead at this producer, at most 732 days.
     """
 
     def __init__(
@@ -72,7 +83,15 @@ class Producer:
         deliver_at_ms: int | None = None,
         headers: Headers | None = None,
     ) -> Receipt:
-        """Send one message, due at one of the three, and wait until it is kept.
+        """Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``, and wait until it is kept.
+
+        Args:
+            subject: 1 to 255 characters of ``[A-Za-z0-9._%/-]``; consumers ask for it by this name.
+            body: the bytes that a consumer gets; with the headers at most 4 MiB.
+            delay: how long from now, by the delay server's clock.
+            deliver_at: the instant, with a time zone.
+            deliver_at_ms: the instant in milliseconds since the epoch. An instant that is past is due at once.
+            headers: names with texts or bytes, at most 32 KiB; they travel with the body.
 
         Raises:
             CallerError: an argument is wrong; nothing was queued.
@@ -98,7 +117,8 @@ class Producer:
     ) -> SendFuture:
         """As `send`, without waiting for the outcome: the future has the receipt or raises the error.
 
-        It waits for room while the queue is full, and raises CallerError and QueueFull itself.
+        It waits for room while the queue is full, and raises CallerError and QueueFull itself. ``subject``, ``body``,
+        ``delay``, ``deliver_at``, ``deliver_at_ms`` and ``headers`` are those of `send`.
         """
         row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
         future = SendFuture()
@@ -115,10 +135,18 @@ class Producer:
         deliver_at: DeliverAt | None = None,
         headers: Headers | Sequence[Headers | None] | None = None,
     ) -> BatchReceipt:
-        """Send many messages of one subject, as columns, due at one of the three.
+        """Send many messages of one subject, as columns, and wait until they are kept.
 
-        When they are due, and `headers`, is one for all or one for each: a list, an array of numpy (datetime64 counts
-        in UTC) or a Series of pandas (with a time zone).
+        Each of ``deliver_at_ms``, ``delay``, ``deliver_at`` and ``headers`` is one value for all messages or a column:
+        a list, an array of numpy (datetime64 counts in UTC) or a Series of pandas (with a time zone).
+
+        Args:
+            subject: as for `send`.
+            bodies: the bytes of each message.
+            deliver_at_ms: the instants in milliseconds since the epoch.
+            delay: how long from now, by the delay server's clock.
+            deliver_at: the instants, with a time zone.
+            headers: as for `send`; None for a message without any.
 
         Raises:
             CallerError: an argument is wrong; nothing was sent.
@@ -129,7 +157,11 @@ class Producer:
         return engine.thread.call(engine.core.send_batch(columns))
 
     def outcome(self, handle: SendHandle) -> Accepted | None:
-        """What became of the batch of an OutcomeUnknown: accepted, or None when it was not kept and never will be."""
+        """What became of the batch of an OutcomeUnknown: accepted, or None when it was not kept and never will be.
+
+        Args:
+            handle: what the error carries; it is asked within a minute.
+        """
         engine = self._standing_engine()
         return engine.thread.call(engine.core.sender.ask(handle))
 

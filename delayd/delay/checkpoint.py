@@ -282,8 +282,16 @@ class Checkpointer:
         # First, for whatever fails from here on is owed by the next one.
         puts, removes = facts.told.merged()
         writer = ScheduleWriter(
-            *(self._disk, self._config.folder, self._log, self._identity.epoch, self._hours, now_ms),
-            *(self._pause, self._executor.give_way, self._beside, damaged),
+            disk=self._disk,
+            folder=self._config.folder,
+            log=self._log,
+            epoch=self._identity.epoch,
+            hours=self._hours,
+            now_ms=now_ms,
+            rest=self._pause,
+            give_way=self._executor.give_way,
+            beside=self._beside,
+            damaged=damaged,
         )
         writer.write(
             self.replay.offset,

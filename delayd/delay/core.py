@@ -170,8 +170,16 @@ class DelayCore:
         )
         self.moves = RouteMoves(state, self.dispatcher, threads.worker)
         self.targets = Targets(
-            *(state, words, self.dispatcher, self._outcomes, self._ends, self.quarantine, self.intake, clock),
-            *(threads.worker, self.identity.epoch),
+            state=state,
+            words=words,
+            dispatcher=self.dispatcher,
+            outcomes=self._outcomes,
+            ends=self._ends,
+            quarantine=self.quarantine,
+            intake=self.intake,
+            clock=clock,
+            worker=threads.worker,
+            epoch=self.identity.epoch,
         )
         self._checkpointer = Checkpointer(
             disk,
@@ -195,23 +203,50 @@ class DelayCore:
         )
         self._withheld = set(found.quarantined)  # Any of their rows may have been handed over: none is, until known.
         self._loading = Loading(
-            *(disk, config.folder, self.identity.log_id, threads.worker, found.hours, found.pending, found.wheel),
-            *(found.subjects, self._earlier, found.loaded_until),
-            lambda: self._checkpointer.replay.offset,
-            self._attached,
-            *(found.beside, self._withheld, self._loaded_in_part),
+            disk=disk,
+            folder=config.folder,
+            log_id=self.identity.log_id,
+            executor=threads.worker,
+            hours=found.hours,
+            pending=found.pending,
+            wheel=found.wheel,
+            subjects=found.subjects,
+            earlier=self._earlier,
+            until=found.loaded_until,
+            replay_offset=lambda: self._checkpointer.replay.offset,
+            attached=self._attached,
+            beside=found.beside,
+            withheld=self._withheld,
+            damaged=self._loaded_in_part,
         )
         self._mending = Mending(
-            *(disk, keeping, config.folder, self.identity.log_id, self.identity.epoch, clock, threads.worker),
-            *(found.hours, found.beside, self._outcomes, self._sources, found.wheel, found.subjects, found.pending),
-            *(self._earlier, self.quarantine, found.quarantined, self._withheld, found.quarantined_ends),
-            lambda: [*self._wheel.parts(), *self.dispatcher.parts(), *self._held.parts()],
-            lambda: self.intake.next_sequence,
-            lambda: self._loaded_until,
-            lambda: not (self._loading.running or self._checkpointer.running or self._stopped is not None),
-            self._attached,
-            lambda hour, outcomes: self._outcomes_restored(accepted_targets(state), hour, outcomes),
-            *(found.dropped, found.given_up),
+            disk=disk,
+            state=keeping,
+            folder=config.folder,
+            log_id=self.identity.log_id,
+            epoch=self.identity.epoch,
+            clock=clock,
+            worker=threads.worker,
+            hours=found.hours,
+            beside=found.beside,
+            outcomes=self._outcomes,
+            sources=self._sources,
+            wheel=found.wheel,
+            subjects=found.subjects,
+            pending=found.pending,
+            earlier=self._earlier,
+            quarantine=self.quarantine,
+            damaged=found.quarantined,
+            withheld=self._withheld,
+            known_ends=found.quarantined_ends,
+            in_memory=lambda: [*self._wheel.parts(), *self.dispatcher.parts(), *self._held.parts()],
+            next_sequence=lambda: self.intake.next_sequence,
+            loaded_until=lambda: self._loaded_until,
+            may_begin=lambda: not (self._loading.running or self._checkpointer.running or self._stopped is not None),
+            ended=self._attached,
+            restored=lambda hour, outcomes: self._outcomes_restored(accepted_targets(state), hour, outcomes),
+            dropped=found.dropped,
+            given_up=found.given_up,
         )
         for hour, error in found.quarantined.items():
             unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)
@@ -226,14 +261,23 @@ class DelayCore:
         self._checkpointer.reach_ms = found.reach_ms
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._log_watch = LogWatch(
-            *(found.log, threads.commit.submit, threads.worker, clock),
-            lambda name, damage: self.quarantine.put(Kind.LOG, name, damage),
-            lambda name: self.quarantine.lift(Kind.LOG, name),
-            lambda: self.checkpoint(lambda offset: None),
+            message_log=found.log,
+            append=threads.commit.submit,
+            worker=threads.worker,
+            clock=clock,
+            put=lambda name, damage: self.quarantine.put(Kind.LOG, name, damage),
+            lift=lambda name: self.quarantine.lift(Kind.LOG, name),
+            rolled=lambda: self.checkpoint(lambda offset: None),
         )
         self._file_watch = FileWatch(
-            *(disk, config.folder, self.identity.log_id, clock, threads.worker, found.hours, self.quarantine),
-            lambda hour, error: self._mending.schedule_damaged(hour, error),
+            disk=disk,
+            folder=config.folder,
+            log_id=self.identity.log_id,
+            clock=clock,
+            worker=threads.worker,
+            hours=found.hours,
+            quarantine=self.quarantine,
+            damaged=lambda hour, error: self._mending.schedule_damaged(hour, error),
         )
         self._look_due_ms = clock.monotonic_ms() + LOOK_MS
         self._retention = Retention(
@@ -577,10 +621,17 @@ class DelayCore:
         )
         silence_ms_max = self._config.target_silence_ms_max
         return Link(
-            *(target, self._origin, self._dial, self._clock, self._outcomes, sender, self._earlier, self._ends),
-            silence_ms_max,
-            self.fence,
-            lambda: self.intake.next_sequence,
+            target=target,
+            origin=self._origin,
+            dial=self._dial,
+            clock=self._clock,
+            outcomes=self._outcomes,
+            sender=sender,
+            earlier=self._earlier,
+            ends=self._ends,
+            silence_ms_max=silence_ms_max,
+            fence=self.fence,
+            next_sequence=lambda: self.intake.next_sequence,
         )
 
     def _put_back(self, rows: Rows) -> None:

@@ -118,9 +118,15 @@ class LogRange:
         return sizes
 
     def filing_order(self, rows: Rising) -> Rising:
-        """Order of ``rows`` in the schedule logs: by hour, due instant and place in the log.
+        """Order of ``rows`` in the schedule logs: what is due together is read together when it is handed over.
 
-        What is due together is read together when it is handed over. What is due before its hour begins stands first.
+        1. Rows of an earlier filing hour come first.
+        2. Within an hour rows come by their due instant. A row that was due before its hour began counts as due at its
+           begin: it was accepted late, and fires at once.
+        3. Rows that are due in the same millisecond keep the order of the message log.
+
+        An example, in the order of the log: a is due at 10:05; b was due at 09:50, but was accepted at 10:01 and so is
+        filed in the hour of 10:00; c is due at 11:00; d is due at 10:05. The order is b, a, d, c.
         """
         hours = self.hours.take(rows)
         due_ms = self.deliver_at_ms.take(rows)

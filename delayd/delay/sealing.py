@@ -37,6 +37,13 @@ def compare(
 ) -> SealFacts | None:
     """Read the schedule side of an hour and hold its outcomes against it.
 
+    1. Some sequence was filed and has no outcome, or has one and was not filed, or stands twice: there is no seal yet.
+       Filed are 1, 2 and 3, and 1 and 3 have outcomes: message 2 is still to be handed over.
+    2. The sequences are the same, and a row's outcome states another content hash than its file: ContentDiffers. A row
+       that was never handed over, such as a cancelled one, may state none and is not compared.
+    3. All agrees: filed are 1, 2 and 3; 3 and 1 were dispatched, 2 was given up. The seal says 3 rows, 2 dispatched,
+       1 dead, and has a digest of each side, over the rows in the order 1, 2, 3.
+
     Args:
         hour: hours since the epoch.
         batches: SCHEDULE batches, their rows in any order; each is let go when the next one is asked for.

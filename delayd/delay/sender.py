@@ -354,7 +354,11 @@ class Sender:
         self.dead_rows += len(sent.rows)
         log.error("rows_dead target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))
         part = NewPart(
-            *(sent.rows["sequence"], sent.deliver_at_ms, Outcome.DEAD, sent.claimed_at_ms, self._target),
+            sequences=sent.rows["sequence"],
+            deliver_at_ms=sent.deliver_at_ms,
+            outcome=Outcome.DEAD,
+            claimed_at_ms=sent.claimed_at_ms,
+            target_log_id=self._target,
             hashes=sent.hashes,
         )
         self._outcomes.record(sent.hour, part, _nothing)

@@ -1,4 +1,13 @@
-"""Window: the batches handed to one target that are not decided yet, and W, which tells it what is (rule H1)."""
+"""Window: the batches handed to one target that are not decided yet, and W, which tells the target what is (rule H1).
+
+A batch is *decided* when its outcome is durable in the dispatch log. W = (epoch, id) ends the decided prefix: the
+target may forget each batch up to it. An example, in epoch 7, with the batches 1 to 5 handed over:
+
+1. Rows of an earlier epoch may be at the target, and nobody has decided on them: W is (0, 0), so the target keeps all.
+2. They are settled, and 1, 2 and 4 are decided: W is (7, 2). Batch 4 lies behind 3, so the target keeps 3, 4 and 5.
+3. Batch 3 is decided, too: W is (7, 4).
+4. All are decided: W is (7, 5), the last id that was given.
+"""
 
 from dataclasses import dataclass
 

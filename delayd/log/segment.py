@@ -251,6 +251,20 @@ class Segment:
     ) -> Recovered:
         """Find the end from ``offset`` on, cut a torn tail, make the rest durable (docs: segment.md, Recovery).
 
+        The groups are read one after the other until one does not check. What that means depends on what is known to
+        have been fsynced. An example: groups begin at the offsets 0, 400, 600, 800 and 900, and the last one ends at
+        1,000; the caller knows that everything below 600 was durable.
+
+        1. All groups check: the end is 1,000. The bytes from the highest durable offset that a group names up to there
+           may be in the page cache only, so they are written again in place and synced.
+        2. The group at 800 does not check, and no whole header behind it names a durable offset above 800: no fsync
+           returned while it was there, so nothing in it was acknowledged. It is a torn tail; the file is cut to 800.
+        3. The group at 800 does not check, and the header at 900 says that 900 bytes were durable: the group was
+           fsynced, so it is damage. Nothing is cut.
+        4. The group at 400 does not check, or the file ends there: that was durable, so it is damage.
+        5. The group at 800 does not check, and a later segment exists: a segment is durable as a whole before the next
+           one begins, so it is damage.
+
         Args:
             offset: where to begin; what lies before is known to be durable and intact.
             previous_crc32c: header_crc32c of the group before ``offset``; None when it is not known.

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from delayd.batch import HEADER_BYTES, MAGIC, VERSION, Batch, BatchKind, ColumnId, Int64s, parse
 from delayd.content import NOT_STATED, Region, UInt64s, hash_items, hash_rows, states_of, tally
+from delayd.limits import SUBJECT_BYTES_MAX
 from delayd.log.group import HEADER, CommitGroup, GroupKind, content_position
 from delayd.log.tally import TALLY, Tallies, joined
-from delayd.validate import SUBJECT_BYTES_MAX, check_batch
+from delayd.validate import check_batch
 
 Bools = NDArray[np.bool_]
 
@@ -124,8 +125,10 @@ class Tallier:
                 batch = int(rows.batch_of[row])
                 self.differing.append(
                     Differing(
-                        *(int(rows.offsets[batch]), row - int(firsts[batch]), int(rows.sequence[row])),
-                        int(rows.origins[batch]),
+                        offset=int(rows.offsets[batch]),
+                        row=row - int(firsts[batch]),
+                        sequence=int(rows.sequence[row]),
+                        origin_log_id=int(rows.origins[batch]),
                     )
                 )
         hashes = np.where(rows.stated == NOT_STATED, rows.stated, rows.made)

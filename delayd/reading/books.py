@@ -95,12 +95,19 @@ class Collected:
         waiting = any(each.waiting for each in self.summaries)
         summaries = sorted(self.summaries, key=lambda summary: (summary.log_id, summary.hour))
         return AuditReport(
-            *(data, now_ms, tuple(summaries), sum_up(summaries), tuple(findings), self._count + len(totals)),
-            *(plan.torn, plan.deleted_rows, plan.missed if waiting else ()),
-            tuple(report for book in books.values() for report in book.reports()),
-            tuple(totals),
-            plan.holds_up if waiting else (),
-            tuple(books for consumption in plan.consumption for books in consumption.groups),
+            data=data,
+            read_at_ms=now_ms,
+            hours=tuple(summaries),
+            total=sum_up(summaries),
+            findings=tuple(findings),
+            findings_count=self._count + len(totals),
+            torn=plan.torn,
+            deleted_rows=plan.deleted_rows,
+            missed=plan.missed if waiting else (),
+            seals=tuple(report for book in books.values() for report in book.reports()),
+            faults=tuple(totals),
+            holds_up=plan.holds_up if waiting else (),
+            groups=tuple(books for consumption in plan.consumption for books in consumption.groups),
         )
 
 
@@ -256,8 +263,14 @@ def _audit_part(
     accepted = part.accepted()._replace(before=before if last else None)
     audited = [
         audit_hour(
-            *(part.log_id, part.hour, piece.schedule, piece.outcomes, piece.realtime, part.terms, piece.accepted),
-            (piece.parts, piece.batches),
+            origin_log_id=part.log_id,
+            hour=part.hour,
+            schedule=piece.schedule,
+            dispatch=piece.outcomes,
+            realtime=piece.realtime,
+            terms=part.terms,
+            accepted=piece.accepted,
+            fields=(piece.parts, piece.batches),
         )
         for piece in cut(schedule, outcomes, realtime, accepted)
     ]

@@ -277,7 +277,11 @@ class _Books:
         reached = np.maximum.accumulate(ends[order])
         gaps = np.maximum(begins[order][1:] - reached[:-1], 0)
         return GroupBooks(
-            *(self._log_id, life.group_id, life.subject, life.group, int(size.sum())),
+            log_id=self._log_id,
+            group_id=life.group_id,
+            subject=life.subject,
+            group=life.group,
+            pulled=int(size.sum()),
             redelivered=int(size[self._attempt[pulls] > 1].sum()),
             acknowledged=int(size[op == PullOp.ACK].sum()),
             given_back=int(size[(op == PullOp.NACK) | (op == PullOp.RETURNED)].sum()),

@@ -147,8 +147,13 @@ class Findings:
     def _finding(self, row: np.void) -> Finding:
         detail = SENTENCES[Reason(row["reason"])].format(value=int(row["value"]), other=int(row["other"]))
         return Finding(
-            *(int(row["hour"]), FindingKind(row["kind"]), int(row["sequence"]), int(row["deliver_at_ms"])),
-            *(self.subjects[row["subject"]], detail, self.log_id),
+            hour=int(row["hour"]),
+            kind=FindingKind(row["kind"]),
+            sequence=int(row["sequence"]),
+            deliver_at_ms=int(row["deliver_at_ms"]),
+            subject=self.subjects[row["subject"]],
+            detail=detail,
+            log_id=self.log_id,
         )
 
 

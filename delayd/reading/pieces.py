@@ -56,8 +56,15 @@ def cut(
         before = None if before is None else before + piece.filed_count()
         yield Piece(
             ScheduleRows(
-                *(piece.sequence, piece.deliver_at_ms, piece.appended_at_ms, piece.subject, piece.body_bytes),
-                *(piece.location, piece.subjects, piece.content_hash, left_out[bare]),
+                sequence=piece.sequence,
+                deliver_at_ms=piece.deliver_at_ms,
+                appended_at_ms=piece.appended_at_ms,
+                subject=piece.subject,
+                body_bytes=piece.body_bytes,
+                location=piece.location,
+                subjects=piece.subjects,
+                content_hash=piece.content_hash,
+                left_out=left_out[bare],
             ),
             own := _outcomes_of(outcomes, decided),
             held := _stored_of(realtime, stored),

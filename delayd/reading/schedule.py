@@ -182,8 +182,13 @@ def read_tail(
     check.end()
     rows, hours = _by_hour(tail.rows())
     return MessageTail(
-        *(rows, hours, check.last_appended_at_ms, _by_hour(accepted.rows()), check.first),
-        *(tuple(check.faults), frozenset(check.given_up)),
+        rows=rows,
+        hours=hours,
+        last_appended_at_ms=check.last_appended_at_ms,
+        accepted=_by_hour(accepted.rows()),
+        first=check.first,
+        faults=tuple(check.faults),
+        given_up=frozenset(check.given_up),
     )
 
 

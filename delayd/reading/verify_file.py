@@ -276,7 +276,10 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
     crc = segment.header.previous_crc32c
     found.tallier = Tallier(begin) if segment.header.kind == FileKind.REALTIME else None
     for group in read_groups(
-        *(segment, begin, sys.maxsize, found.torn),
+        segment=segment,
+        start=begin,
+        stop=sys.maxsize,
+        torn=found.torn,
         previous_crc32c=crc,
         durable=place.durable,
         last=place.last,

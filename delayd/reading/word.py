@@ -55,8 +55,12 @@ def filed_hours(table: bytes) -> dict[int, FiledHour]:
     """Read an hour table, by hour."""
     return {
         int(row["hour"]): FiledHour(
-            *(int(row["length"]), int(row["rows"]), bool(row["flags"] & SEALED), bool(row["flags"] & REMOVED)),
-            *(bool(row["flags"] & DEAD), int(row["last_crc32c"])),
+            length=int(row["length"]),
+            rows=int(row["rows"]),
+            sealed=bool(row["flags"] & SEALED),
+            removed=bool(row["flags"] & REMOVED),
+            dead=bool(row["flags"] & DEAD),
+            last_crc32c=int(row["last_crc32c"]),
         )
         for row in decode_hours(table)
     }
@@ -68,17 +72,18 @@ def read_word(directory: Directory, published: Payload) -> Word:
         count, digest = (0, b"") if published["seals"] is None else _pair(published["seals"])
         links = [_triple(link) for link in _list(published["links"])]
         return Word(
-            *(_int(published["next_sequence"]), _int(published["replay_crc32c"])),
-            tuple((_int(first), _int(rows)) for first, rows in map(_pair, _list(published["skipped"]))),
-            {_int(hour): _int(rows) for hour, rows in map(_pair, _list(published["dropped"]))},
-            _int(published["keep_from"]),
-            filed_hours(_bytes(published["beside"])),
-            _int(count),
-            _bytes(digest),
-            _int(published["settled_ms"]),
-            str(published["waits"]),
-            tuple(LinkWord(_int(log_id), _int(settled_ms), str(waits)) for log_id, settled_ms, waits in links),
-            _int(published["epoch"]),
+            next_sequence=_int(published["next_sequence"]),
+            replay_crc32c=_int(published["replay_crc32c"]),
+            skipped=tuple((_int(first), _int(rows)) for first, rows in map(_pair, _list(published["skipped"]))),
+            dropped={_int(hour): _int(rows) for hour, rows in map(_pair, _list(published["dropped"]))},
+            keep_from=_int(published["keep_from"]),
+            beside=filed_hours(_bytes(published["beside"])),
+            seals=_int(count),
+            seals_sha256=_bytes(digest),
+            settled_ms=_int(published["settled_ms"]),
+            waits=str(published["waits"]),
+            links=tuple(LinkWord(_int(log_id), _int(settled_ms), str(waits)) for log_id, settled_ms, waits in links),
+            epoch=_int(published["epoch"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedData(

@@ -25,8 +25,8 @@ WINDOW_ROW_BYTES = 24  # A row in a window's answer has a sequence, deliver_at_m
 WINDOW_MOST = (U64_MAX, U64_MAX, U32_MAX, INT_MAX, INSTANT_MS_MAX, INSTANT_MS_MAX, U32_MAX)
 """Epoch, batch id, hour, offset, appended_at_ms, claimed_at_ms, count: as the dispatch logs store them."""
 LANDED_MOST = (U64_MAX, INT_MAX)  # Batch id and offset, of DISPATCH's answer.
-MESSAGE_BYTES_MAX = 64 << 10  # The longest sentence of an error.
-MESSAGE_BYTES_SENT_MAX = 8 << 10  # A peer takes more; a text that it sent itself need not come back as a whole.
+ERROR_TEXT_BYTES_MAX = 64 << 10  # The longest sentence of an error.
+ERROR_TEXT_BYTES_SENT_MAX = 8 << 10  # A peer takes more; a text that it sent itself need not come back as a whole.
 DETAIL_BYTES_MAX = 8_000  # The longest raw bytes, such as 1,000 row numbers; a multiple of any number's width.
 TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never reaches a log line.
 
@@ -194,7 +194,7 @@ def error_head(error: DelaydError) -> Head:
     """The head of an error answer; it fits and can be encoded, whatever text of a peer or path the error quotes."""
     return {
         "code": error.code,
-        "message": cut_text(error.message, MESSAGE_BYTES_SENT_MAX),
+        "message": cut_text(error.message, ERROR_TEXT_BYTES_SENT_MAX),
         "retry_after_ms": error.retry_after_ms,
         "details": {name: _detail(value) for name, value in error.details.items()},
     }
@@ -206,7 +206,7 @@ def error_from_head(head: Head) -> DelaydError:
     details: dict[str, Detail] = {
         name: value for name, value in need_map(head, "details").items() if isinstance(value, str | int | bytes)
     }
-    message = need_str(head, "message", MESSAGE_BYTES_MAX)
+    message = need_str(head, "message", ERROR_TEXT_BYTES_MAX)
     return error_by_code(
         need_str(head, "code"), message, 0 if retry_after_ms is None else need_retry_after(head), details
     )

@@ -48,8 +48,13 @@ def schedule_batch() -> bytes:
     """The producer's rows, gathered, with what the delay server adds."""
     rows = gather([Pick(parse(producer_batch()), range(3))])
     return compose(
-        *(BatchKind.SCHEDULE, SchedulePart(640, 1_280, HOUR), rows, np.array([100, 101, 102], np.uint64)),
-        *([b"orders.eu", b"mail"], np.array([0, 1, 0], np.uint32), np.array([0, 0, NOW_MS])),
+        kind=BatchKind.SCHEDULE,
+        part=SchedulePart(640, 1_280, HOUR),
+        gathered=rows,
+        sequences=np.array([100, 101, 102], np.uint64),
+        subjects=[b"orders.eu", b"mail"],
+        subject_of=np.array([0, 1, 0], np.uint32),
+        accepted_at_ms=np.array([0, 0, NOW_MS]),
     )
 
 
@@ -63,16 +68,16 @@ def dispatch_batch() -> bytes:
 def outcome_batch() -> bytes:
     """Two parts of different fate."""
     sent = NewPart(
-        *(
-            np.array([102, 100], np.uint64),
-            np.array([NOW_MS - 5, NOW_MS]),
-            Outcome.DISPATCHED,
-            NOW_MS + 20,
-            0xBEEF,
-            3,
-            9,
-        ),
-        *(NOW_MS + 22, 4_096, 1),
+        sequences=np.array([102, 100], np.uint64),
+        deliver_at_ms=np.array([NOW_MS - 5, NOW_MS]),
+        outcome=Outcome.DISPATCHED,
+        claimed_at_ms=NOW_MS + 20,
+        target_log_id=0xBEEF,
+        epoch=3,
+        batch_id=9,
+        target_appended_at_ms=NOW_MS + 22,
+        target_offset=4_096,
+        attempt=1,
         hashes=parse(dispatch_batch()).content_hashes(),
     )
     dead = NewPart(np.array([101], np.uint64), np.array([NOW_MS + 1]), Outcome.DEAD, attempt=5)

@@ -19,7 +19,8 @@ from delayd.delay.table import Stored, message_rows
 from delayd.delay.waiting import size_of
 from delayd.errors import BatchMalformed, MessageTooLarge
 from delayd.hours import HOUR_MS
-from delayd.validate import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, check_batch, refused_rows
+from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX
+from delayd.validate import check_batch, refused_rows
 from tests.batches import messages, with_true_checksums
 
 APPENDED_AT_MS = 500_000 * HOUR_MS + 17

@@ -31,8 +31,14 @@ class Row:
     def hashed(self) -> Row:
         """The same with the hash that its content has."""
         return Row(
-            *(self.due_ms, self.sequence, self.subject, self.headers, self.body, self.accepted_at_ms, self.left_out),
-            content_hash(self.subject, self.headers, self.body),
+            due_ms=self.due_ms,
+            sequence=self.sequence,
+            subject=self.subject,
+            headers=self.headers,
+            body=self.body,
+            accepted_at_ms=self.accepted_at_ms,
+            left_out=self.left_out,
+            content_hash=content_hash(self.subject, self.headers, self.body),
         )
 
 

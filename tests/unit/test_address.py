@@ -6,8 +6,8 @@ import pytest
 
 from delayd import AsyncConsumer, AsyncProducer, Consumer, Producer
 from delayd.address import META_LOCAL, META_VARIABLE, meta_address, read_address
-from delayd.client.limits import need_meta, parse_address
-from delayd.config import parse_address as parse_setting
+from delayd.client.limits import need_address, need_meta
+from delayd.config import parse_address
 from delayd.errors import BadArgument, BadSetting
 
 GOOD = {
@@ -36,7 +36,7 @@ URLS = ["http://127.0.0.1:7400", "https://meta.example", "tcp://h:1", "http://",
 
 @pytest.mark.parametrize("text", GOOD)
 def test_an_address_is_read_alike_by_clients_and_settings(text: str) -> None:
-    assert parse_address(text) == parse_setting(text) == GOOD[text]
+    assert need_address(text) == parse_address(text) == GOOD[text]
 
 
 @pytest.mark.parametrize("text", [*BAD, *URLS])
@@ -46,7 +46,7 @@ def test_what_is_no_address_is_refused_before_anything_is_asked(text: str) -> No
         with pytest.raises(BadArgument, match=r"host:port|URL"):
             make()
     with pytest.raises(BadSetting, match=r"^meta "):
-        parse_setting(text)
+        parse_address(text)
 
 
 @pytest.mark.parametrize("text", URLS)

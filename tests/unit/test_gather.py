@@ -107,8 +107,13 @@ def test_reordered_rows_take_their_headers_and_bodies_with_them() -> None:
 def test_a_schedule_batch_keeps_subjects_and_instants_of_acceptance() -> None:
     gathered = gather([Pick(parse(messages([b"a", b"b"], due=[5, 6])), range(2))])
     data = compose(
-        *(BatchKind.SCHEDULE, SchedulePart(0, 100, 7), gathered, np.array([8, 9], np.uint64), [b"s", b"t"]),
-        *(np.array([1, 0], np.uint32), np.array([3, 4])),
+        kind=BatchKind.SCHEDULE,
+        part=SchedulePart(0, 100, 7),
+        gathered=gathered,
+        sequences=np.array([8, 9], np.uint64),
+        subjects=[b"s", b"t"],
+        subject_of=np.array([1, 0], np.uint32),
+        accepted_at_ms=np.array([3, 4]),
     )
     batch = parsed(data)
     check_batch(batch)
@@ -140,7 +145,11 @@ def test_row_bytes_are_at_least_what_a_new_batch_needs_for_them() -> None:
     needed = row_bytes(batch, 0, batch.count)
     gathered = gather([Pick(batch, range(5))])
     data = compose(
-        *(BatchKind.SCHEDULE, SchedulePart(0, 1, 0), gathered, np.arange(5, dtype=np.uint64), [b"s"]),
-        np.zeros(5, np.uint32),
+        kind=BatchKind.SCHEDULE,
+        part=SchedulePart(0, 1, 0),
+        gathered=gathered,
+        sequences=np.arange(5, dtype=np.uint64),
+        subjects=[b"s"],
+        subject_of=np.zeros(5, np.uint32),
     )
     assert int(needed.sum()) >= parse(data).total_bytes - 200

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from delayd.client.limits import parse_address as parse_of_client
+from delayd.client.limits import need_address
 from delayd.config import load_config, parse_address
 from delayd.errors import BadArgument, BadRequest, BadSetting, ServerUnavailable
 from delayd.host import host_fault
@@ -67,7 +67,7 @@ def test_a_host_that_the_resolver_can_not_encode_is_a_server_that_is_not_there()
 
 
 def test_a_client_is_told_of_an_address_that_can_not_be() -> None:
-    assert parse_of_client("[::1]:7400") == ("::1", 7400)
+    assert need_address("[::1]:7400") == ("::1", 7400)
     for address in ("a" * 64 + ":7400", "a b:7400", "a:" + "9" * 5000):
         with pytest.raises(BadArgument):
-            parse_of_client(address)
+            need_address(address)

@@ -23,18 +23,11 @@ from delayd.batch import (
 )
 from delayd.encode import encode
 from delayd.errors import BadHeaders, BadSubject, BatchMalformed, MessageTooLarge
+from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX
 from delayd.log.control import encode_records
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.pull import PullEntry, PullOp, encode_entries
-from delayd.validate import (
-    HEADERS_BYTES_MAX,
-    MESSAGE_BYTES_MAX,
-    ROWS_NAMED_MAX,
-    check_batch,
-    check_headers,
-    check_subject,
-    refused_rows,
-)
+from delayd.validate import ROWS_NAMED_MAX, check_batch, check_headers, check_subject, refused_rows
 from tests.batches import PRODUCER, messages, with_true_checksums
 
 DISPATCH = DispatchPart(1, 2, 3, 4, 5, 6, 7)

@@ -41,7 +41,9 @@ def consumer_of(
     timeout_ms: float = 30_000,
 ) -> AsyncConsumer:
     return AsyncConsumer(
-        *(world.address, "orders", "g"),
+        address=world.address,
+        subject="orders",
+        group="g",
         lease=lease,
         prefetch=prefetch,
         max_messages=max_messages,

@@ -15,7 +15,7 @@ import pytest
 from delayd.client.arguments import ProducerSettings
 from delayd.client.due_columns import wish_column
 from delayd.client.instants import HORIZON_MS, ServerClock, monotonic_us, wish
-from delayd.client.limits import check_subject, pack_headers, parse_address
+from delayd.client.limits import check_subject, need_address, pack_headers
 from delayd.client.receipt import BatchFailed, BatchReceipt, Failure, Receipt
 from delayd.client.retry import LAST_MS, Backoff, spread_ms
 from delayd.client.room import Room
@@ -143,8 +143,8 @@ def test_seconds_that_are_given_as_milliseconds_are_refused_with_that_guess() ->
 def test_subjects_and_addresses_are_read_as_they_are_written() -> None:
     assert check_subject("a/../B_c%20.d-9") == b"a/../B_c%20.d-9"
     assert check_subject("x" * 255) == b"x" * 255
-    assert parse_address("example.org:7400") == ("example.org", 7400)
-    assert parse_address("[::1]:7400") == ("::1", 7400)
+    assert need_address("example.org:7400") == ("example.org", 7400)
+    assert need_address("[::1]:7400") == ("::1", 7400)
     assert pack_headers({}) == b"" and pack_headers(None) == b""
 
 

@@ -79,10 +79,12 @@ def schedule_batches(count: int, cuts: list[int]) -> Iterator[Batch]:
         used = sorted(set(subjects[part]), reverse=low % 2 == 0)
         yield parse(
             compose(
-                *(BatchKind.SCHEDULE, SchedulePart(0, 1, HOUR), gather([Pick(made, np.arange(high - low))])),
-                np.arange(low + 1, high + 1, dtype=np.uint64),
-                [SUBJECTS[number] for number in used],
-                np.array([used.index(number) for number in subjects[part]], np.uint32),
+                kind=BatchKind.SCHEDULE,
+                part=SchedulePart(0, 1, HOUR),
+                gathered=gather([Pick(made, np.arange(high - low))]),
+                sequences=np.arange(low + 1, high + 1, dtype=np.uint64),
+                subjects=[SUBJECTS[number] for number in used],
+                subject_of=np.array([used.index(number) for number in subjects[part]], np.uint32),
             )
         )
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from delayd import limits
 from delayd.delay import producers, subjects
 from delayd.wire import results, waits
-from realtime import answers, consumers, intake, parts, pulls, roster
+from realtime import answers, intake, parts, pulls, roster
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
@@ -26,7 +27,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
         ("| batches that wait for the disk |", [producers.WAITERS_MAX]),
         ("| names of subjects that messages in memory have |", [subjects.BYTES_MAX >> 20, subjects.NAME_BYTES]),
         ("| numbers that OUTCOME called unknown |", [producers.FENCED_MAX]),
-        ("| the name of a group |", [consumers.GROUP_BYTES_MAX]),
+        ("| the name of a group |", [limits.GROUP_NAME_BYTES_MAX]),
         ("| handles of one ACK or NACK |", [pulls.HANDLES_MAX]),
         ("| groups; of one subject |", [roster.GROUPS_MAX, roster.GROUPS_OF_SUBJECT_MAX]),
         ("| PULLs that wait, of all connections |", [pulls.WAITING_MAX]),
