@@ -145,6 +145,10 @@ class Composed(NamedTuple):
     heap: bytes
     hashes: NDArray[np.uint64]
 
+    def joined(self) -> bytes:
+        """The batch in one piece, for whoever does not write the two one behind the other."""
+        return b"".join((self.front, self.heap))
+
 
 def compose(
     kind: BatchKind,
@@ -153,33 +157,6 @@ def compose(
     sequences: NDArray[np.uint64],
     subjects: Sequence[bytes],
     subject_of: NDArray[np.uint32] = SUBJECT_NONE,
-    accepted_at_ms: Int64s | None = None,
-    left_out: NDArray[np.uint32] | None = None,
-    hashes: NDArray[np.uint64] | None = None,
-) -> bytes:
-    """`compose_pieces` in one piece."""
-    made = compose_pieces(
-        kind,
-        part,
-        gathered,
-        sequences,
-        subjects,
-        subject_of,
-        accepted_at_ms=accepted_at_ms,
-        left_out=left_out,
-        hashes=hashes,
-    )
-    return b"".join((made.front, made.heap))
-
-
-def compose_pieces(
-    kind: BatchKind,
-    part: KindPart,
-    gathered: Gathered,
-    sequences: NDArray[np.uint64],
-    subjects: Sequence[bytes],
-    subject_of: NDArray[np.uint32] = SUBJECT_NONE,
-    *,
     accepted_at_ms: Int64s | None = None,
     left_out: NDArray[np.uint32] | None = None,
     hashes: NDArray[np.uint64] | None = None,

@@ -9,12 +9,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 
 from delayd.clock import SystemClock
 from delayd.config import MetaConfig, describe, listens_everywhere
 from delayd.disk import Lock, RealDisk
-from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping, UnknownRequest
+from delayd.errors import BadRequest, DelaydError, RetryLater, Stopping
 from delayd.executor import ThreadExecutor
 from delayd.holder import LOCK, holder_name
 from delayd.identity import draw_id, open_cluster_id, open_identity
@@ -25,7 +24,7 @@ from delayd.net.trust import Guard
 from delayd.place import place_of, settle_place
 from delayd.secret import open_secret
 from delayd.state import LmdbState
-from delayd.wire.frame import Frame, Head, HeadValue
+from delayd.wire.frame import Frame, Head
 from delayd.wire.limits import META_LIMITS
 from delayd.wire.meta import Routes, moves_head, read_registered, servers_head
 from delayd.wire.requests import (
@@ -35,14 +34,15 @@ from delayd.wire.requests import (
     need_str,
     need_strs,
     need_u64,
+    not_served,
     optional_str,
-    request_type,
 )
-from delayd.wire.waits import waits_head
+from delayd.wire.status import status_head
 
 from .core import Meta
 
 STATE_FOLDER = "state.lmdb"
+SERVED_TO_THE_END = frozenset((RequestType.PING, RequestType.STATUS))  # Also while the server stops.
 RESTART_MS = 1_000  # When a client of a stopping server may look for it again.
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,16 @@ class MetaService:
         self._stopping = False
         self._idle: asyncio.Event = asyncio.Event()
         self._requests = 0
+        self._handlers: dict[int, Callable[[Connection, Frame], None]] = {
+            RequestType.PING: self._ping,
+            RequestType.STATUS: self._status,
+            RequestType.REGISTER: self._register,
+            RequestType.SERVERS: self._servers,
+            RequestType.ROUTES: self._routes,
+            RequestType.META_SUBJECTS: self._subjects,
+            RequestType.FORGET_SERVER: self._decide,
+            RequestType.MOVE_ROUTE: self._decide,
+        }
 
     def open(self) -> None:
         """Lock the directory, begin its next epoch, read what is known."""
@@ -133,27 +143,12 @@ class MetaService:
         self._requests += 1
         if self._guard.serves(connection, frame):
             return
-        answer = partial(connection.answer, frame.request_id)
-        kind = request_type(frame.type)
-        if kind is RequestType.PING:
-            answer(self._timed({}))
-        elif kind is RequestType.STATUS:
-            answer(self._status())
-        elif self._stopping:
+        if self._stopping and frame.type not in SERVED_TO_THE_END:
             raise Stopping("this meta server is stopping; go on with what is known", retry_after_ms=RESTART_MS)
-        elif kind is RequestType.REGISTER:
-            self._register(connection, frame)
-        elif kind is RequestType.SERVERS:
-            servers = self._core.servers(optional_str(frame.head, "role"))
-            answer(self._told({"servers": servers_head(servers)}))
-        elif kind is RequestType.ROUTES:
-            self._routes(connection, frame)
-        elif kind in (RequestType.FORGET_SERVER, RequestType.MOVE_ROUTE):
-            self._decide(connection, frame, kind)
-        elif kind is RequestType.META_SUBJECTS:
-            answer(self._subjects(frame.head))
-        else:
-            raise UnknownRequest(f"a meta server does not serve {kind.name}; ask a server that does")
+        handler = self._handlers.get(frame.type)
+        if handler is None:
+            raise not_served("meta", frame.type)
+        handler(connection, frame)
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         """Nothing is kept for a connection."""
@@ -166,6 +161,13 @@ class MetaService:
         self._fail(error)
         # Those who waited for the disk are not answered any more, and a stop that waits for them must go on.
         self._idle.set()
+
+    def _ping(self, connection: Connection, frame: Frame) -> None:
+        connection.answer(frame.request_id, self._timed({}))
+
+    def _servers(self, connection: Connection, frame: Frame) -> None:
+        servers = self._core.servers(optional_str(frame.head, "role"))
+        connection.answer(frame.request_id, self._told({"servers": servers_head(servers)}))
 
     def _register(self, connection: Connection, frame: Frame) -> None:
         seen = need_u64(frame.head, "moves_seen") if "moves_seen" in frame.head else 0
@@ -197,7 +199,7 @@ class MetaService:
         # A delay server asks for subjects that it has messages for; anyone else may only be curious.
         self._core.routes(subjects, assign, on_routes, used=connection.trusted)
 
-    def _decide(self, connection: Connection, frame: Frame, kind: RequestType) -> None:
+    def _decide(self, connection: Connection, frame: Frame) -> None:
         """An operator's word; answered when it is durable."""
 
         def on_done(told: str | RetryLater) -> None:
@@ -208,39 +210,39 @@ class MetaService:
             self._idle.set()
 
         head = frame.head
-        if kind is RequestType.FORGET_SERVER:
+        if frame.type == RequestType.FORGET_SERVER:
             self._core.forget(need_str(head, "role"), need_u64(head, "log_id"), need_bool(head, "routes"), on_done)
         else:
             self._core.move(need_str(head, "subject"), need_u64(head, "to"), on_done)
 
-    def _subjects(self, head: Head) -> Head:
+    def _subjects(self, connection: Connection, frame: Frame) -> None:
+        head = frame.head
         page = self._core.subjects(need_str(head, "prefix"), need_str(head, "after"), need_int(head, "limit", 1))
-        return self._timed(page.to_head())
+        connection.answer(frame.request_id, self._timed(page.to_head()))
 
-    def _status(self) -> Head:
+    def _status(self, connection: Connection, frame: Frame) -> None:
         if self._state is not None:
             self._state.look()
-        counters: dict[str, HeadValue] = {
+        counters = {
             "requests": self._requests,
             "connections": len(self._server.connections),
             "servers": self._core.server_count,
             "routes": self._core.route_count,
             "transactions": self._core.transactions,
         }
-        return self._told(
-            {
-                **self._server.status(),
-                "role": self._config.role,
-                "log_id": self._identity.log_id,
-                "epoch": self._identity.epoch,
-                "pid": os.getpid(),
-                "started_at_ms": self._started_at_ms,
-                "boot": self._clock.boot_mark,
-                "counters": counters,
-                "waits": waits_head(self._core.waits()),
-                "refuses": waits_head(()),
-            }
+        head = status_head(
+            role=self._config.role,
+            log_id=self._identity.log_id,
+            epoch=self._identity.epoch,
+            cluster_id=self._cluster_id,
+            pid=os.getpid(),
+            started_at_ms=self._started_at_ms,
+            now_ms=self._clock.now_ms(),
+            counters=counters,
+            waits=self._core.waits(),
+            own={**self._server.status(), "boot": self._clock.boot_mark},
         )
+        connection.answer(frame.request_id, head)
 
     def _told(self, head: Head) -> Head:
         return self._timed({**head, "cluster_id": self._cluster_id})

@@ -1,13 +1,11 @@
 """Answers: what the core knows as heads and bodies of frames (docs/protocol.md)."""
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from delayd.batch import Buffer
 from delayd.errors import DamagedData, RetryLater, Shortage
-from delayd.identity import Identity
 from delayd.wire import listings
-from delayd.wire.frame import Head, HeadValue
+from delayd.wire.frame import Head
 from delayd.wire.listings import GroupInfo, SubjectInfo
 from delayd.wire.requests import WINDOW_ROW_BYTES
 
@@ -46,22 +44,6 @@ def window_frames(
         yield head, body, more
         if not more:
             return
-
-
-def status_head(
-    identity: Identity, started_at_ms: int, now_ms: int, counters: Mapping[str, int], extra: Mapping[str, HeadValue]
-) -> Head:
-    """What a server says of itself."""
-    return {
-        "role": "realtime",
-        "log_id": identity.log_id,
-        "epoch": identity.epoch,
-        "pid": os.getpid(),
-        "now_ms": now_ms,
-        "started_at_ms": started_at_ms,
-        "counters": dict(counters),
-        **extra,
-    }
 
 
 def groups_head(groups: Iterable[Group], limit: int) -> Head:

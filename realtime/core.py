@@ -5,6 +5,7 @@ and each comes back with one call. A batch is indexed, and offered to consumers,
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,6 @@ from delayd.errors import (
     ServerStopped,
     StaleSession,
     Stopping,
-    UnknownRequest,
 )
 from delayd.executor import Executor
 from delayd.fence import Fence
@@ -33,11 +33,12 @@ from delayd.log.watch import write_again
 from delayd.log_limit import LogLimit
 from delayd.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_ints, need_u64
-from delayd.wire.waits import FREE_SPACE, Wait, clock_waits, waits_head
+from delayd.wire.requests import RequestType, need_int, need_ints, need_u64, not_served
+from delayd.wire.status import status_head
+from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 
 from .alarms import NEVER_MS
-from .answers import status_head, window_frames
+from .answers import window_frames
 from .checkpoint import Checkpointer, Snapshot, consume_part
 from .closed import ClosedSegments
 from .commit import ACCEPTED, Commit, DispatchFrame, Greeting, GroupCommit, Note
@@ -210,7 +211,7 @@ class Core:
             raise Stopping("this realtime server is stopping")
         handler = self._handlers.get(frame.type)
         if handler is None:
-            raise UnknownRequest(f"a realtime server serves no requests of type {frame.type}")
+            raise not_served("realtime", frame.type)
         try:
             handler(peer, frame)
         except ServerStopped as error:
@@ -462,9 +463,8 @@ class Core:
             yield clock_waits("realtime")
 
     def _status(self, peer: Peer, frame: Frame) -> None:
-        extra: dict[str, HeadValue] = {
+        own: dict[str, HeadValue] = {
             **self.shell_status(),
-            "cluster_id": self.cluster_id(),
             "clock_confirmed": self._clock.confirmed,
             "fenced": self.fence.is_up,
             "end_offset": self._indexed_offset,
@@ -474,12 +474,20 @@ class Core:
             "in_doubt": sum(len(origin.window) for origin in self._origins),
             "subjects": len(self._index),
             "groups": len(self._pulls.groups),
-            "waits": waits_head(self.waits()),
-            "refuses": waits_head(()),
         }
-        counters = {**self.counters, **self._pulls.counters, "checkpoints": self._checkpoints.published}
-        identity = self._state.identity
-        peer.answer(frame.request_id, status_head(identity, self.started_at_ms, self._clock.now_ms(), counters, extra))
+        head = status_head(
+            role="realtime",
+            log_id=self.log_id,
+            epoch=self.epoch,
+            cluster_id=self.cluster_id(),
+            pid=os.getpid(),
+            started_at_ms=self.started_at_ms,
+            now_ms=self._clock.now_ms(),
+            counters={**self.counters, **self._pulls.counters, "checkpoints": self._checkpoints.published},
+            waits=self.waits(),
+            own=own,
+        )
+        peer.answer(frame.request_id, head)
 
     # Checkpoints and the stop.
 

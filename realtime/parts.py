@@ -131,4 +131,4 @@ def _cut_out(batch: Batch, row: int, rows: int, subject: str) -> bytes:
         subjects=[subject.encode()],
         accepted_at_ms=accepted,
         hashes=hashes,
-    )
+    ).joined()

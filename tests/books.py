@@ -368,7 +368,7 @@ class Books:
             [subject.encode() for subject in subjects],
             np.array([subjects.index(row.subject) for row in picked], np.uint32),
             np.array([row.appended_at_ms for row in picked], np.int64) if past_due else None,
-        )
+        ).joined()
 
     def _log(self, folder: str, kind: FileKind, log_id: int) -> Log:
         return open_log(self.disk, LogPlace(f"{folder}/message", kind, log_id, self.segment_bytes), START_MS)

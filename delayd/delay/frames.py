@@ -11,7 +11,7 @@ from delayd.content import NOT_STATED, hash_bare
 from delayd.delay.ready import NO_ROWS
 from delayd.delay.rows import Rows
 from delayd.encode import encode_one
-from delayd.gather import Gathered, Pick, compose_pieces, gather, gather_singles, reorder
+from delayd.gather import Gathered, Pick, compose, gather, gather_singles, reorder
 from delayd.location import ROW_BITS, ROW_MASK
 
 PICK_ROWS = 8  # A pick costs as much as so many rows one by one: numpy calls against plain integers.
@@ -129,5 +129,5 @@ def encode_dispatch(
         values = int(gathered.deliver_at_ms[0]), int(rows["sequence"][0]), content_hash
         one = encode_one(BatchKind.DISPATCH, part, values, subject, body, length)
         return (one,), np.array([content_hash], np.uint64)
-    front, heap, hashes = compose_pieces(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject])
+    front, heap, hashes = compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject])
     return (front, heap), hashes

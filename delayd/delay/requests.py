@@ -12,17 +12,16 @@ from delayd.clock import JudgedClock
 from delayd.delay.core import DelayCore
 from delayd.delay.producers import Accepted as Taken
 from delayd.delay.producers import Allowance
-from delayd.errors import BatchMalformed, CallerError, DelaydError, UnknownRequest, UnknownServer
+from delayd.errors import BatchMalformed, CallerError, DelaydError, UnknownServer
 from delayd.validate import refused_rows
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.quarantine import decided_head, list_head
-from delayd.wire.requests import RequestType, need_int, need_str, need_u64, request_type
+from delayd.wire.requests import RequestType, need_int, need_str, need_u64, not_served
 from delayd.wire.results import BATCHES_MAX, Accepted, Refused, accepted_head, results_head
 from delayd.wire.targets import targets_head
 
 log = logging.getLogger(__name__)
 
-SEND = int(RequestType.SEND)
 PIECE_BATCHES = 64  # Taken in one turn of the loop: some milliseconds at most when each of them is refused.
 LENGTH = struct.Struct("<I")
 LENGTH_AT = 8  # Where the header of a batch has its length.
@@ -56,6 +55,20 @@ class Requests:
         self._clock = clock
         self._status = status
         self.allowances: dict[Peer, Allowance] = {}  # One for each connection that has sent something.
+        self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
+            RequestType.PING: self._ping,
+            RequestType.STATUS: self._tell_status,
+            RequestType.SEND: self._send,
+            RequestType.OUTCOME: self._outcome,
+            RequestType.CHECKPOINT: self._checkpoint,
+            RequestType.TRUST_CLOCK: self._trust_clock,
+            RequestType.QUARANTINE_LIST: self._list_quarantine,
+            RequestType.QUARANTINE_RELEASE: self._decide_quarantine,
+            RequestType.QUARANTINE_DROP: self._decide_quarantine,
+            RequestType.TARGETS: self._list_targets,
+            RequestType.TARGET_LOST: self._decide_target,
+            RequestType.TARGET_ACCEPT: self._decide_target,
+        }
 
     def disconnected(self, peer: Peer) -> None:
         """Forget who is gone."""
@@ -63,38 +76,39 @@ class Requests:
 
     def received(self, peer: Peer, frame: Frame) -> None:
         """Serve one request; raises what the peer is to be told at once."""
-        if frame.type == SEND:
-            self._send(peer, frame)
-            return
-        kind = request_type(frame.type)
-        if kind is RequestType.OUTCOME:
-            self._outcome(peer, frame)
-        elif kind is RequestType.CHECKPOINT:
-            self._core.checkpoint(lambda offset: peer.answer(frame.request_id, self._head(replay_offset=offset)))
-        elif kind is RequestType.STATUS:
-            peer.answer(frame.request_id, self._status())
-        elif kind is RequestType.PING:
-            peer.answer(frame.request_id, self._head())
-        elif kind is RequestType.QUARANTINE_LIST:
-            after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit")
-            peer.answer(frame.request_id, list_head(self._core.quarantine.listing(), after, limit))
-        elif kind in (RequestType.QUARANTINE_RELEASE, RequestType.QUARANTINE_DROP):
-            decide = self._core.release if kind is RequestType.QUARANTINE_RELEASE else self._core.drop
-            id_ = need_str(frame.head, "id")
-            decide(id_, lambda done, text: peer.answer(frame.request_id, decided_head(id_, done, text)))
-        elif kind is RequestType.TARGETS:
-            behind = need_u64(frame.head, "after")
-            peer.answer(frame.request_id, self._head(**targets_head(self._core.targets.listing(), behind)))
-        elif kind in (RequestType.TARGET_LOST, RequestType.TARGET_ACCEPT):
-            self._decide(peer, frame, kind)
-        elif kind is RequestType.TRUST_CLOCK:
-            self._clock.trust()
-            log.warning("clock_trusted now_ms=%d", self._clock.now_ms())
-            self._core.follow_clock(lambda: peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()}))
-        else:
-            raise UnknownRequest(f"{kind.name} is not served by a delay server; ask meta who serves it")
+        handler = self._handlers.get(frame.type)
+        if handler is None:
+            raise not_served("delay", frame.type)
+        handler(peer, frame)
 
-    def _decide(self, peer: Peer, frame: Frame, kind: RequestType) -> None:
+    def _ping(self, peer: Peer, frame: Frame) -> None:
+        peer.answer(frame.request_id, self._head())
+
+    def _tell_status(self, peer: Peer, frame: Frame) -> None:
+        peer.answer(frame.request_id, self._status())
+
+    def _checkpoint(self, peer: Peer, frame: Frame) -> None:
+        self._core.checkpoint(lambda offset: peer.answer(frame.request_id, self._head(replay_offset=offset)))
+
+    def _list_quarantine(self, peer: Peer, frame: Frame) -> None:
+        after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit")
+        peer.answer(frame.request_id, list_head(self._core.quarantine.listing(), after, limit))
+
+    def _decide_quarantine(self, peer: Peer, frame: Frame) -> None:
+        decide = self._core.release if frame.type == RequestType.QUARANTINE_RELEASE else self._core.drop
+        id_ = need_str(frame.head, "id")
+        decide(id_, lambda done, text: peer.answer(frame.request_id, decided_head(id_, done, text)))
+
+    def _list_targets(self, peer: Peer, frame: Frame) -> None:
+        behind = need_u64(frame.head, "after")
+        peer.answer(frame.request_id, self._head(**targets_head(self._core.targets.listing(), behind)))
+
+    def _trust_clock(self, peer: Peer, frame: Frame) -> None:
+        self._clock.trust()
+        log.warning("clock_trusted now_ms=%d", self._clock.now_ms())
+        self._core.follow_clock(lambda: peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()}))
+
+    def _decide_target(self, peer: Peer, frame: Frame) -> None:
         """An operator's word on a target; answered when it is durable."""
 
         def done(told: DelaydError | str) -> None:
@@ -104,7 +118,7 @@ class Requests:
                 peer.answer(frame.request_id, self._head(message=told))
 
         targets = self._core.targets
-        decide = targets.lose if kind is RequestType.TARGET_LOST else targets.accept
+        decide = targets.lose if frame.type == RequestType.TARGET_LOST else targets.accept
         decide(need_u64(frame.head, "log_id"), done)
 
     def _send(self, peer: Peer, frame: Frame) -> None:

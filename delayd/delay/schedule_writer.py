@@ -133,7 +133,7 @@ class ScheduleWriter:
                         accepted_at_ms[of] if was_due else None,
                         left_out[of] if left_out is not None and left_out[of].any() else None,
                         hashes,
-                    )
+                    ).joined()
                 )
                 count += high - low
                 size += len(batches[-1])

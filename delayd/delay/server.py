@@ -31,7 +31,7 @@ from delayd.secret import open_secret
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.meta import Registered, Routes
-from delayd.wire.waits import waits_head
+from delayd.wire.status import status_head
 
 REST_S = 0.02  # Between two parts of a checkpoint, so that group commits get their turn at the disk.
 SLEEP_MS_MAX = 500.0  # A cap on every sleep: a wall clock that is set ahead is noticed within it.
@@ -286,22 +286,25 @@ class DelayServer:
 
     def _status(self) -> Head:
         assert self._core is not None and self._home is not None and self._server is not None
-        return {
-            **self._server.status(),
-            "role": "delay",
-            "log_id": self._core.identity.log_id,
-            "epoch": self._core.identity.epoch,
-            "cluster_id": self._membership.cluster_id if self._membership is not None else 0,
-            "pid": os.getpid(),
-            "now_ms": self._home.clock.now_ms(),
-            "clock_confirmed": self._home.clock.confirmed,
-            "fenced": self._core.fence.is_up,
-            "clock_in_doubt": self._home.clock.in_boot_doubt,
-            "started_at_ms": self._started_at_ms,
-            "counters": self._core.counters(),
-            "waits": waits_head(self._core.waits()),
-            "refuses": waits_head(self._core.refuses()),
-        }
+        core, clock = self._core, self._home.clock
+        return status_head(
+            role="delay",
+            log_id=core.identity.log_id,
+            epoch=core.identity.epoch,
+            cluster_id=self._membership.cluster_id if self._membership is not None else 0,
+            pid=os.getpid(),
+            started_at_ms=self._started_at_ms,
+            now_ms=clock.now_ms(),
+            counters=core.counters(),
+            waits=core.waits(),
+            refuses=core.refuses(),
+            own={
+                **self._server.status(),
+                "clock_confirmed": clock.confirmed,
+                "clock_in_doubt": clock.in_boot_doubt,
+                "fenced": core.fence.is_up,
+            },
+        )
 
 
 class _Wire:

@@ -25,7 +25,8 @@ from delayd.net.trust import Guard
 from delayd.secret import Secret
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType
-from delayd.wire.waits import Wait, waits_head
+from delayd.wire.status import status_head
+from delayd.wire.waits import Wait
 
 LOOK_S = 1.0  # How often the files are looked at; one call of the system for each.
 RESTED_S = 5.0  # A file that has not changed for so long is not being copied any more.
@@ -127,22 +128,18 @@ class HeldStart:
     def _status(self) -> Head:
         what = f"all of the {self._held.role} server: it could not start"
         command = "put the file back (copied beside it, then renamed): it is looked at each second"
-        return {
-            **self._server.status(),
-            "role": self._held.role,
-            "log_id": self._held.log_id,
-            "epoch": self._held.epoch,
-            "cluster_id": self._held.cluster_id,
-            "pid": os.getpid(),
-            "now_ms": time.time_ns() // 1_000_000,
-            "clock_confirmed": False,
-            "fenced": False,
-            "held": True,
-            "started_at_ms": self._started_at_ms,
-            "counters": {},
-            "waits": waits_head([Wait(what, self._error.message, command)]),
-            "refuses": waits_head(()),
-        }
+        return status_head(
+            role=self._held.role,
+            log_id=self._held.log_id,
+            epoch=self._held.epoch,
+            cluster_id=self._held.cluster_id,
+            pid=os.getpid(),
+            started_at_ms=self._started_at_ms,
+            now_ms=time.time_ns() // 1_000_000,
+            counters={},
+            waits=[Wait(what, self._error.message, command)],
+            own={**self._server.status(), "clock_confirmed": False, "fenced": False, "held": True},
+        )
 
     def _look(self) -> list[tuple[int, ...] | None]:
         """What the system says of the damaged file, of the folder it is in, and of what lies beside it."""

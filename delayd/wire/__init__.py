@@ -11,5 +11,5 @@ What heads say
     listings            subjects and groups of a realtime server
     targets             realtime servers as a delay server sees them
     quarantine          what a server can't read
-    waits               what waits for an operator, in STATUS
+    status, waits       what every server says of itself, and what waits for an operator
 """

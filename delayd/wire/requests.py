@@ -87,6 +87,11 @@ def request_type(number: int) -> RequestType:
         raise UnknownRequest(f"requests of type {number} are not known here") from error
 
 
+def not_served(role: str, number: int) -> UnknownRequest:
+    """The error for a request that a server of this role has no handler for."""
+    return UnknownRequest(f"a {role} server does not serve {request_type(number).name}; ask a server that does")
+
+
 def need_int(head: Head, name: str, least: int = 0, most: int = INT_MAX) -> int:
     """An integer field within [least, most]."""
     value = head.get(name)

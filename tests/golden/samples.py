@@ -55,14 +55,14 @@ def schedule_batch() -> bytes:
         subjects=[b"orders.eu", b"mail"],
         subject_of=np.array([0, 1, 0], np.uint32),
         accepted_at_ms=np.array([0, 0, NOW_MS]),
-    )
+    ).joined()
 
 
 def dispatch_batch() -> bytes:
     """Rows of one subject, handed over."""
     rows = gather([Pick(parse(producer_batch()), np.array([2, 0]))])
     part = DispatchPart(LOG_ID, 3, 9, 3, 7, NOW_MS + 20, HOUR)
-    return compose(BatchKind.DISPATCH, part, rows, np.array([102, 100], np.uint64), [b"orders.eu"])
+    return compose(BatchKind.DISPATCH, part, rows, np.array([102, 100], np.uint64), [b"orders.eu"]).joined()
 
 
 def outcome_batch() -> bytes:

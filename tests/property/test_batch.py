@@ -59,7 +59,7 @@ def use(batch: Batch, seed: int) -> None:
     for made, rows in picks.values():
         gathered = gather(made)
         numbers = np.arange(len(rows), dtype=np.uint64)
-        copied = parsed(compose(BatchKind.DISPATCH, DISPATCH, gathered, numbers, [b"s"]))
+        copied = parsed(compose(BatchKind.DISPATCH, DISPATCH, gathered, numbers, [b"s"]).joined())
         check_batch(copied)
         assert bodies_of(copied) == [bodies[row] for row in rows]
         due = batch.int64s(ColumnId.DELIVER_AT_MS)
@@ -70,7 +70,7 @@ def use(batch: Batch, seed: int) -> None:
     gathered = gather([Pick(batch, range(batch.count))])
     turned = reorder(gathered, np.arange(batch.count)[::-1])
     numbers = np.arange(batch.count, dtype=np.uint64)
-    assert bodies_of(parsed(compose(BatchKind.DISPATCH, DISPATCH, turned, numbers, [b"s"]))) == bodies[::-1]
+    assert bodies_of(parsed(compose(BatchKind.DISPATCH, DISPATCH, turned, numbers, [b"s"]).joined())) == bodies[::-1]
 
 
 @given(batches(), st.integers(0, 1 << 32))

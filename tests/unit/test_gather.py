@@ -17,7 +17,7 @@ HEADERS = [b"h1", b"", b"h" * 9, b"", b"\x81\xa1k\xa1v"]
 
 
 def composed(picks: list[Pick], rows: int) -> list[tuple[int, bytes]]:
-    data = compose(BatchKind.DISPATCH, DISPATCH, gather(picks), np.arange(rows, dtype=np.uint64), [b"s"])
+    data = compose(BatchKind.DISPATCH, DISPATCH, gather(picks), np.arange(rows, dtype=np.uint64), [b"s"]).joined()
     batch = parsed(data)
     check_batch(batch)
     return list(zip(batch.int64s(ColumnId.DELIVER_AT_MS).tolist(), bodies_of(batch), strict=True))
@@ -30,7 +30,7 @@ def test_rows_one_by_one_are_what_picks_of_one_row_are() -> None:
         singles = gather_singles(batches, rows)
         picked = gather([Pick(batch, range(row, row + 1)) for batch, row in zip(batches, rows, strict=True)])
         made = [
-            compose(BatchKind.DISPATCH, DISPATCH, gathered, np.arange(5, dtype=np.uint64), [b"s"])
+            compose(BatchKind.DISPATCH, DISPATCH, gathered, np.arange(5, dtype=np.uint64), [b"s"]).joined()
             for gathered in (singles, picked)
         ]
         assert made[0] == made[1]
@@ -82,7 +82,7 @@ def test_rows_without_headers_stay_so_beside_rows_that_have_some() -> None:
         gathered = gather([Pick(plain, plain_rows), Pick(with_headers, range(1)), Pick(plain, plain_rows)])
         assert gathered.headers_lengths is not None
         assert gathered.headers_lengths.tolist() == [0, 2, 0]
-    batch = parsed(compose(BatchKind.DISPATCH, DISPATCH, gathered, np.arange(3, dtype=np.uint64), [b"s"]))
+    batch = parsed(compose(BatchKind.DISPATCH, DISPATCH, gathered, np.arange(3, dtype=np.uint64), [b"s"]).joined())
     check_batch(batch)
     assert bodies_of(batch) == [b"p", b"q", b"p"]
 
@@ -95,7 +95,7 @@ def test_empty_bodies_only_make_a_batch_without_a_body(rows: range | np.ndarray)
 def test_reordered_rows_take_their_headers_and_bodies_with_them() -> None:
     gathered = gather([Pick(parse(messages(BODIES, headers=HEADERS)), range(5))])
     moved = reorder(gathered, np.array([3, 1, 4, 0, 2]))
-    batch = parsed(compose(BatchKind.DISPATCH, DISPATCH, moved, np.arange(5, dtype=np.uint64), [b"s"]))
+    batch = parsed(compose(BatchKind.DISPATCH, DISPATCH, moved, np.arange(5, dtype=np.uint64), [b"s"]).joined())
     assert bodies_of(batch) == [BODIES[index] for index in (3, 1, 4, 0, 2)]
     starts, ends = batch.region(ColumnId.HEADERS_END)
     found = [bytes(batch.heap[start:end]) for start, end in zip(starts, ends, strict=True)]
@@ -114,7 +114,7 @@ def test_a_schedule_batch_keeps_subjects_and_instants_of_acceptance() -> None:
         subjects=[b"s", b"t"],
         subject_of=np.array([1, 0], np.uint32),
         accepted_at_ms=np.array([3, 4]),
-    )
+    ).joined()
     batch = parsed(data)
     check_batch(batch)
     assert batch.uint32s(ColumnId.SUBJECT).tolist() == [1, 0]
@@ -151,5 +151,5 @@ def test_row_bytes_are_at_least_what_a_new_batch_needs_for_them() -> None:
         sequences=np.arange(5, dtype=np.uint64),
         subjects=[b"s"],
         subject_of=np.zeros(5, np.uint32),
-    )
+    ).joined()
     assert int(needed.sum()) >= parse(data).total_bytes - 200

@@ -12,7 +12,7 @@ from delayd.content import content_hash
 from delayd.delay import frames
 from delayd.delay.frames import PICK_ROWS, collect, encode_dispatch, split_by_subject_and_hour
 from delayd.delay.rows import Rows, new_rows
-from delayd.gather import Gathered, compose, compose_pieces
+from delayd.gather import Gathered, compose
 from delayd.location import ROW_BITS
 from tests.batches import bodies_of, messages, parsed
 from tests.counts import lines
@@ -120,11 +120,9 @@ def test_a_batch_of_one_row_has_the_bytes_that_any_batch_would_have_and_takes_ha
     part, body = DispatchPart(1, 2, 3, 4, 5, 6, 7), bytes(range(size))
     padded = memoryview(body + bytes(-size % 8))
     gathered = Gathered(np.array([1_795_190_400_123]), None, [], np.array([size]), [padded])
-    made = compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"])
+    made = compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"]).joined()
     hashes = np.array([content_hash(b"orders.eu", b"", body)], np.uint64)
     (alone,), own = encode_dispatch(part, rows, gathered, b"orders.eu")
     assert alone == made and own.tolist() == hashes.tolist()
     few = lines(lambda: encode_dispatch(part, rows, gathered, b"orders.eu"))
-    assert 2 * few <= lines(
-        lambda: compose_pieces(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"])
-    )
+    assert 2 * few <= lines(lambda: compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"]))

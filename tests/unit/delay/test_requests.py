@@ -46,7 +46,7 @@ def test_rule_T1_an_operators_word_makes_a_clock_that_jumped_believed(world: Wor
 
 
 def test_a_request_of_another_role_is_refused_by_name(requests: Requests) -> None:
-    with pytest.raises(UnknownRequest, match="PULL is not served by a delay server"):
+    with pytest.raises(UnknownRequest, match="a delay server does not serve PULL"):
         requests.received(Answers(), frame(RequestType.PULL))
 
 

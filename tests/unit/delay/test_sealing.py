@@ -85,7 +85,7 @@ def schedule_batches(count: int, cuts: list[int]) -> Iterator[Batch]:
                 sequences=np.arange(low + 1, high + 1, dtype=np.uint64),
                 subjects=[SUBJECTS[number] for number in used],
                 subject_of=np.array([used.index(number) for number in subjects[part]], np.uint32),
-            )
+            ).joined()
         )
 
 
