@@ -22,6 +22,7 @@ from delayd.batch import HEADER_BYTES, MAGIC, VERSION, BatchKind, ColumnId, Int6
 from delayd.content import NOT_STATED
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData
+from delayd.limits import SUBJECT_BYTES_MAX
 from delayd.log import tallying
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.control import decode_records
@@ -35,7 +36,6 @@ from delayd.reading.follow_target import TargetFollow
 from delayd.reading.groups import LogMoved, TornTail, log_size, segment_bases
 from delayd.reading.indexed import read_by_index
 from delayd.reading.skim import Memory, Skimmed, read_known
-from delayd.validate import SUBJECT_BYTES_MAX
 
 BATCH = np.dtype(
     [
