@@ -19,7 +19,7 @@ What is more than one hour
     books               the audit of each hour, put together
     follow, follow_target, filed, conservation, counted   whether logs, table of hours and checkpoint agree (S5)
     seals               seals, verified from the files alone (S4)
-    sides, sums, side_lines   a delay server's word against the tallies of realtime servers
+    sides, side_lines   a delay server's word against the tallies of realtime servers
     consumption, consumed   pull logs and consume logs
 Other ways in
     verify, verify_file, crc   each byte against its checksum
