@@ -2,6 +2,8 @@
 
 Invariant: nothing counts as durable until a sync of it returned, and a folder's entries need a sync of their own
 (rule L4). A failed sync is never tried again: the kernel has dropped the dirty pages (SyncFailed, the server stops).
+Nor does any other sync of this disk count from then on: a thread may have failed at a folder, and the next sync of that
+folder would say that all is well, though the entry that another thread made there was dropped with it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +27,7 @@ BUFFERS_MAX = 1024  # IOV_MAX of Linux: more buffers in one pwritev are refused.
 SYNCFS_REPORTS_SINCE = (5, 8)  # Before this kernel syncfs returned success for writes that had failed.
 FILE_MODE = 0o644
 LOCK_BYTES_MAX = 200
+NOTHING_TO_SYNC = (errno.EINVAL, errno.EROFS, errno.ENOTSUP)  # A file system that can't sync holds no unwritten bytes.
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -75,7 +79,7 @@ class Disk(Protocol):
         """Make a folder with its parents, each of them durable on return (rule L4); existing ones are fine."""
 
     def sync_folder(self, path: str) -> None:
-        """Make a folder's entries durable: files created, renamed and removed in it."""
+        """Make a folder's entries durable: files created, renamed and removed in it; SyncFailed."""
 
     def list_folder(self, path: str) -> list[str]:
         """Names in a folder, sorted; none when there is no such folder."""
@@ -171,6 +175,29 @@ def list_named(disk: Disk, path: str) -> list[str]:
         raise read_error(path, 0, error) from error
 
 
+class SyncLatch:
+    """Remembers the first sync that failed: no later one counts (rule L1)."""
+
+    __slots__ = ("_failed", "folders")
+
+    def __init__(self) -> None:
+        self.folders = (
+            threading.Lock()
+        )  # Held while a folder is synced: of two at a time, one may take the error of both.
+        self._failed = ""
+
+    def check(self, path: str) -> None:
+        """Raise SyncFailed once a sync has failed."""
+        if self._failed:
+            raise SyncFailed(path, f"a sync of {self._failed} failed before")
+
+    def failed(self, path: str, error: OSError) -> SyncFailed:
+        """What to raise for a sync that failed just now."""
+        if error.errno not in NOTHING_TO_SYNC:
+            self._failed = self._failed or path
+        return SyncFailed(path, os.strerror(error.errno or 0))
+
+
 class RealDisk:
     """The operating system's files.
 
@@ -183,6 +210,7 @@ class RealDisk:
         self._reports = _kernel_version() >= SYNCFS_REPORTS_SINCE and hasattr(self._libc, "syncfs")
         self._watches: dict[int, int] = {}  # Device number to a descriptor on that file system.
         self._durable_folders: set[str] = set()
+        self._latch = SyncLatch()
         self._watched_folders: set[str] = set()  # A checkpoint opens thousands of files in few folders.
         self._finalizer = weakref.finalize(self, _close_all, self._watches)
 
@@ -202,8 +230,8 @@ class RealDisk:
                 if folder not in self._watched_folders:
                     self._watch(folder)
                     self._watched_folders.add(folder)
-                return RealFile(path, os.open(path, flags, FILE_MODE))
-        return RealFile(path, os.open(path, flags))
+                return RealFile(path, os.open(path, flags, FILE_MODE), self._latch)
+        return RealFile(path, os.open(path, flags), self._latch)
 
     def make_folder(self, path: str) -> None:
         """Cost: nothing for a folder that this object made durable before, else one sync a level that is new."""
@@ -226,9 +254,12 @@ class RealDisk:
         """Sync the folder's own descriptor."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
-        except OSError as error:
-            raise SyncFailed(path, os.strerror(error.errno or 0)) from error
+            with self._latch.folders:
+                self._latch.check(path)
+                try:
+                    os.fsync(descriptor)
+                except OSError as error:
+                    raise self._latch.failed(path, error) from error
         finally:
             os.close(descriptor)
 
@@ -280,8 +311,10 @@ class RealDisk:
 
     def sync_filesystem(self, path: str) -> None:
         """One syncfs, whatever the number of files."""
+        self._latch.check(path)
         if self._libc.syncfs(self._watch(path)) != 0:
-            raise SyncFailed(path, os.strerror(ctypes.get_errno()))
+            number = ctypes.get_errno()
+            raise self._latch.failed(path, OSError(number, os.strerror(number), path))
 
     def lock(self, path: str, role: str = "delayd") -> Lock:
         """Flock on a close-on-exec descriptor, so that no child keeps it."""
@@ -316,11 +349,12 @@ class RealDisk:
 class RealFile:
     """A descriptor."""
 
-    __slots__ = ("_descriptor", "_path")
+    __slots__ = ("_descriptor", "_latch", "_path")
 
-    def __init__(self, path: str, descriptor: int) -> None:
+    def __init__(self, path: str, descriptor: int, latch: SyncLatch) -> None:
         self._path = path
         self._descriptor = descriptor
+        self._latch = latch
 
     def pread(self, size: int, position: int) -> bytes:
         """Ask again after a short read, for the kernel reads at most 2 GB a call."""
@@ -345,10 +379,11 @@ class RealFile:
 
     def sync(self) -> None:
         """Fdatasync, which also covers the length."""
+        self._latch.check(self._path)
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise SyncFailed(self._path, os.strerror(error.errno or 0)) from error
+            raise self._latch.failed(self._path, error) from error
 
     def truncate(self, size: int) -> None:
         """See the port."""

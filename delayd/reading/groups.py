@@ -4,18 +4,15 @@ Invariant: a group is handed out only when it checks and is durable: a later gro
 before this reader synced that file itself. So the last commit of an idle log is read too, and none that could vanish.
 """
 
-import errno
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from delayd.disk import Disk
+from delayd.disk import NOTHING_TO_SYNC, Disk
 from delayd.errors import DamagedData, SyncFailed
 from delayd.log.group import CommitGroup
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, Segment, UnfinishedFile, open_segment
-
-NOTHING_TO_SYNC = (errno.EINVAL, errno.EROFS, errno.ENOTSUP)  # A file system that can't sync holds no unwritten bytes.
 
 
 class LogMoved(Exception):

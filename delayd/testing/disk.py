@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 
-from delayd.disk import Buffer
+from delayd.disk import Buffer, SyncLatch
 from delayd.errors import DirectoryInUse, DiskFull, SyncFailed
 from delayd.testing.tree import Cut, DataChange, Folder, Inode, PowerLoss, Write
 
@@ -70,6 +70,7 @@ class MemoryDisk:
         self.crashed = False
         self.before_each: Callable[[], None] = _nothing  # Fakes that use this disk call it, too.
         self._reports_sync_errors = reports_sync_errors
+        self.latch = SyncLatch()  # As the real disk has one.
         self._root = Folder()
         self._locks: dict[str, str] = {}
         self._durable_folders: set[str] = set()
@@ -145,6 +146,7 @@ class MemoryDisk:
         self.before_each()
         self.check_alive()
         folder = self._folder(path)
+        self.latch.check(path)
         if self.count_sync(f"sync_folder {path}", path, folder):
             folder.sync()
 
@@ -225,6 +227,7 @@ class MemoryDisk:
         self.check_alive()
         if not self.exists(path):
             raise _missing(path)
+        self.latch.check(path)
         try:
             if self.count_sync(f"sync_filesystem {path}", path, None):
                 self._root.sync_all()
@@ -268,7 +271,7 @@ class MemoryDisk:
         if self.syncs == self.faults.fail_sync_at:
             if node is not None:
                 node.fail_sync()
-            raise SyncFailed(path, os.strerror(errno.EIO))
+            raise self.latch.failed(path, OSError(errno.EIO, os.strerror(errno.EIO), path))
         return self.syncs != self.faults.skip_sync_at
 
     def change(self, path: str, inode: Inode, change: DataChange) -> None:
@@ -369,10 +372,11 @@ class MemoryFile:
     def sync(self) -> None:
         """One sync; the file's name is not part of it."""
         self._check(writing=False)
+        self._disk.latch.check(self._path)
         takes_effect = self._disk.count_sync(f"sync {self._path}", self._path, self._inode)
         if self._inode.loss_untold:
             self._inode.loss_untold = False
-            raise SyncFailed(self._path, os.strerror(errno.EIO))
+            raise self._disk.latch.failed(self._path, OSError(errno.EIO, os.strerror(errno.EIO), self._path))
         if takes_effect:
             self._inode.sync()
 

@@ -9,7 +9,9 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +46,10 @@ def file_size_limit(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _fails(descriptor: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def open_descriptors() -> set[int]:
@@ -146,11 +152,8 @@ def test_a_used_up_quota_is_a_full_disk(disk: RealDisk, tmp_path: Path, monkeypa
 def test_a_failed_sync_says_that_the_server_must_stop(
     disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    def fails(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     file = disk.open(str(tmp_path / "a"), create=True)
-    monkeypatch.setattr(os, call, fails)
+    monkeypatch.setattr(os, call, _fails)
     with pytest.raises(SyncFailed, match="Input/output error") as failed:
         if call == "fdatasync":
             file.sync()
@@ -171,6 +174,50 @@ def test_a_failed_sync_of_the_file_system_is_raised(
     monkeypatch.setattr(disk, "_libc", FailingLibrary())
     with pytest.raises(SyncFailed, match="Input/output error"):
         disk.sync_filesystem(str(tmp_path))
+
+
+def test_rule_L1_no_sync_counts_after_one_that_failed(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = disk.open(f"{tmp_path}/kept", create=True)
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fsync", _fails)
+        with pytest.raises(SyncFailed):
+            disk.sync_folder(str(tmp_path))
+    syncs: list[Callable[[], None]] = [
+        lambda: disk.sync_folder(str(tmp_path)),
+        file.sync,
+        lambda: disk.sync_filesystem(str(tmp_path)),
+    ]
+    for sync in syncs:
+        with pytest.raises(SyncFailed, match=f"a sync of {tmp_path} failed before"):
+            sync()
+    file.close()
+
+
+def test_rule_L1_of_two_folder_syncs_at_a_time_both_fail(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel tells one of them of the error; the other would say that its new file is durable.
+    under_way, go_on = threading.Event(), threading.Event()
+    errors = [OSError(errno.EIO, "the first hears of it")]
+
+    def told_once(descriptor: int) -> None:
+        if errors:
+            error = errors.pop()
+            under_way.set()
+            go_on.wait(10)
+            raise error
+
+    monkeypatch.setattr(os, "fsync", told_once)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(disk.sync_folder, str(tmp_path))
+        assert under_way.wait(10)
+        second = pool.submit(disk.sync_folder, str(tmp_path))
+        assert not wait([second], timeout=0.05).done
+        go_on.set()
+        assert isinstance(first.exception(10), SyncFailed)
+        assert isinstance(second.exception(10), SyncFailed)
 
 
 @pytest.mark.parametrize("first_use", ["make_folder", "open", "lock"])

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from delayd.disk import File
+from delayd.disk import File, SyncLatch
 from delayd.errors import DiskFull, SyncFailed
 from delayd.testing.disk import Crash, Faults, MemoryDisk
 from delayd.testing.tree import SECTOR_BYTES, PowerLoss
@@ -278,6 +278,7 @@ def test_a_failed_sync_loses_the_dirty_pages_for_good_while_reads_still_show_the
     disk.faults.fail_sync_at = disk.syncs + 1
     with pytest.raises(SyncFailed, match="/data/log"):
         file.sync()
+    disk.latch = SyncLatch()  # As the next process has it.
     file.sync()
     assert content(disk, "/data/log") == OLD + NEW
     assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == OLD
@@ -290,6 +291,7 @@ def test_a_failed_sync_of_a_folder_or_the_file_system_loses_what_it_covered() ->
     disk.faults.fail_sync_at = disk.syncs + 1
     with pytest.raises(SyncFailed):
         disk.sync_folder("/data")
+    disk.latch = SyncLatch()  # As the next process has it.
     disk.sync_folder("/data")
     assert disk.after_crash(PowerLoss.ALL_KEPT).list_folder("/data") == ["log"]
 
@@ -298,6 +300,7 @@ def test_a_failed_sync_of_a_folder_or_the_file_system_loses_what_it_covered() ->
     disk.faults.fail_sync_at = disk.syncs + 1
     with pytest.raises(SyncFailed):
         disk.sync_filesystem("/data")
+    disk.latch = SyncLatch()  # As the next process has it.
     disk.sync_filesystem("/data")
     assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == OLD
 
@@ -381,8 +384,19 @@ def test_a_file_that_lost_data_in_a_failed_sync_of_the_file_system_reports_it_on
     disk.faults.fail_sync_at = disk.syncs + 1
     with pytest.raises(SyncFailed):
         disk.sync_filesystem("/data")
+    disk.latch = SyncLatch()  # As the next process has it.
     clean.sync()
     with pytest.raises(SyncFailed):
         file.sync()
+    disk.latch = SyncLatch()  # As the next process has it.
     file.sync()
     assert content(disk.after_crash(PowerLoss.ALL_KEPT), "/data/log") == OLD
+
+
+def test_a_sync_that_failed_has_dropped_what_others_made_and_no_later_one_counts() -> None:
+    disk = MemoryDisk(Faults(fail_sync_at=1))
+    disk.open("/made", create=True).close()
+    for _ in range(2):
+        with pytest.raises(SyncFailed):
+            disk.sync_folder("/")
+    assert not disk.after_crash().exists("/made")
