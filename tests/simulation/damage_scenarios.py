@@ -191,8 +191,8 @@ class DamageScenarios(Parts):
         self.tell(f"     {path} at {NAME} is gone")
         cluster.damaged = True
         cluster.delay_damages.add(Gone(disk, path))
-        if self.chance(0.6):
-            self.delay_dies_and_starts()
+        # While a server lives that has it open, the server writes it again itself, and nobody puts a copy there.
+        self.delay_dies_and_starts()
         self._work_at_delay()
         if self.chance(0.6):
             self._restore_at_delay()

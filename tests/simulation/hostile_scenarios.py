@@ -97,7 +97,6 @@ class HostileScenarios(Parts):
         core, clock = self.cluster.world.core, self.cluster.world.clock
         requests, asker = Requests(core, clock, dict), Asker()
         reader = FrameReader()
-        before = core.intake.next_sequence
         for number in range(1, REQUESTS + 1):
             sent = _frame(RequestType.SEND, number, {}, self._batch(number))
             data = self._spoiled(sent)
@@ -110,7 +109,6 @@ class HostileScenarios(Parts):
         if self.cluster.delay_up and self.cluster.world.core is core:
             taken = [body for body in asker.taken if body]
             assert not taken, f"sends are taken that were changed on their way: {taken}"
-            assert core.intake.next_sequence >= before, "sequences go back"
         requests.disconnected(asker)
 
     def _batch(self, number: int) -> bytes:
