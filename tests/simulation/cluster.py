@@ -257,7 +257,8 @@ class Cluster:
         return Remains(copied, state.after_crash(copied), world.outside, world.clock)
 
     def delay_copy(self, backup: Remains) -> DelayLife:
-        """Start a server on a copy; nothing of it goes on by itself."""
+        """Start a server on a copy, which is on a disk with space; nothing of it goes on by itself."""
+        backup.disk.capacity_bytes = CAPACITY_BYTES
         clock = SimClock(machine=self.machine, previous=backup.clock.restart_evidence())
         return self._delay_life(Remains(backup.disk, backup.state, backup.outside, clock))
 

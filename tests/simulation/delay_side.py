@@ -11,6 +11,7 @@ from typing import Protocol
 
 from delayd.batch import Buffer, ColumnId, parse
 from delayd.delay.core import DelayCore
+from delayd.delay.quarantine import Kind
 from delayd.delay.sender import Wire
 from delayd.errors import DelaydError, ServerStopped
 from delayd.testing.clock import SimClock
@@ -110,7 +111,9 @@ class DelayLife(World):
     def outcomes(self) -> dict[int, tuple[int, int, int, int]]:
         """See World: also of hours that were removed since."""
         with self._cluster.delay_damages.as_written(self.disk):
-            return self.books.outcomes(self.disk, self.hours(), torn=self.own.begun)
+            # A start leaves a damaged dispatch log as it is, with whatever end a power loss gave it.
+            torn = self.own.begun or any(entry.kind is Kind.DISPATCH for entry in self.core.quarantine)
+            return self.books.outcomes(self.disk, self.hours(), torn=torn)
 
     def sweep(self) -> None:
         """Seal and remove what may be; the books are read before each job that may do so."""
