@@ -220,6 +220,26 @@ class OutcomeLog:
                 self._waiting.append(recorded._replace(part=_compressed(recorded.part, np.asarray(new))))
             else:
                 recorded.on_durable()
+        if not self._waiting:
+            self._nothing_waits()
+
+    def _nothing_waits(self) -> None:
+        """What waited is in a file without a flush of its own: what was kept back for it goes on."""
+        self._after_flushing += self._after_waiting
+        self._after_waiting = []
+        if self._flushing:
+            return
+        self._due_ms = None
+        self._set_blocked(0)
+        after, self._after_flushing = self._after_flushing, []
+        for callback in after:
+            callback()
+
+    def _set_blocked(self, full_hours: int) -> None:
+        if self.blocked != bool(full_hours):
+            self.blocked = bool(full_hours)
+            # Without their outcomes nothing more may leave, so this is when deliveries stop and go on.
+            log.log(logging.WARNING if full_hours else logging.INFO, "dispatch_logs_full hours=%d", full_hours)
 
     def look(self) -> None:
         """Look whether the open files are what they were: a removed one is written again, others are set aside."""
@@ -281,10 +301,7 @@ class OutcomeLog:
             self._on_damaged(hour, error)
         flushed, self._flushing = self._flushing, []
         after, self._after_flushing = self._after_flushing, []
-        if self.blocked != bool(full):
-            self.blocked = bool(full)
-            # Without their outcomes nothing more may leave, so this is when deliveries stop and go on.
-            log.log(logging.WARNING if full else logging.INFO, "dispatch_logs_full hours=%d", len(full))
+        self._set_blocked(len(full))
         if full:
             self._waiting = [recorded for recorded in flushed if recorded.hour in full] + self._waiting
             self._after_waiting, after = after + self._after_waiting, []
