@@ -71,7 +71,7 @@ class Dispatcher:
         self._places: dict[int, tuple[str, int]] = {}
         self._ask_again_ms: int | None = None
         self._lost = lost  # Targets that get nothing any more (rule H5).
-        self._is_freed = is_freed  # Of these, whether nothing waits for it that is not in doubt.
+        self._is_freed = is_freed  # Says whether all that waits for a lost target is in doubt.
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
         self._decided = NO_SEQUENCES
         self._trusted = False

@@ -131,7 +131,7 @@ class RowCollector:
         self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
         self._left_out: list[UInt64s] = [NO_UINT64S]
         self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
-        # Of the rows from `_hashed` on, as copies: many batches are hashed in one go. Most rows have no headers.
+        # These are copies for the rows from `_hashed` on: many batches are hashed in one go. Most rows have no headers.
         self._headers, self._bodies = Regions(), Regions()
         self._any_headers = False
 

@@ -25,9 +25,9 @@ from .requests import SPECS, Requests
 
 ROLES = ("meta", "delay", "realtime")
 BURST = 64
-MEETINGS = 4  # Of each of the two connections that meet, between two rounds of bursts.
+MEETINGS = 4  # Each of the two connections that meet sends so many words between two rounds of bursts.
 WARM_BURSTS = 20  # Before memory is measured for the first time: tables, threads and caches exist then.
-LAST_LINES = 60  # Of a process that ended, as it may have said them shortly before.
+LAST_LINES = 60  # So many are shown when a process ends: why it did is among them.
 REST_S = 3.0  # After the last request, before memory is measured again.
 
 

@@ -78,7 +78,7 @@ class Meeting:
         self.executors = StepExecutor(), StepExecutor(), StepExecutor()
         self.world = World(disk, state, None, *self.executors, settings={"tail_bytes": 0})
         self.peers = [OncePeer() for _ in range(PEERS)]
-        self.sessions = [(0, 0, 0)] * PEERS  # Of each peer: its origin, epoch and session.
+        self.sessions = [(0, 0, 0)] * PEERS  # A peer's origin, epoch and session.
         self.last_batch = 10
         self.last_session = 100
         self.pulls: list[tuple[OncePeer, int, str]] = []
