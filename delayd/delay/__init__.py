@@ -29,6 +29,7 @@ It is handed over (H1 to H7)
     window              which batches of a target are not decided, and W
     link, watched_wire  the connection to one target and its sessions
     moves, targets, target_words, target_ends   what operators and dispatch logs say about targets
+    refusers            targets that take this server for a restored one, which each start asks first
 Its outcome is recorded, and its hour is closed (S1 to S4, S7)
     outcomes            writes the dispatch logs of the hours
     retention           seals hours whose books are complete, and deletes sealed hours when they are old

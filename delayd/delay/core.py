@@ -21,7 +21,7 @@ from delayd.delay.earlier import EarlierOutcomes
 from delayd.delay.file_watch import FileWatch
 from delayd.delay.held import HeldRows
 from delayd.delay.intake import Committed, Intake, Mark
-from delayd.delay.kept import encode_dropped
+from delayd.delay.kept import TARGET_PREFIX, encode_dropped
 from delayd.delay.link import Dial, Link, Phase
 from delayd.delay.loader import NO_SEQUENCES, LoadedHour
 from delayd.delay.loading import Loading
@@ -32,6 +32,7 @@ from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Allowance, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
 from delayd.delay.recovery import ends_of_all, note_ends, open_seals, recover
+from delayd.delay.refusers import Refusers
 from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows, hour_span
 from delayd.delay.seal_mending import SealMending
@@ -44,8 +45,8 @@ from delayd.delay.target_words import Accepted as AcceptedTarget
 from delayd.delay.target_words import TargetWords, accepted_targets
 from delayd.delay.targets import Targets
 from delayd.disk import Disk
-from delayd.errors import BadArgument
-from delayd.executor import Executor
+from delayd.errors import BadArgument, DiskFull
+from delayd.executor import Done, Executor
 from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
@@ -156,6 +157,7 @@ class DelayCore:
         self._quarantined_ends = found.quarantined_ends
         earlier = (found.decided, found.quarantined, found.hours, found.pending)
         self._earlier = EarlierOutcomes(*earlier, lambda sequences: self.dispatcher.settle(sequences))
+        self._refusers = Refusers(state, threads.worker)
         self.dispatcher = Dispatcher(
             found.wheel,
             found.subjects,
@@ -176,6 +178,7 @@ class DelayCore:
             outcomes=self._outcomes,
             ends=self._ends,
             quarantine=self.quarantine,
+            refusers=self._refusers,
             intake=self.intake,
             clock=clock,
             worker=threads.worker,
@@ -565,7 +568,12 @@ class DelayCore:
             else:
                 try_now()
         elif entry.kind is Kind.ROWS:
-            done(*(self._held.give_up(entry) if action == "drop" else self._held.retry(entry)))
+            if action == "drop":
+                given_up = self._held.give_up(entry)
+                self._outcomes.when_durable(lambda: done(*given_up))
+                self._outcomes.flush()
+            else:
+                done(*self._held.retry(entry))
             # Soon, not here: rows of the commit that made this word durable are not indexed yet, and a checkpoint that
             # began now would find more of them in the log than it counts.
             self._tick_due_ms = self._clock.monotonic_ms()
@@ -576,14 +584,36 @@ class DelayCore:
         elif entry.kind is Kind.SEALED:
             self._file_watch.look()
             done(True, "its files are looked at")
+        elif self.quarantine.find(entry.id) is None:
+            done(True, "it was released already")
         elif entry.kind is Kind.TARGET:
-            self.quarantine.lift(entry.kind, entry.name)
-            self.dispatcher.ask_meta(entry.name.encode("ascii"))
-            done(True, f"meta is asked where {entry.name} goes")
+            subject = entry.name.encode("ascii")
+            told = f"meta is asked where {entry.name} goes"
+            self._give_value_up(
+                entry, TARGET_PREFIX + subject, None, partial(self.dispatcher.ask_meta, subject), told, done
+            )
         else:
-            self.quarantine.lift(entry.kind, entry.name)
-            self.producers.find_again(int(entry.name, 16))
-            done(True, "its batches are taken again")
+            producer_id = int(entry.name, 16)
+            pair, go_on = self.producers.kept_of(producer_id), partial(self.producers.find_again, producer_id)
+            self._give_value_up(entry, *pair, go_on, "its batches are taken again", done)
+
+    def _give_value_up(
+        self, entry: Entry, key: bytes, value: bytes | None, go_on: Callable[[], None], told: str, done: Decided
+    ) -> None:
+        """Replace or remove a value of the state that does not check; durably, or the next start would wait again."""
+
+        def stored(ended: Done[None]) -> None:
+            try:
+                ended.result()
+            except DiskFull as error:
+                done(False, f"nothing was stored: {error.message}")
+                return
+            if self.quarantine.lift(entry.kind, entry.name):
+                go_on()
+            done(True, told)
+
+        puts, removes = ([], [key]) if value is None else ([(key, value)], [])
+        self._threads.worker.submit(partial(self._state.commit, puts, removes), stored)
 
     def _outcomes_restored(self, accepted: Mapping[int, AcceptedTarget], hour: int, outcomes: OutcomeRows) -> None:
         """A dispatch log is whole again: answers and hellos go by what it says from here on (rules H4, H7, S1)."""
@@ -631,6 +661,7 @@ class DelayCore:
             ends=self._ends,
             silence_ms_max=silence_ms_max,
             fence=self.fence,
+            refusers=self._refusers,
             next_sequence=lambda: self.intake.next_sequence,
         )
 

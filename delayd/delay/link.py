@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from delayd.clock import Clock
 from delayd.delay.outcomes import OutcomeLog
+from delayd.delay.refusers import Refusers
 from delayd.delay.rows import Rows
 from delayd.delay.sender import Origin, Sender, Wire
 from delayd.delay.target_ends import TargetEnds
 from delayd.delay.watched_wire import WatchedWire
 from delayd.errors import (
+    BadArgument,
     BadRequest,
     DelaydError,
     EpochOutOfRange,
@@ -102,6 +104,7 @@ class Link:
         ends: TargetEnds,
         silence_ms_max: int,
         fence: Fence,
+        refusers: Refusers,
         next_sequence: Callable[[], int],
     ) -> None:
         self.target = target
@@ -111,7 +114,8 @@ class Link:
         self.alarm = ""
         self.is_lost = False  # An operator has given it up: it is never spoken to again.
         self.refusal: HandoffRefused | None = None  # Why the target refused the last hello, while that stands.
-        self._accepts_origin = False  # An operator wants the target to take us as we are.
+        # An operator wants the target to take us as we are.
+        self._accepts_origin = refusers.is_accepted(target)
         self._origin = origin
         self._dial = dial
         self._clock = clock
@@ -120,6 +124,7 @@ class Link:
         self._ends = ends
         self._silence_ms_max = silence_ms_max
         self._fence = fence
+        self._refusers = refusers
         self._next_sequence = next_sequence
         self._wire: WatchedWire | None = None
         self._away = ""  # Why the target is away, as it was told; a state that lasts is told once.
@@ -130,6 +135,8 @@ class Link:
         self._answer_bytes = 0
         self._settled: set[tuple[int, int]] = set()
         self._closed = False
+        if target in refusers:
+            self.ask_first()
 
     def waits(self) -> Iterator[Wait]:
         """What waits for this target, while it is not connected."""
@@ -196,12 +203,12 @@ class Link:
         return min(look_ms, send_ms)
 
     def hold(self) -> None:
-        """Speak to the target no more while an operator's word that it is lost is being stored."""
+        """Speak to the target no more while an operator's word about it is being stored."""
         self.is_lost = True
         self._end_session(RETRY_MS)
 
     def go_on(self) -> None:
-        """Speak to the target again: the operator's word could not be stored."""
+        """Speak to the target again: the operator's word is stored, or could not be."""
         self.is_lost = False
 
     def lose(self) -> None:
@@ -252,10 +259,21 @@ class Link:
     def _origin_accepted(self, session: int, answer: Frame | DelaydError) -> None:
         if session != self._session or self.phase is not Phase.ASKED or self._wire is None:
             return
-        if isinstance(answer, DelaydError):
+        # A target that has never heard of this server, such as one with a new directory, has nothing to forget.
+        if isinstance(answer, DelaydError) and not isinstance(answer, BadArgument):
             self._lost(session, answer)
             return
         self._accepts_origin = False
+        # Durably: a later life that had it forgotten again would send again what is in doubt there by then.
+        self._refusers.settle(self.target, partial(self._forgotten, session))
+
+    def _forgotten(self, session: int, refused: DelaydError | None) -> None:
+        self._accepts_origin = refused is not None
+        if session != self._session or self.phase is not Phase.ASKED or self._wire is None:
+            return
+        if refused is not None:
+            self._lost(session, refused)
+            return
         self._greet(session, self._wire)
 
     def _greet(self, session: int, watched: WatchedWire) -> None:
@@ -326,18 +344,24 @@ class Link:
                 )
             )
         elif log_id != self.target:
-            self._fence.take_down(self._name)
+            self._answered()
             self._raise_alarm(f"its log_id is {log_id:016x} now")
         elif end_offset < named:
-            self._fence.take_down(self._name)
+            self._answered()
             self._raise_alarm(f"its log ends at {end_offset}, and it had acknowledged {named}")
         else:
             self.alarm, self.refusal = "", None
-            self._fence.take_down(self._name)
+            self._answered()
             if self._ends.unread and decided <= end_offset and self._ends.said(self.target) is not None:
                 # So it is known again, though nobody may ever restore the file that named it.
                 self._ends.name(self.target, decided)
             self._settle(session, window)
+
+    def _answered(self) -> None:
+        """The target has nothing against this server."""
+        self._fence.take_down(self._name)
+        # A note that a full disk keeps has the next start ask the target first, and no more.
+        self._refusers.settle(self.target, _nobody_waits)
 
     def _refused(self, why: HandoffRefused) -> None:
         """Say nothing more, for the two sides do not fit, until an operator decides or what was wrong is mended."""
@@ -345,6 +369,7 @@ class Link:
         self._raise_alarm(str(why))
         if isinstance(why, ORIGIN_REFUSALS):
             self._fence.put_up(self._name, why, f"stop this server; or delayd target accept {self.target:016x}")
+            self._refusers.note(self.target)
 
     def _raise_alarm(self, what: str) -> None:
         if self.alarm != what:
@@ -431,3 +456,7 @@ def _read_window(frame: Frame) -> list[InDoubt]:
 
 def _nothing() -> None:
     """Whoever waits for these outcomes waits for all of the answer."""
+
+
+def _nobody_waits(refused: DelaydError | None) -> None:
+    """The session goes on meanwhile."""

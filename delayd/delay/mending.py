@@ -162,8 +162,10 @@ class Mending:
         # Hours whose dispatch logs were given up, and whether each row that they may have named is in doubt. What they
         # named at targets stays unknown, so these hours are remembered until they are deleted (rule H8).
         self._given_up = {} if given_up is None else given_up
-        # What an earlier life set aside is tried at once, so that it is listed if it is still so.
-        self._due_ms = clock.monotonic_ms() + (0 if len(beside) else RETRY_MS)
+        # What an earlier life set aside is tried at once, so that it is listed if it is still so; and what an operator
+        # gave up in an earlier life waits for nobody.
+        at_once = len(beside) > 0 or False in self._given_up.values()
+        self._due_ms = clock.monotonic_ms() + (0 if at_once else RETRY_MS)
         self._round: list[int] = []
 
     def damaged_hours(self) -> set[int]:
@@ -276,11 +278,12 @@ class Mending:
     def _checks(self, path: str, hour: int) -> bool:
         try:
             segment = reopen_dispatch_log(self._disk, path, self._log_id, 0, hour)
-            if segment is not None:
-                try:
-                    read_outcomes(segment)
-                finally:
-                    segment.close()
+            if segment is None:
+                return False  # A crash while it was made left no header, so it is removed now.
+            try:
+                read_outcomes(segment)
+            finally:
+                segment.close()
         except DamagedData:
             return False
         return True

@@ -245,8 +245,13 @@ class Producers:
             if count % PIECE_PRODUCERS == 0:
                 yield
 
+    def kept_of(self, producer_id: int) -> tuple[bytes, bytes | None]:
+        """The key of a producer, and the value that says what is known of it now; None for nothing."""
+        found = self._producers.get(producer_id)
+        return _key(producer_id), None if found is None else _encode(found)
+
     def find_again(self, producer_id: int) -> None:
-        """Take a lost producer's batches again, by an operator's word; the next checkpoint writes what is known."""
+        """Take a lost producer's batches again, by an operator's word that is durable with what is known of it."""
         self.lost.discard(producer_id)
         if producer_id in self._producers:
             self._changed.add(producer_id)

@@ -8,6 +8,7 @@ import logging
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import msgpack
 
@@ -18,6 +19,13 @@ PREFIX = b"end/"
 KEY = struct.Struct(">4sQ")
 
 log = logging.getLogger(__name__)
+
+
+class Counted(NamedTuple):
+    """What was counted of a target: the highest offset, 0 for none, and whether that was begun anew before."""
+
+    offset: int
+    anew: bool
 
 
 class TargetEnds:
@@ -73,10 +81,18 @@ class TargetEnds:
         """Take an offset that is about to be recorded in a dispatch log."""
         self._ends[target] = max(self.of(target), offset)
 
-    def reset(self, target: int) -> None:
-        """Count a target anew: an operator has accepted it as it is (rule H7)."""
-        self._ends.pop(target, None)
+    def reset(self, target: int) -> Counted:
+        """Count a target anew: an operator accepts it as it is (rule H7). What was counted, for `take_back`."""
+        before = Counted(self._ends.pop(target, 0), target in self._accepted)
         self._accepted.add(target)
+        return before
+
+    def take_back(self, target: int, before: Counted) -> None:
+        """Nothing was stored of an operator's word: what was counted before counts still."""
+        if not before.anew:
+            self._accepted.discard(target)
+        if before.offset:
+            self.name(target, before.offset)
 
     def rows(self) -> dict[bytes, bytes]:
         """As they stand in the state; may be called on another thread than the loop's."""

@@ -16,7 +16,8 @@ from delayd.delay.intake import Intake
 from delayd.delay.link import ORIGIN_REFUSALS, Link
 from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.quarantine import Quarantine
-from delayd.delay.target_ends import TargetEnds
+from delayd.delay.refusers import Refusers
+from delayd.delay.target_ends import Counted, TargetEnds
 from delayd.delay.target_words import Accepted, TargetWords
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
 from delayd.executor import Done, Executor
@@ -44,6 +45,7 @@ class Targets:
         outcomes: OutcomeLog,
         ends: TargetEnds,
         quarantine: Quarantine,
+        refusers: Refusers,
         intake: Intake,
         clock: Clock,
         worker: Executor,
@@ -55,6 +57,7 @@ class Targets:
         self._outcomes = outcomes
         self._ends = ends
         self._quarantine = quarantine
+        self._refusers = refusers
         self._intake = intake
         self._clock = clock
         self._worker = worker
@@ -104,6 +107,7 @@ class Targets:
         link.hold()
         # After a crash nobody knows which of the rows that were due had left.
         pairs = self._words.lose(log_id, max(now_ms, self._doubt_until_ms), now_ms)
+        pairs.removes.append(self._refusers.losing(log_id))
 
         def said(refused: DelaydError | None) -> None:
             if refused is not None:
@@ -112,6 +116,7 @@ class Targets:
                 done(refused)
                 return
             link.lose()
+            self._refusers.lose(log_id)
             log.critical("target_lost target=%016x", log_id)
             self._give_up(log_id, until_ms, done)
 
@@ -128,26 +133,38 @@ class Targets:
         restored = isinstance(link.refusal, ORIGIN_REFUSALS)
         log.critical("target_accepted target=%016x reason=%r", log_id, link.alarm)
 
-        def said(refused: DelaydError | None) -> None:
+        def store() -> None:
+            # Before the word is durable: a checkpoint right behind it would write the end back that it removes.
+            before = self._ends.reset(log_id)
+            last = Accepted(self._epoch, link.sender.window.last_id)
+            pairs = self._words.accept(log_id, last, self._clock.now_ms())
+            if restored:
+                pairs.puts.append(self._refusers.accepting(log_id))
+            self._commit(pairs, partial(said, before))
+
+        def said(before: Counted, refused: DelaydError | None) -> None:
+            if restored:
+                link.go_on()
             if refused is not None:
+                self._ends.take_back(log_id, before)
                 done(refused)
                 return
             if restored:
-                # Sequences that were given after the backup was made may be at the target: none is given twice (I5).
-                self._intake.skip(RESTORED_STEP, accepted)
-            else:
-                accepted()
-
-        def accepted() -> None:
-            if link.is_lost:
+                self._refusers.accept(log_id)
+            elif link.is_lost:
                 done(_not_noted(log_id))
                 return
             link.accept(restored=restored)
             done(f"target {log_id:016x} is accepted as it is and spoken to again")
 
-        self._ends.reset(log_id)
-        last = Accepted(self._epoch, link.sender.window.last_id)
-        self._commit(self._words.accept(log_id, last, self._clock.now_ms()), said)
+        if restored:
+            # The next start has the target forget this server, too, which it must not do once batches are in doubt
+            # there: so nothing is said to it until the word is stored.
+            link.hold()
+            # Sequences that were given after the backup was made may be at the target: none is given twice (I5).
+            self._intake.skip(RESTORED_STEP, store)
+        else:
+            store()
 
     def _link(self, log_id: int) -> Link:
         link = self._dispatcher.links.get(log_id)
