@@ -6,7 +6,7 @@ without Spark does for the same hours; so the figures are equal.
 
 import os
 import pickle
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ FINDING = pa.struct(
 )
 HOUR = pa.schema(
     [
+        ("part", pa.int64()),
         ("log_id", pa.string()),
         ("hour", pa.string()),
         *((name, pa.int64()) for name in COUNTS),
@@ -80,7 +81,8 @@ def collect_frame(
     tasks: int | None = None,
 ) -> AuditReport:
     """Audit what a plan reads; LogMoved when files went away meanwhile."""
-    rows = audit_frame(session, plan, findings_limit, tasks).toArrow().to_pylist() if plan.hour_count else []
+    parts = plan.split(tasks or TASKS_A_CORE * (os.cpu_count() or 1))
+    rows = audit_frame(session, parts, findings_limit).toArrow().to_pylist() if parts else []
     return report_of(rows, data, now_ms, plan, findings_limit)
 
 
@@ -102,37 +104,47 @@ def report_of(
 
 
 def audit_frame(
-    session: SparkSession, plan: AuditPlan, findings_limit: int | None, tasks: int | None = None
+    session: SparkSession, parts: Sequence[AuditPlan], findings_limit: int | None, tasks: int | None = None
 ) -> DataFrame:
-    """The hours of a plan as a frame: one row an hour, with its figures and its first findings."""
-    parts = plan.split(tasks or TASKS_A_CORE * (os.cpu_count() or 1))
+    """The hours of plans as a frame: one row an hour, with the number of its plan, its figures and first findings.
+
+    Args:
+        session: where it runs.
+        parts: the parts of one plan, or plans of many directories; at least one.
+        findings_limit: how many findings to keep of each hour, None for all.
+        tasks: into how many tasks the parts are dealt out; None takes one for each.
+    """
     table = pa.table({"part": range(len(parts)), "plan": [pickle.dumps(part) for part in parts]})
     # By range, for a hash would put two parts into one task and none into another.
-    frame = session.createDataFrame(table).repartitionByRange(len(parts), "part")
+    frame = session.createDataFrame(table).repartitionByRange(tasks or len(parts), "part")
 
     def audit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for part in batch.column("plan").to_pylist():
-                yield from audit_part(pickle.loads(part), findings_limit)
+            for part, plan in zip(batch.column("part").to_pylist(), batch.column("plan").to_pylist(), strict=True):
+                yield from audit_part(part, pickle.loads(plan), findings_limit)
 
     return frame.mapInArrow(audit, from_arrow_schema(HOUR))
 
 
-def audit_part(plan: AuditPlan, findings_limit: int | None) -> Iterator[pa.RecordBatch]:
-    """What one task does; an error that the driver must act on is a row."""
+def audit_part(part: int, plan: AuditPlan, findings_limit: int | None) -> Iterator[pa.RecordBatch]:
+    """What one task does with the plan of this number; an error that the driver must act on is a row."""
     disk = RealDisk()
     try:
         for found, summary, differs in audit_plan(disk, plan, None, seal_books(disk, plan)):
-            yield _encode(found, summary, findings_limit, differs)
+            yield _batch({"part": part, **_encode(found, summary, findings_limit, differs)})
     except LogMoved as moved:
-        yield pa.RecordBatch.from_pylist([{"error_code": MOVED, "error": str(moved)}], HOUR)
+        yield _batch({"part": part, "error_code": MOVED, "error": str(moved)})
     except DelaydError as error:
-        yield pa.RecordBatch.from_pylist([{"error_code": error.code, "error": error.message}], HOUR)
+        yield _batch({"part": part, "error_code": error.code, "error": error.message})
+
+
+def _batch(row: dict[str, object]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([row], HOUR)
 
 
 def _encode(
     found: Findings, summary: HourSummary, findings_limit: int | None, seal_differs: list[str] | None
-) -> pa.RecordBatch:
+) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(summary, name) for name in COUNTS}
     row |= {"log_id": f"{summary.log_id:016x}", "hour": hour_name(summary.hour), "findings_count": len(found)}
     row["seal_differs"] = seal_differs
@@ -148,7 +160,7 @@ def _encode(
         }
         for finding in found.first(findings_limit)
     ]
-    return pa.RecordBatch.from_pylist([row], HOUR)
+    return row
 
 
 def _decode(row: dict[str, Any]) -> tuple[HourSummary, list[Finding], int]:

@@ -48,21 +48,14 @@ def audit_three_ways(data: Path, now_ms: int, folder: Path, *, spark: bool) -> A
         told = differences(report, sql)
         in_spark = _in_spark(str(data), now_ms, plan) if spark else None
         if in_spark is not None and in_spark != report:
-            told += _spark_differences(report, in_spark)
+            told += report_differences(report, in_spark)
         return Audits(report, in_spark, sql, told[:DIFFERENCES_MAX])
 
     return until_still(str(data), audit)
 
 
-def _in_spark(data: str, now_ms: int, plan: AuditPlan) -> AuditReport:
-    # Spark is an extra, and none of it is imported by who does not ask for it.
-    from spark.audit import collect_frame
-    from spark.session import open_session
-
-    return collect_frame(open_session("local[2]"), data, now_ms, plan, None)
-
-
-def _spark_differences(report: AuditReport, spark: AuditReport) -> list[str]:
+def report_differences(report: AuditReport, spark: AuditReport) -> list[str]:
+    """What the reports of numpy and Spark say differently, when they are not equal."""
     told = [
         f"{name} is {getattr(report.total, name)} with numpy, {getattr(spark.total, name)} in Spark"
         for name in ("scheduled", "dispatched", "waiting", "lost", "duplicate", "early", "orphan", "mismatch", "late")
@@ -76,3 +69,11 @@ def _spark_differences(report: AuditReport, spark: AuditReport) -> list[str]:
         if ours != theirs
     ]
     return told or ["numpy and Spark give reports that differ in an hour"]
+
+
+def _in_spark(data: str, now_ms: int, plan: AuditPlan) -> AuditReport:
+    # Spark is an extra, and none of it is imported by who does not ask for it.
+    from spark.audit import collect_frame
+    from spark.session import open_session
+
+    return collect_frame(open_session("local[2]"), data, now_ms, plan, None)

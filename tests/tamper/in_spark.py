@@ -1,0 +1,93 @@
+"""Spark on many directories: what it says otherwise than numpy of each.
+
+Invariant: one session and one job for all directories, or the start of each would take longer than the audits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from delayd.disk import RealDisk
+from delayd.errors import BadArgument, DamagedData, DelaydError
+from delayd.reading.books import AuditReport, report_plan
+from delayd.reading.groups import LogMoved
+from delayd.reading.plan import AuditPlan, plan_audit
+from delayd.testing.disk import MemoryDisk
+from delayd.testing.tree import Folder
+from spark.audit import audit_frame, report_of
+from tests.simulation.audit import BOOKS
+from tests.three_audits import report_differences
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTS = 2  # Of each directory, so that what a task knows of the other hours is a part of the plan, too.
+TASKS = 8  # A task costs 60 to 75 ms, and an audit of such a directory less.
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What Spark says otherwise, by directory; and how many directories numpy calls sound, unsound and unreadable."""
+
+    differences: Mapping[str, list[str]]
+    verdicts: Counter[str]
+
+
+def compare_in_spark(session: SparkSession, folders: Mapping[str, str], now_ms: int) -> Compared:
+    """Audit directories, given by name and path, with numpy and in Spark."""
+    plans: dict[str, AuditPlan] = {}
+    expected: dict[str, AuditReport | str] = {}
+    verdicts = Counter[str]()
+    for name, data in folders.items():
+        try:
+            plan, tails = plan_audit(RealDisk(), data, now_ms)
+        except (BadArgument, DamagedData, LogMoved):
+            verdicts["unreadable"] += 1
+            continue  # Spark's driver makes the plan by the same code, so both end with the same words.
+        plans[name] = plan
+        expected[name] = _said(partial(report_plan, RealDisk(), data, now_ms, plan, tails, None))
+    owners = [(name, part) for name, plan in plans.items() for part in plan.split(PARTS)]
+    rows = defaultdict[str, list[dict[str, Any]]](list)
+    for row in audit_frame(session, [part for _, part in owners], None, TASKS).toArrow().to_pylist():
+        rows[owners[row["part"]][0]].append(row)
+    differences: dict[str, list[str]] = {}
+    for name, plan in plans.items():
+        ours, theirs = expected[name], _said(partial(report_of, rows[name], folders[name], now_ms, plan, None))
+        if isinstance(ours, AuditReport):
+            verdicts["sound" if ours.balanced else "unsound"] += 1
+        else:
+            verdicts["unreadable"] += 1
+        if ours != theirs:
+            if isinstance(ours, AuditReport) and isinstance(theirs, AuditReport):
+                differences[name] = report_differences(ours, theirs)
+            else:
+                differences[name] = [f"numpy says {ours}", f"Spark says {theirs}"]
+    return Compared(differences, verdicts)
+
+
+def write_tree(disk: MemoryDisk, path: Path, folder: str = BOOKS) -> str:
+    """Write a folder of a fake disk to the real one; its path."""
+    path.mkdir(parents=True)
+    for name in disk.list_folder(folder):
+        if isinstance(disk._find(f"{folder}/{name}"), Folder):
+            write_tree(disk, path / name, f"{folder}/{name}")
+            continue
+        file = disk.open(f"{folder}/{name}")
+        (path / name).write_bytes(file.pread(file.size(), 0))
+        file.close()
+    return str(path)
+
+
+def _said(audit: Callable[[], AuditReport]) -> AuditReport | str:
+    """A report, or the words that an audit ends with."""
+    try:
+        return audit()
+    except DelaydError as error:
+        return error.message
+    except LogMoved as moved:
+        return str(moved)
