@@ -279,6 +279,8 @@ class DelayCore:
             clock=clock,
             worker=threads.worker,
             hours=found.hours,
+            ends=self._outcomes.ends,
+            earlier_ends=found.sealed_ends,
             quarantine=self.quarantine,
             damaged=lambda hour, error: self._mending.schedule_damaged(hour, error),
         )

@@ -7,14 +7,14 @@ finds counts when the hour's files are still the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from delayd.clock import Clock
-from delayd.delay.hour_table import HourFile, HourTable
+from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd
 from delayd.delay.quarantine import Kind, Quarantine
 from delayd.disk import Disk, open_named
 from delayd.errors import DamagedData, DataError, NewerFormat, read_error
@@ -37,6 +37,15 @@ class Seen(NamedTuple):
 
 NOT_SEEN = Seen()
 
+
+class Wanted(NamedTuple):
+    """An hour to look at: its schedule log as it is counted, and the length of its dispatch log, as far as known."""
+
+    hour: int
+    file: HourFile
+    dispatch_length: int
+
+
 Looked = list[tuple[int, HourFile, DamagedData | None, Seen]]
 """Hours that were looked at, their files as they were counted then, what is wrong with them, and which they are."""
 
@@ -52,6 +61,8 @@ class FileWatch:
         clock: Clock,
         worker: Executor,
         hours: HourTable,
+        ends: Mapping[int, OutcomeEnd],
+        earlier_ends: Mapping[int, OutcomeEnd],
         quarantine: Quarantine,
         damaged: Callable[[int, DamagedData], None],
     ) -> None:
@@ -61,6 +72,8 @@ class FileWatch:
         self._clock = clock
         self._worker = worker
         self._hours = hours
+        self._ends = ends  # Of dispatch logs that were written in this life.
+        self._earlier_ends = earlier_ends  # Of those that were sealed before it.
         self._quarantine = quarantine
         self._damaged = damaged
         self._due_ms = clock.monotonic_ms() + LOOK_MS
@@ -86,10 +99,14 @@ class FileWatch:
         aside = [hour_from_name(entry.name) for entry in self._quarantine if entry.kind is Kind.SEALED]
         # As the loop names them: the worker never reads the table.
         hours = dict.fromkeys([*aside, *part])
-        wanted = [(hour, self._hours.get(hour), self._seen.get(hour, NOT_SEEN)) for hour in hours]
+        wanted = [Wanted(hour, self._hours.get(hour), self._end_of(hour).length) for hour in hours]
         self._looking = True
-        work = partial(_look, self._disk, self._folder, self._log_id, wanted, self._worker.give_way)
+        seen = {hour: self._seen[hour] for hour in hours if hour in self._seen}
+        work = partial(_look, self._disk, self._folder, self._log_id, wanted, seen, self._worker.give_way)
         self._worker.submit(work, self._looked, Priority.SPARE)
+
+    def _end_of(self, hour: int) -> OutcomeEnd:
+        return self._ends.get(hour) or self._earlier_ends.get(hour, OutcomeEnd())
 
     def _looked(self, done: Done[Looked]) -> None:
         self._looking = False
@@ -109,17 +126,23 @@ class FileWatch:
 
 
 def _look(
-    disk: Disk, folder: str, log_id: int, wanted: list[tuple[int, HourFile, Seen]], give_way: Callable[[], None]
+    disk: Disk,
+    folder: str,
+    log_id: int,
+    wanted: list[Wanted],
+    all_seen: dict[int, Seen],
+    give_way: Callable[[], None],
 ) -> Looked:
     found: Looked = []
-    for hour, file, seen in wanted:
+    for hour, file, dispatch_length in wanted:
         give_way()
+        seen = all_seen.get(hour, NOT_SEEN)
         damage, schedule, dispatch = None, None, None
         if file.length and not file.removed:
             size, path = FILE_HEADER_BYTES + file.length, schedule_path(folder, hour)
             damage, schedule = _look_at(disk, path, FileKind.SCHEDULE, log_id, hour, size, seen.schedule)
             if damage is None and file.sealed:
-                size, path = FILE_HEADER_BYTES, dispatch_path(folder, hour)
+                size, path = FILE_HEADER_BYTES + dispatch_length, dispatch_path(folder, hour)
                 damage, dispatch = _look_at(disk, path, FileKind.DISPATCH, log_id, hour, size, seen.dispatch)
         found.append((hour, file, damage, Seen(schedule, dispatch)))
     return found

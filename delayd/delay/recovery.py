@@ -70,6 +70,7 @@ class Recovered:
     loaded_until: int  # The last loaded hour.
     quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
     quarantined_ends: dict[int, OutcomeEnd]  # Only hours that a checkpoint counts: it goes on to say what was durable.
+    sealed_ends: dict[int, OutcomeEnd]  # As a checkpoint counted them: nothing of these was opened.
     seals: SealLog | None  # None: it is damaged, and nothing seals until it is restored.
     damage: list[DamagedData]
     beside: HourTable  # What stands beside damaged schedule logs.
@@ -151,6 +152,7 @@ def _recover(
         loaded_until=0,
         quarantined=quarantined,
         quarantined_ends={hour: known[hour] for hour in quarantined if hour in known},
+        sealed_ends={hour: end for hour, end in known.items() if hours.get(hour).sealed},
         seals=None,
         damage=[*quarantined.values(), *message_log.lost],
         beside=kept.beside,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from itertools import combinations, product
 
-from tests.faults.delay import Report, count_reads, damage_file, delay_files, fail_read, first_life, flip
+from tests.faults.delay import Report, count_reads, damage_files, delay_files, fail_read, first_life, flip
 from tests.faults.harness import FileFault, ReadFault
 
 
@@ -16,10 +17,13 @@ def main() -> None:
     for at in range(report.reads):
         for read_fault in ReadFault:
             fail_read(remains, at, read_fault, report)
-    for path in delay_files(remains):
-        for file_fault in FileFault:
-            damage_file(remains, path, file_fault, report)
-        damage_file(remains, path, FileFault.MISSING, report, live_first=True)
+    for below in (False, True):
+        for path in delay_files(remains):
+            for file_fault in FileFault:
+                damage_files(remains, {path: file_fault}, report, below=below)
+        for first, second in combinations(delay_files(remains), 2):
+            for faults in product(FileFault, FileFault):
+                damage_files(remains, dict(zip((first, second), faults, strict=True)), report, below=below)
     for key in remains.state.all_keys():
         flip(remains, key, report)
     print(report)

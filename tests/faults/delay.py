@@ -6,12 +6,16 @@ checkpoint. The second one is started and lives under the fault; nothing is rest
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
 
 from delayd.errors import DamagedData, DelaydError, Shortage
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
+from delayd.log.watch import LOOK_MS
 from delayd.testing.clock import START_MS
+from delayd.testing.disk import MemoryDisk
 from tests.delay_harness import FOLDER, Remains, World, small_slots
 from tests.delay_outside import wanted
 from tests.faults.harness import (
@@ -23,9 +27,11 @@ from tests.faults.harness import (
     flip_value,
     watched,
 )
+from tests.memory_files import content
 
 HOUR = hour_of_ms(START_MS)
 MESSAGE = f"{FOLDER}/message/"
+SEGMENT_BYTES = 4_096
 
 
 class Violation(AssertionError):
@@ -51,6 +57,9 @@ def first_life() -> Remains:
         )
         world.settle()
         world.checkpoint()
+        # The message log has two segments above the checkpoint.
+        world.send([(START_MS + 2 * HOUR_MS + 1_200, b"mails", b"long".ljust(SEGMENT_BYTES, b"."))])
+        world.settle()
         world.send([*wanted(2, HOUR_MS + 91_000, "g"), *wanted(2, 2 * HOUR_MS + 1_500, "h", b"new")])
         world.settle()
         return world.remains()
@@ -75,7 +84,9 @@ class FaultWorld(World):
     """A world whose bodies are read from the disk, and whose checkpoints may be put off."""
 
     def __init__(self, remains: Remains | None = None) -> None:
-        super().__init__(remains, load_ahead_ms=60_000, tail_bytes=0, source_cache_bytes=1 << 20)
+        super().__init__(
+            remains, segment_bytes=SEGMENT_BYTES, load_ahead_ms=60_000, tail_bytes=0, source_cache_bytes=1 << 20
+        )
 
     def checkpoint_if_it_can(self) -> None:
         """Ask for a checkpoint, and wait a while for it."""
@@ -134,49 +145,112 @@ def fail_read(remains: Remains, at: int, fault: ReadFault, report: Report) -> No
     report.read_faults += 1
 
 
-def damage_file(remains: Remains, path: str, fault: FileFault, report: Report, *, live_first: bool = False) -> None:
-    """Damage a file before the start, or below the live server; then restore it below the live server."""
-    name = f"{path} {fault.value}{' under a live server' if live_first else ''}"
+def damage_files(remains: Remains, faults: Mapping[str, FileFault], report: Report, *, below: bool = False) -> None:
+    """Damage files at once, before the start or ``below`` the live server; then restore them without a restart.
+
+    A start that refuses a message log is held, as its program holds it, until the files are restored.
+    """
+    name = f"{', '.join(f'{path} {fault.value}' for path, fault in faults.items())}{' below the server' * below}"
     copy = remains.after_crash(None)
+    last = _last_segment(remains.disk)
+    # Nothing tells the end of the message log from one that a crash has torn: a start goes on without it.
+    lost = {
+        body
+        for sent, _ in remains.outside.accepted.values()
+        for _, _, body in sent.wanted
+        if last in faults and not below and body in content(remains.disk, last)
+    }
     with small_slots():
-        restore: Callable[[], None] | None = None
-        if not live_first:
-            restore = damage(copy.disk, path, fault)
-            if restore is None:
+        try:
+            restore = None if below else _damage(copy.disk, faults)
+            if not below and restore is None:
                 return
-        try:
-            world = FaultWorld(copy)
-        except DamagedData as error:
-            if not error.path.startswith(MESSAGE.rstrip("/")):
-                raise Violation(f"{name}: the start was refused: {error}") from error
-            report.refused += 1
-            report.file_faults += 1
-            return
-        try:
-            if live_first:
+            world = _begun(copy)
+            if world is None:
+                assert restore is not None, "nothing was damaged before the start"
+                restore(cut=True)
+                report.refused += 1
+                lost = set()
+                world = FaultWorld(copy.after_crash(None))
+            elif below:
                 world.pass_ms(500)
-                restore = damage(world.disk, path, fault)
+                restore = _damage(world.disk, faults)
                 if restore is None:
                     return
+                _check_told(world, faults, remains.disk)
             live(world)
             world.check_logs()
-            _check_the_rest(world, path, fault)
+            _check_the_rest(world, faults, lost)
+            _check_named(world, faults)
             assert restore is not None, "it was damaged"
-            _check_named(world, path, fault)
-            # A message log that lost its end goes on from there, as after a crash: the file of before is another one.
-            cut = path.startswith(MESSAGE) and fault in (FileFault.SHORT, FileFault.HALF)
-            if not path.endswith("/checkpoint") and not cut:
-                restore()
-            finish(world, books=not live_first)
+            restore(cut=below)
+            finish(world, lost, books=not below)
         except (AssertionError, DelaydError, OSError) as error:
             raise Violation(f"{name}: {error!r}") from error
     report.file_faults += 1
 
 
-def _check_the_rest(world: World, path: str, fault: FileFault) -> None:
-    """Everything that the damaged file does not concern was delivered on time."""
-    hours = {path.rsplit("/", 1)[1].removesuffix(".log")} if "/schedule/" in path or "/dispatch/" in path else set()
-    if fault is FileFault.SWAPPED:
+def _begun(copy: Remains) -> FaultWorld | None:
+    """The life under the faults; None where the start is refused: its program holds it until the files are whole."""
+    try:
+        return FaultWorld(copy)
+    except DamagedData as error:
+        # Only the message log above the checkpoint has nothing beside it.
+        assert error.path.startswith(MESSAGE.rstrip("/")), f"the start was refused: {error}"
+        return None
+
+
+class Restore(Protocol):
+    """Puts files back; with ``cut`` also the last segment of the message log.
+
+    Once a start has gone on without it, as after a crash, the file of before is another one.
+    """
+
+    def __call__(self, *, cut: bool) -> None: ...
+
+
+def _damage(disk: MemoryDisk, faults: Mapping[str, FileFault]) -> Restore | None:
+    """Damage all of them; what restores them. None when one of them can't be damaged so."""
+    restores: list[tuple[bool, Callable[[], None]]] = []
+    for path, fault in faults.items():
+        restore = damage(disk, path, fault)
+        if restore is None:
+            return None
+        if not path.endswith("/checkpoint"):  # The server writes it anew.
+            restores.append((path == _last_segment(disk), restore))
+
+    def restore_all(*, cut: bool) -> None:
+        for of_cut, each in reversed(restores):
+            if cut or not of_cut:
+                each()
+
+    return restore_all
+
+
+def _last_segment(disk: MemoryDisk) -> str:
+    return max(path for path in files_of(disk, MESSAGE.rstrip("/")))
+
+
+def _check_told(world: FaultWorld, faults: Mapping[str, FileFault], whole: MemoryDisk) -> None:
+    """What was damaged below the server is told at its next look, file by file, where a look can see it.
+
+    A look asks for sizes and headers of schedule and dispatch logs: a bit that flips in a row shows when the hour is
+    loaded or sealed. A dispatch log that is open is written again by the server itself; a checkpoint is written anew,
+    and read by nobody but a start.
+    """
+    world.pass_ms(LOOK_MS + 1_000)
+    told = " ".join(f"{wait.what} {wait.why}" for wait in world.core.waits())
+    for path, fault in faults.items():
+        there = world.disk.exists(path) and content(world.disk, path).startswith(content(whole, path))
+        seen = "/message/" in path or fault is not FileFault.FLIP
+        if seen and not there and not path.endswith("/checkpoint"):
+            assert _name(path) in told, f"{path} is not named: {told}"
+
+
+def _check_the_rest(world: World, faults: Mapping[str, FileFault], lost: set[bytes]) -> None:
+    """Everything that the damaged files do not concern was delivered on time."""
+    hours = {_name(path) for path in faults if "/schedule/" in path or "/dispatch/" in path}
+    if FileFault.SWAPPED in faults.values():
         hours |= {hour_name(HOUR + index) for index in range(60)}
     due = {
         body: at
@@ -184,16 +258,20 @@ def _check_the_rest(world: World, path: str, fault: FileFault) -> None:
         for at, _, body in sent.wanted
         if at <= world.clock.now_ms() - 1_000
     }
-    missing = {body for body in world.missing() & due.keys() if hour_name(hour_of_ms(due[body])) not in hours}
+    missing = {body for body in (world.missing() - lost) & due.keys() if hour_name(hour_of_ms(due[body])) not in hours}
     assert not missing, f"not delivered: {sorted(missing)}"
 
 
-def _check_named(world: World, path: str, fault: FileFault) -> None:
+def _check_named(world: World, faults: Mapping[str, FileFault]) -> None:
     """What is still set aside is named by its file."""
+    concerned = [path.rsplit("/", 1)[1] for path in faults]
     for entry in world.core.quarantine.listing():
-        concerned = path.rsplit("/", 1)[1] if "/" in path else path
-        swapped = fault is FileFault.SWAPPED
-        assert swapped or concerned in entry.path, f"{entry.path} is named"
+        swapped = FileFault.SWAPPED in faults.values()
+        assert swapped or any(name in entry.path for name in concerned), f"{entry.path} is named"
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[1].removesuffix(".log")
 
 
 def flip(remains: Remains, key: bytes, report: Report) -> None:
@@ -224,20 +302,29 @@ def _release(world: World, id_: str) -> None:
     assert told == [True]
 
 
-def finish(world: World, *, books: bool = True) -> None:
-    """All is delivered once, and nothing is set aside any more, without a restart."""
+def finish(world: World, lost: Collection[bytes] = (), *, books: bool = True) -> None:
+    """All that is not ``lost`` is delivered once, and nothing is set aside any more, without a restart."""
     world.pass_ms(65_000)
     world.clock.advance(max(0, START_MS + 50 * HOUR_MS - 1_000 - world.clock.now_ms()))
     world.pass_ms(10_000)
     world.drain(70_000)
     left = [(entry.id, entry.reason) for entry in world.core.quarantine.listing()]
-    if books:
+    if books and not world.missing() & set(lost):
         assert not left, f"still set aside: {left}"
         world.check_books()
         world.check_sealing()
     else:
         world.check_logs()
-        assert not world.missing(), f"never delivered: {sorted(world.missing())}"
+        missing = world.missing() - set(lost)
+        assert not missing, f"never delivered: {sorted(missing)}"
+
+
+def neighbours(remains: Remains) -> list[tuple[str, str]]:
+    """Files that stand beside each other in a folder, or are of one hour."""
+    files = delay_files(remains)
+    beside = [pair for pair in pairwise(files) if len({path.rpartition("/")[0] for path in pair}) == 1]
+    of_hours = [(path, path.replace("/dispatch/", "/schedule/")) for path in files if "/dispatch/" in path]
+    return [*beside, *(pair for pair in of_hours if pair[1] in files), (files[-1], files[0])]
 
 
 def delay_files(remains: Remains) -> list[str]:

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.faults.delay import (
     Report,
     Violation,
     count_reads,
-    damage_file,
+    damage_files,
     delay_files,
     fail_read,
     first_life,
     flip,
+    neighbours,
 )
 from tests.faults.harness import FileFault, ReadFault
 
@@ -33,19 +36,35 @@ def test_rule_L10_reads_that_fail_once_concern_what_they_are_of_and_the_rest_goe
     assert report.read_faults > 10
 
 
+@pytest.mark.parametrize("below", [False, True])
 @pytest.mark.parametrize("fault", FileFault)
-def test_rule_L10_a_damaged_file_is_named_and_the_rest_is_delivered_and_a_copy_mends_it(fault: FileFault) -> None:
+def test_rule_L10_a_damaged_file_is_named_and_the_rest_is_delivered_and_a_copy_mends_it(
+    fault: FileFault, below: bool
+) -> None:
     remains, report = first_life(), Report()
     for path in delay_files(remains):
-        damage_file(remains, path, fault, report)
-    assert report.file_faults
+        damage_files(remains, {path: fault}, report, below=below)
+    # The last file of a folder, and the only one, has no neighbour behind it.
+    assert report.file_faults == sum(has_neighbour(path, delay_files(remains), fault) for path in delay_files(remains))
 
 
-def test_rule_L10_a_file_that_is_deleted_below_a_live_server_ends_nothing() -> None:
+def has_neighbour(path: str, files: list[str], fault: FileFault) -> bool:
+    folder = path.rpartition("/")[0]
+    return fault is not FileFault.SWAPPED or any(
+        other > path and other.rpartition("/")[0] == folder and path.endswith(".log") for other in files
+    )
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_rule_L10_files_beside_damaged_ones_are_damaged_too_and_both_are_named_and_mended(below: bool) -> None:
     remains, report = first_life(), Report()
-    for path in delay_files(remains):
-        damage_file(remains, path, FileFault.MISSING, report, live_first=True)
-    assert report.file_faults > 5
+    ways = list(product(FileFault, FileFault))
+    pairs = neighbours(remains)
+    for number, pair in enumerate(pairs * 2):
+        # Each pair in two ways of the 49, others for each of them.
+        faults = ways[(number * 11) % len(ways)]
+        damage_files(remains, dict(zip(pair, faults, strict=True)), report, below=below)
+    assert report.file_faults > len(pairs)
 
 
 def test_rule_L9_each_value_of_the_state_is_rebuilt_or_concerns_only_what_it_names() -> None:
@@ -61,4 +80,4 @@ def test_a_promise_that_is_broken_shows(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(Violation, match="still set aside"):
         for path in delay_files(remains):
             if "/schedule/" in path:
-                damage_file(remains, path, FileFault.MISSING, report)
+                damage_files(remains, {path: FileFault.MISSING}, report)

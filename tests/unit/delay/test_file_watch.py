@@ -45,14 +45,20 @@ def test_rule_L10_a_schedule_log_that_goes_under_the_server_is_told_before_its_h
     world.check_books()
 
 
+@pytest.mark.parametrize("how", ["removed", "8 bytes short", "below the next life"])
 @pytest.mark.parametrize("name", ["schedule", "dispatch"])
-def test_rule_L10_a_file_of_a_sealed_hour_that_goes_is_told_until_it_is_back(name: str) -> None:
+def test_rule_L10_a_file_of_a_sealed_hour_that_goes_is_told_until_it_is_back(name: str, how: str) -> None:
     world = World()
     hour = hour_of_ms(world.clock.now_ms())
     sealed_hour(world, "a")
+    if how == "below the next life":
+        world.checkpoint()
+        world = world.after_crash()
     path = (schedule_path if name == "schedule" else dispatch_path)(FOLDER, hour)
     whole = content(world.disk, path)
     world.disk.remove(path)
+    if how != "removed":
+        put(world.disk, path, whole[:-8])
     world.pass_ms(LOOK_MS + 2_000)
     (entry,) = world.core.quarantine.listing()
     assert (entry.id, entry.path, entry.drop) == (f"sealed/{hour_name(hour)}", path, "")
