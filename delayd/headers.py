@@ -32,7 +32,7 @@ def decode_headers(packed: bytes) -> Headers:
     try:
         headers = msgpack.unpackb(packed, max_ext_len=0)
     except ValueError as error:
-        raise BadHeaders(f"the headers of a message can't be decoded: {error}") from error
+        raise BadHeaders(f"the headers of a message can't be decoded: {undecoded_reason(error)}") from error
     if not isinstance(headers, dict):
         raise BadHeaders(f"the headers of a message are {type(headers).__name__} and no map")
     for name, value in headers.items():
@@ -40,6 +40,15 @@ def decode_headers(packed: bytes) -> Headers:
             kinds = f"{type(name).__name__} to {type(value).__name__}"
             raise BadHeaders(f"the headers of a message map {kinds}; a header maps text to text or bytes")
     return headers
+
+
+def undecoded_reason(error: ValueError) -> str:
+    """Why msgpack could not decode bytes. Two of its errors have no text."""
+    if isinstance(error, msgpack.FormatError):
+        return "a byte of it begins no value of msgpack"
+    if isinstance(error, msgpack.StackError):
+        return "it is nested too deeply"
+    return str(error)
 
 
 def bad_headers(batch: Batch, rows_max: int) -> Iterator[tuple[int, BadHeaders]]:

@@ -88,21 +88,26 @@ def open_secret(data: str, secret_file: str) -> Secret:
 def read_secret(path: str) -> Secret:
     """Read a secret file. Raises BadSetting when it is missing, readable by others, or holds no secret."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK the open of a pipe that has this name would never return.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise _bad(
             f"{path} is missing; name it with --secret-file, or copy {SECRET_FILE} from the machine of the meta server"
         ) from None
     except OSError as error:
         raise _bad(f"{path} can't be read ({error.strerror}); be the user that the servers run as") from error
-    with open(descriptor, "rb") as file:
-        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    try:
+        found = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(found):
+            raise _bad(f"{path} is no file, but a folder, a pipe or a device; put the secret there")
+        mode = stat.S_IMODE(found)
         if mode & 0o077:
             raise _bad(f"{path} has mode {mode:03o}, so others may read it; run `chmod 600 {path}`")
-        try:
-            text = file.read(FILE_BYTES_MAX + 1)
-        except OSError as error:
-            raise _bad(f"{path} can't be read ({error.strerror})") from error
+        text = os.read(descriptor, FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise _bad(f"{path} can't be read ({error.strerror})") from error
+    finally:
+        os.close(descriptor)
     try:
         key = bytes.fromhex(text.decode("ascii").strip())
     except ValueError:

@@ -21,6 +21,7 @@ from crc32c import crc32c
 
 from delayd.batch import Buffer
 from delayd.errors import BadMagic, BadRequest, BadVersion, FrameDamaged, FrameTooLarge, HeadTooLarge, ProtocolError
+from delayd.headers import undecoded_reason
 
 HeadValue = None | bool | int | float | str | bytes | Sequence["HeadValue"] | Mapping[str, "HeadValue"]
 Head = dict[str, HeadValue]
@@ -288,7 +289,7 @@ def _decode_head(packed: memoryview) -> Head:
             packed, strict_map_key=True, max_ext_len=0, max_array_len=HEAD_ITEMS_MAX, max_map_len=HEAD_ITEMS_MAX
         )
     except ValueError as error:
-        raise BadRequest(f"the head of a frame can't be decoded: {error}") from error
+        raise BadRequest(f"the head of a frame can't be decoded: {undecoded_reason(error)}") from error
     if not isinstance(head, dict):
         raise BadRequest(f"the head of a frame is a {type(head).__name__} instead of a map")
     return head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgpack
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,12 @@ def spoiled(draw: st.DrawFn) -> bytes:
     else:
         packed[at:at] = draw(st.binary(min_size=1, max_size=2))
     return bytes(packed)
+
+
+@pytest.mark.parametrize("packed", [b"\xc1", b"\x81\xa1a\xc1", b"\x81\xa1a" * 3_000 + b"\x80"])
+def test_a_refusal_says_why_where_msgpack_says_nothing(packed: bytes) -> None:
+    with pytest.raises(BadHeaders, match=r"can't be decoded: \w.*\w$"):
+        decode_headers(packed)
 
 
 def readable(packed: bytes) -> bool:

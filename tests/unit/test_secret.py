@@ -54,6 +54,17 @@ def test_a_file_that_holds_no_secret_is_refused_by_name(tmp_path: Path, content:
         read_secret(str(path))
 
 
+def test_what_is_no_file_is_refused_by_name_and_never_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("folder", "pipe"):
+        with pytest.raises(BadSetting, match=f"{name} is no file"):
+            read_secret(str(tmp_path / name))
+    with pytest.raises(BadSetting, match="loop can't be read"):
+        read_secret(str(tmp_path / "loop"))
+
+
 def test_a_file_that_is_named_is_never_made(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match=r"copy cluster\.secret from the machine of the meta server"):
         open_secret(str(tmp_path), str(tmp_path / "given"))
