@@ -208,7 +208,10 @@ def show_report(report: AuditReport, form: str, *, groups: bool = False) -> int:
             show(FINDING_COLUMNS, _finding_rows(report.findings), form)
         if groups:
             click.echo()
-            show(GROUP_COLUMNS, map(_group_row, report.groups), form)
+            show(GROUP_COLUMNS, map(_shown_group, report.groups), form)
+            if not all(books.group for books in report.groups):
+                click.echo("# is the number of a group whose name the pull log keeps no more; `delayd log dump` of a")
+                click.echo("stopped server's, or a copied, state.lmdb/data.mdb has the name under name/NUMBER")
         for line in _verdict(report):
             click.echo(line)
     return OK if report.balanced else NOT_BALANCED
@@ -233,8 +236,14 @@ def _hour_row(summary: HourSummary) -> tuple[Cell, ...]:
 
 def _group_row(books: GroupBooks) -> tuple[Cell, ...]:
     figures = (books.pulled, books.redelivered, books.acknowledged, books.given_back, books.lapsed)
-    names = (books.subject or None, books.group or f"{books.group_id:08x}")
-    return (*names, *figures, books.outstanding, books.gaps, f"{books.group_id:08x}", f"{books.log_id:016x}")
+    ids = (f"{books.group_id:08x}", f"{books.log_id:016x}")
+    return (books.subject or None, books.group or None, *figures, books.outstanding, books.gaps, *ids)
+
+
+def _shown_group(books: GroupBooks) -> tuple[Cell, ...]:
+    """The row of a table, where a group without a name needs one."""
+    subject, group, *figures = _group_row(books)
+    return (subject, group or f"#{books.group_id:08x}", *figures)
 
 
 def _finding_rows(findings: Sequence[Finding]) -> Iterator[tuple[Cell, ...]]:

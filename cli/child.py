@@ -12,6 +12,7 @@ supervisor alone; and its stdin is a pipe that only the supervisor holds, so tha
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
@@ -99,6 +100,17 @@ class Child:
         self._stopping.set()
         if self._process is not None:
             _send(self._process, signal.SIGKILL)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process has not ended yet, also where the news of its end has not come here."""
+        if self._process is None:
+            return False
+        try:
+            # The process stays for its waiter: only a look is taken.
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False  # Its waiter has the exit code, and is about to tell.
 
     async def _run_once(self) -> int:
         self._served_from, self.held = None, False

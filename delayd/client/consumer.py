@@ -57,7 +57,7 @@ class AsyncConsumer:
         max_messages: int | None = None,
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
-        self._address = need_meta(address)
+        self._address = need_meta(address, others="subject= and group=")
         self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
         self._own_core = self._new_core()
 

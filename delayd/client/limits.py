@@ -111,23 +111,30 @@ def need_whole(name: str, value: int, least: int, error: type[CallerError] = Bad
     return value
 
 
-def need_address(address: str) -> Address:
-    """Host and port of ``host:port``, or of ``[host]:port`` for IPv6; BadArgument when a text is neither."""
+def need_address(address: str, *, hint: str = "") -> Address:
+    """Host and port of ``host:port``, or of ``[host]:port`` for IPv6; BadArgument when a text is neither.
+
+    ``hint`` is told of a text that has no port, for it may have been meant as something else.
+    """
     if not isinstance(address, str):
         raise BadArgument(f"an address is text such as {META_LOCAL}, not {type(address).__name__}")
     found = read_address(address)
     if isinstance(found, str):
-        raise BadArgument(found)
+        raise BadArgument(found if ":" in address else found + hint)
     return found
 
 
-def need_meta(address: str | None) -> str:
-    """The address of meta that a client was given, or by default the environment's; BadArgument when it is none."""
+def need_meta(address: str | None, *, others: str = "") -> str:
+    """The address of meta that a client was given, or by default the environment's; BadArgument when it is none.
+
+    ``others`` are the client's further arguments, to be named when the first one stands in the address' place.
+    """
     if address is None:
         address = meta_address(None)
         if isinstance(found := read_address(address), str):
             raise BadArgument(f"{META_VARIABLE}: {found}")
-    need_address(address)
+    hint = f"; the first argument is where meta listens; leave it out to take that of {META_VARIABLE}"
+    need_address(address, hint=f"{hint}, or of this machine{others and f', and name {others}'}")
     return address
 
 

@@ -66,7 +66,7 @@ class Consumer:
         max_messages: int | None = None,
         timeout_ms: float = TIMEOUT_MS,
     ) -> None:
-        self._address = need_meta(address)
+        self._address = need_meta(address, others="subject= and group=")
         self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
         self._closed = False
         self._engine: _Engine | None = None

@@ -145,7 +145,7 @@ class Link:
         rows = len(self.sender.waiting)
         what = f"{rows:,} due messages for realtime server {self.target:016x}"
         if self.alarm:
-            yield Wait(what, self.alarm, "delayd target list")
+            yield Wait(what, self.alarm, self._way_out or "delayd target list")
         elif rows:
             yield Wait(what, self._away or "it is being connected to", "delayd servers; start it, or look at its log")
 
@@ -155,6 +155,13 @@ class Link:
         if self.phase is Phase.READY:
             return self.sender.later
         return self.alarm or self._away or "it is not connected to"
+
+    @property
+    def _way_out(self) -> str:
+        """What helps when the target takes this server for an older life of itself or a copy; else nothing."""
+        if isinstance(self.refusal, ORIGIN_REFUSALS):
+            return f"stop this server; or delayd target accept {self.target:016x}"
+        return ""
 
     @property
     def _name(self) -> str:
@@ -368,7 +375,7 @@ class Link:
         self.refusal = why
         self._raise_alarm(str(why))
         if isinstance(why, ORIGIN_REFUSALS):
-            self._fence.put_up(self._name, why, f"stop this server; or delayd target accept {self.target:016x}")
+            self._fence.put_up(self._name, why, self._way_out)
             self._refusers.note(self.target)
 
     def _raise_alarm(self, what: str) -> None:

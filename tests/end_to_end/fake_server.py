@@ -3,7 +3,8 @@
 A file ``<role>.start`` in its data directory holds the exit code with which it fails to start, ``<role>.end`` the one
 with which a running one ends; each is used up. ``<role>.held`` keeps it from being ready, as damage does. ``.deaf``
 makes it ignore SIGTERM, ``<role>.talk`` makes it write many lines to stderr, and at its end one more without a line
-feed. It notes how it was started.
+feed. ``<role>.pipes`` leaves a process behind that keeps its pipes open for LEFT_S after its end. It notes how it was
+started.
 """
 
 import atexit
@@ -12,12 +13,14 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 
 TALK_LINES = 300
+LEFT_S = 2  # Longer than the supervisor waits for meta.
 _LOOK_S = 0.02
 
 
@@ -33,6 +36,8 @@ def main() -> int:
         for number in range(TALK_LINES):
             print(f"line {number} {'x' * (37 * number % 9_000)}", file=sys.stderr, flush=True)
         atexit.register(lambda: os.write(2, f"last words of {role}".encode()))
+    if (data / f"{role}.pipes").exists():
+        atexit.register(lambda: subprocess.Popen(["sleep", str(LEFT_S)]))
     code = _told(data / f"{role}.start")
     if code is not None:
         return code

@@ -244,6 +244,15 @@ def test_a_server_that_does_not_stop_is_killed_and_named(tmp_path: Path) -> None
         assert not is_running(running.ready("delay")[0].pid)
 
 
+def test_a_server_that_has_stopped_is_not_called_killed_when_the_news_of_it_is_late(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "meta.pipes").touch()
+    with up(tmp_path, "--port", "0", fakes=True) as running:
+        running.until_ready()
+        assert running.end() == 0
+        assert "did not stop" not in running.errors
+
+
 def test_servers_do_not_outlive_a_supervisor_that_is_killed(running: Up) -> None:
     pids = [running.ready(role)[0].pid for role in _ROLES]
     running.process.kill()

@@ -1,8 +1,16 @@
 """What the supervisor reads of its servers and tells them."""
 
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
-from cli.child import Ready, parse_ready
+from cli.child import Child, Ready, parse_ready
+from cli.lines import LineWriter
 from cli.supervisor import address_from_here
 from delayd.config import parse_address
 
@@ -41,3 +49,38 @@ def test_any_other_line_is_none(line: str) -> None:
 def test_a_server_that_listens_everywhere_is_reached_on_this_machine(host: str, address: str) -> None:
     assert address_from_here(host, 7400) == address
     parse_address(address)
+
+
+def runs(child: Child) -> bool:
+    """Whether it runs now: it may be otherwise a moment later."""
+    return child.runs
+
+
+def test_a_child_that_has_ended_does_not_run_though_no_turn_of_the_loop_has_told_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        child = Child(
+            "meta",
+            lambda _: [sys.executable, "-c", "print('ready meta h:1 pid=1', flush=True); input()"],
+            say=lambda _: None,
+            on_line=lambda _: None,
+            errors=LineWriter(errors.fileno()),
+            on_ready=lambda _: ready.set(),
+            on_held=lambda _: None,
+            on_down=lambda *_: None,
+        )
+        assert not runs(child)
+        task = asyncio.create_task(child.keep())
+        await asyncio.wait_for(ready.wait(), 30)
+        assert runs(child) and child._process is not None
+        os.kill(child._process.pid, signal.SIGKILL)
+        # The loop gets no turn here.
+        deadline = time.monotonic() + 30
+        while runs(child):
+            assert time.monotonic() < deadline
+        assert not task.done()
+        child.stop()
+        assert await task == -signal.SIGKILL
+
+    with (tmp_path / "errors").open("wb") as errors:
+        ready = asyncio.Event()
+        asyncio.run(scenario())

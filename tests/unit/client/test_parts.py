@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from delayd.client.arguments import ProducerSettings
+from delayd.client.consumer import AsyncConsumer
 from delayd.client.due_columns import wish_column
 from delayd.client.instants import HORIZON_MS, ServerClock, monotonic_us, wish
 from delayd.client.limits import check_subject, need_address, pack_headers
@@ -23,7 +24,7 @@ from delayd.client.send_future import SendFuture
 from delayd.client.slots import Slots
 from delayd.client.sync_consumer import Consumer
 from delayd.client.sync_producer import Producer
-from delayd.errors import BadInstant, BadSetting, CallerError, HourFull, PastHorizon
+from delayd.errors import BadArgument, BadInstant, BadSetting, CallerError, HourFull, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
 from delayd.log_id import LogId
 
@@ -138,6 +139,26 @@ def test_seconds_that_are_given_as_milliseconds_are_refused_with_that_guess() ->
             wish(None, None, seconds)
         with pytest.raises(BadInstant, match="seconds, not milliseconds"):
             wish_column(None, None, [time.time_ns() // 1_000_000, seconds], 2)
+
+
+@pytest.mark.parametrize("make", [Consumer, AsyncConsumer])
+def test_a_subject_in_the_place_of_metas_address_is_told_what_goes_there(
+    make: Callable[[str, str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hint = "'a.b' is no address; .* the first argument is where meta listens; .*DELAYD_META"
+    with pytest.raises(BadArgument, match=f"{hint}, or of this machine, and name subject= and group=$"):
+        make("a.b", "billing")
+    with pytest.raises(BadArgument, match=f"{hint}, or of this machine$"):
+        Producer("a.b")
+    # What is nearly an address is told what is wrong with it, and no more.
+    for text in ("a.b:x", "http://a.b", "::1"):
+        with pytest.raises(BadArgument) as told:
+            make(text, "billing")
+        assert "first argument" not in told.value.message
+    monkeypatch.setenv("DELAYD_META", "a.b")
+    with pytest.raises(BadArgument, match="DELAYD_META: ") as told:
+        make(None, "billing")  # type: ignore[arg-type]
+    assert "first argument" not in told.value.message
 
 
 def test_subjects_and_addresses_are_read_as_they_are_written() -> None:
