@@ -20,9 +20,9 @@ import numpy as np
 import uvloop
 
 from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, parse
-from delayd.client.producer import AsyncProducer
-from delayd.client.sync_consumer import Consumer
-from delayd.client.sync_producer import Producer
+from delayd.client.pulling.consumer import Consumer
+from delayd.client.sending.async_producer import AsyncProducer
+from delayd.client.sending.producer import Producer
 from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.errors import DelaydError
 from delayd.hours import INSTANT_MS_MIN

@@ -18,8 +18,8 @@ import uvloop
 from bench.arrivals import freeze
 from bench.messages import BATCH_ROWS, BODIES, DAY_MS, HOUR_MS, now_ms, send_batches
 from bench.servers import Servers, servers
-from delayd.client.consumer import AsyncConsumer
-from delayd.client.producer import AsyncProducer
+from delayd.client.pulling.async_consumer import AsyncConsumer
+from delayd.client.sending.async_producer import AsyncProducer
 
 ROUNDS = 40
 ROUND_MESSAGES = 5

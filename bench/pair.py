@@ -13,8 +13,8 @@ from pathlib import Path
 from delayd.batch import Batch, Buffer
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.delay.core import DelayCore, Threads
+from delayd.delay.handoff.sender import OnAnswer, Wire
 from delayd.delay.producers import Accepted
-from delayd.delay.sender import OnAnswer, Wire
 from delayd.disk import RealDisk
 from delayd.errors import DelaydError
 from delayd.state import LmdbState

@@ -21,8 +21,8 @@ from bench.figures import Figures
 from bench.messages import BATCH_ROWS, BODIES, BODY_BYTES, now_ms
 from bench.redis_peer import ID_BYTES, Line, Taker, redis_server, zadd
 from bench.servers import servers
-from delayd.client.producer import AsyncProducer
-from delayd.client.receipt import Receipt
+from delayd.client.sending.async_producer import AsyncProducer
+from delayd.client.sending.receipt import Receipt
 
 SUBJECT = "bench.steady"
 DELAY_MS = (1_000, 5_000)

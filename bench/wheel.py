@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from delayd.delay.rows import ROW_BYTES, Rows, new_rows
-from delayd.delay.wheel import OPEN_AHEAD_MS, PreparedRows, Wheel, prepare
+from delayd.delay.timers.wheel import OPEN_AHEAD_MS, PreparedRows, Wheel, prepare
 from delayd.hours import HOUR_MS, hour_start_ms
 
 HOUR = 490_000

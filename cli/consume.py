@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import click
 
-from delayd.client.message import MessageView
-from delayd.client.sync_consumer import Consumer, MessageBatch
+from delayd.client.pulling.consumer import Consumer, MessageBatch
+from delayd.client.pulling.message import MessageView
 from delayd.errors import BadHeaders, RetryLater
 
 from .interrupt import Interrupts

@@ -15,8 +15,8 @@ from typing import BinaryIO, NamedTuple
 
 import click
 
-from delayd.client.receipt import BatchFailed, Receipt
-from delayd.client.sync_producer import Producer
+from delayd.client.sending.producer import Producer
+from delayd.client.sending.receipt import BatchFailed, Receipt
 from delayd.errors import DelaydError, MessageTooLarge, NoDelayServer, OutcomeUnknown, RetryLater, ServerUnavailable
 from delayd.limits import MESSAGE_BYTES_MAX
 

@@ -15,18 +15,18 @@ __version__ = "0.1.0"
 # Each name that delayd offers, and the module that it lives in. Type checkers read the same names from imports
 # under TYPE_CHECKING.
 _HOMES: dict[str, str] = {
-    "AsyncConsumer": "delayd.client.consumer",
-    "AsyncMessage": "delayd.client.consumer",
-    "AsyncMessageBatch": "delayd.client.consumer",
-    "AsyncProducer": "delayd.client.producer",
-    "BatchFailed": "delayd.client.receipt",
-    "BatchReceipt": "delayd.client.receipt",
-    "Consumer": "delayd.client.sync_consumer",
-    "Message": "delayd.client.sync_consumer",
-    "MessageBatch": "delayd.client.sync_consumer",
-    "Producer": "delayd.client.sync_producer",
-    "Receipt": "delayd.client.receipt",
-    "SendFuture": "delayd.client.send_future",
+    "AsyncConsumer": "delayd.client.pulling.async_consumer",
+    "AsyncMessage": "delayd.client.pulling.async_consumer",
+    "AsyncMessageBatch": "delayd.client.pulling.async_consumer",
+    "AsyncProducer": "delayd.client.sending.async_producer",
+    "BatchFailed": "delayd.client.sending.receipt",
+    "BatchReceipt": "delayd.client.sending.receipt",
+    "Consumer": "delayd.client.pulling.consumer",
+    "Message": "delayd.client.pulling.consumer",
+    "MessageBatch": "delayd.client.pulling.consumer",
+    "Producer": "delayd.client.sending.producer",
+    "Receipt": "delayd.client.sending.receipt",
+    "SendFuture": "delayd.client.sending.send_future",
 }
 
 __all__ = [
@@ -49,18 +49,18 @@ __all__ = [
 __all__ += errors.__all__
 
 if TYPE_CHECKING:
-    from delayd.client.consumer import AsyncConsumer as AsyncConsumer
-    from delayd.client.consumer import AsyncMessage as AsyncMessage
-    from delayd.client.consumer import AsyncMessageBatch as AsyncMessageBatch
-    from delayd.client.producer import AsyncProducer as AsyncProducer
-    from delayd.client.receipt import BatchFailed as BatchFailed
-    from delayd.client.receipt import BatchReceipt as BatchReceipt
-    from delayd.client.receipt import Receipt as Receipt
-    from delayd.client.send_future import SendFuture as SendFuture
-    from delayd.client.sync_consumer import Consumer as Consumer
-    from delayd.client.sync_consumer import Message as Message
-    from delayd.client.sync_consumer import MessageBatch as MessageBatch
-    from delayd.client.sync_producer import Producer as Producer
+    from delayd.client.pulling.async_consumer import AsyncConsumer as AsyncConsumer
+    from delayd.client.pulling.async_consumer import AsyncMessage as AsyncMessage
+    from delayd.client.pulling.async_consumer import AsyncMessageBatch as AsyncMessageBatch
+    from delayd.client.pulling.consumer import Consumer as Consumer
+    from delayd.client.pulling.consumer import Message as Message
+    from delayd.client.pulling.consumer import MessageBatch as MessageBatch
+    from delayd.client.sending.async_producer import AsyncProducer as AsyncProducer
+    from delayd.client.sending.producer import Producer as Producer
+    from delayd.client.sending.receipt import BatchFailed as BatchFailed
+    from delayd.client.sending.receipt import BatchReceipt as BatchReceipt
+    from delayd.client.sending.receipt import Receipt as Receipt
+    from delayd.client.sending.send_future import SendFuture as SendFuture
 else:
     # Hidden from type checkers, which would take any misspelt name for one that exists.
     def __getattr__(name: str) -> object:

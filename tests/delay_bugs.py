@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.delay import core, intake, recovery
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.filing.schedule_writer import ScheduleWriter
+from delayd.delay.handoff.link import Link, Phase
+from delayd.delay.handoff.sender import Sender, Wire
+from delayd.delay.handoff.window import SentBatch
 from delayd.delay.intake import Mark, Written
-from delayd.delay.link import Link, Phase
-from delayd.delay.outcomes import OutcomeLog
 from delayd.delay.producers import Producers
 from delayd.delay.recovery import Recovered
-from delayd.delay.schedule_writer import ScheduleWriter
-from delayd.delay.sender import Sender, Wire
-from delayd.delay.window import SentBatch
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log.group import NewGroup
 from delayd.log.log import Log

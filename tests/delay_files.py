@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from delayd.batch import ColumnId
-from delayd.delay.hour_table import HourTable
-from delayd.delay.loader import read_schedule_log
+from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.recovery import list_dispatch_logs, read_outcomes
+from delayd.delay.timers.loader import read_schedule_log
 from delayd.disk import Disk
 from delayd.hours import hour_start_ms
 from delayd.log.dispatch import Outcome

@@ -12,9 +12,10 @@ from functools import partial
 from unittest.mock import patch
 
 from delayd.batch import ProducerPart
-from delayd.delay import pending, recovery
+from delayd.delay import recovery
+from delayd.delay.filing import pending
 from delayd.delay.producers import Accepted
-from delayd.delay.wheel import Wheel
+from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DelaydError
 from delayd.log import checkpoint
 from delayd.testing.clock import START_MS, SimClock, SimMachine

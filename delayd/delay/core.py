@@ -15,35 +15,35 @@ import numpy as np
 from delayd.batch import Batch
 from delayd.clock import JUMP_MS, Clock
 from delayd.config import DelayConfig
-from delayd.delay.checkpoint import Books, Checkpointer, Evidence
-from delayd.delay.dispatcher import AskRoutes, Dispatcher
-from delayd.delay.earlier import EarlierOutcomes
-from delayd.delay.file_watch import FileWatch
-from delayd.delay.held import HeldRows
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.books.retention import Retention, SegmentRetention
+from delayd.delay.damage.file_watch import FileWatch
+from delayd.delay.damage.held import HeldRows
+from delayd.delay.damage.mending import SEQUENCE_MAX, Mending, Unloaded
+from delayd.delay.damage.seal_mending import SealMending
+from delayd.delay.filing.checkpoint import Books, Checkpointer, Evidence
+from delayd.delay.filing.pending import full_hours
+from delayd.delay.filing.sources import Sources
+from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher
+from delayd.delay.handoff.link import Dial, Link, Phase
+from delayd.delay.handoff.moves import RouteMoves
+from delayd.delay.handoff.refusers import Refusers
+from delayd.delay.handoff.sender import Origin, Sender
+from delayd.delay.handoff.target_ends import KeepingEnds, TargetEnds
+from delayd.delay.handoff.target_words import Accepted as AcceptedTarget
+from delayd.delay.handoff.target_words import TargetWords, accepted_targets
+from delayd.delay.handoff.targets import Targets
 from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.kept import TARGET_PREFIX, encode_dropped
-from delayd.delay.link import Dial, Link, Phase
-from delayd.delay.loader import NO_SEQUENCES, LoadedHour
-from delayd.delay.loading import Loading
-from delayd.delay.mending import SEQUENCE_MAX, Mending, Unloaded
-from delayd.delay.moves import RouteMoves
-from delayd.delay.outcomes import OutcomeLog
-from delayd.delay.pending import full_hours
 from delayd.delay.producers import Accepted, Allowance, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
 from delayd.delay.recovery import ends_of_all, note_ends, open_seals, recover
-from delayd.delay.refusers import Refusers
-from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows, hour_span
-from delayd.delay.seal_mending import SealMending
-from delayd.delay.sender import Origin, Sender
 from delayd.delay.settled import settled
-from delayd.delay.sources import Sources
 from delayd.delay.table import message_rows
-from delayd.delay.target_ends import KeepingEnds, TargetEnds
-from delayd.delay.target_words import Accepted as AcceptedTarget
-from delayd.delay.target_words import TargetWords, accepted_targets
-from delayd.delay.targets import Targets
+from delayd.delay.timers.earlier import EarlierOutcomes
+from delayd.delay.timers.loader import NO_SEQUENCES, LoadedHour
+from delayd.delay.timers.loading import Loading
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DiskFull
 from delayd.executor import Done, Executor

@@ -24,7 +24,7 @@ import msgpack
 import numpy as np
 
 from delayd.batch import Batch
-from delayd.delay.hour_table import (
+from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
     GIVEN_UP_PREFIX,
     OUTCOME_PREFIX,
@@ -37,9 +37,9 @@ from delayd.delay.hour_table import (
     load_hours,
     load_outcome_ends,
 )
-from delayd.delay.loader import open_schedule_log
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.quarantine import schedule_beside_path
+from delayd.delay.timers.loader import open_schedule_log
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.checkpoint import Payload, Value, read_checkpoint

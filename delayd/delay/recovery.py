@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from delayd.batch import Batch
 from delayd.clock import Clock
 from delayd.config import DelayConfig
-from delayd.delay.hour_table import HourTable, OutcomeEnd
+from delayd.delay.books.outcomes import append_parts, reopen_dispatch_log
+from delayd.delay.books.seal_log import SealLog, open_seal_log
+from delayd.delay.filing.hour_table import HourTable, OutcomeEnd
+from delayd.delay.filing.pending import PendingRows
+from delayd.delay.handoff.target_words import Accepted as AcceptedTarget
+from delayd.delay.handoff.target_words import accepted_targets, counts
 from delayd.delay.intake import Mark
 from delayd.delay.kept import Kept, heal_hours, read_kept
-from delayd.delay.loader import NO_SEQUENCES, load_hour, order_hour
-from delayd.delay.outcomes import append_parts, reopen_dispatch_log
-from delayd.delay.pending import PendingRows
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import forget_quarantine, missing_parts, outcomes_beside, quarantine_path
-from delayd.delay.seal_log import SealLog, open_seal_log
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, message_rows
-from delayd.delay.target_words import Accepted as AcceptedTarget
-from delayd.delay.target_words import accepted_targets, counts
-from delayd.delay.wheel import Wheel
+from delayd.delay.timers.loader import NO_SEQUENCES, load_hour, order_hour
+from delayd.delay.timers.wheel import Wheel
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_from_name, hour_of_ms

@@ -13,8 +13,8 @@ from functools import partial
 from delayd.batch import Buffer
 from delayd.config import DelayConfig, describe
 from delayd.delay.core import DelayCore, Threads
+from delayd.delay.handoff.sender import OnAnswer, Wire
 from delayd.delay.requests import Requests
-from delayd.delay.sender import OnAnswer, Wire
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.identity import draw_id
 from delayd.net.connection import Connection, connect

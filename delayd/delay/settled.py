@@ -7,12 +7,12 @@ row that is held anywhere here keeps the instant below the row's due time; a row
 from collections.abc import Iterable
 
 from delayd.clock import Clock
-from delayd.delay.dispatcher import Dispatcher
-from delayd.delay.held import HeldRows
+from delayd.delay.damage.held import HeldRows
+from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
 from delayd.delay.rows import Rows, due_at_ms
-from delayd.delay.wheel import Wheel
+from delayd.delay.timers.wheel import Wheel
 from delayd.hours import hour_start_ms
 from delayd.log.checkpoint import Value
 

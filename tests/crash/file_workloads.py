@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from delayd.batch import BatchKind, ColumnId, SchedulePart
-from delayd.delay.hour_table import HourTable, merge_hours
-from delayd.delay.loader import read_schedule_log
-from delayd.delay.outcomes import reopen_dispatch_log
-from delayd.delay.schedule_writer import ScheduleWriter
+from delayd.delay.books.outcomes import reopen_dispatch_log
+from delayd.delay.filing.hour_table import HourTable, merge_hours
+from delayd.delay.filing.schedule_writer import ScheduleWriter
+from delayd.delay.timers.loader import read_schedule_log
 from delayd.disk import File
 from delayd.log.consume import ConsumeTail, append_entries, check_tail, consume_place, read_entries
 from delayd.log.group import GroupKind, NewGroup

@@ -6,12 +6,12 @@ from unittest.mock import patch
 
 import pytest
 
-from delayd.delay import retention
-from delayd.delay.hour_table import HourFile, OutcomeEnd, hour_key, hour_put
-from delayd.delay.loader import scan_schedule_log
-from delayd.delay.retention import Retention, Verdict
-from delayd.delay.seal_log import SealLog, SealMark
-from delayd.delay.sealing import compare
+from delayd.delay.books import retention
+from delayd.delay.books.retention import Retention, Verdict
+from delayd.delay.books.seal_log import SealLog, SealMark
+from delayd.delay.books.sealing import compare
+from delayd.delay.filing.hour_table import HourFile, OutcomeEnd, hour_key, hour_put
+from delayd.delay.timers.loader import scan_schedule_log
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
 from delayd.log.schedule import dispatch_path, schedule_path

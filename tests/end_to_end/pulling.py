@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from delayd.client.sync_consumer import Consumer
+from delayd.client.pulling.consumer import Consumer
 
 DEADLINE_S = 30.0
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from delayd.client.sync_producer import Producer
+from delayd.client.sending.producer import Producer
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.lives import State
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.client.sync_consumer import Consumer
-from delayd.client.sync_producer import Producer
+from delayd.client.pulling.consumer import Consumer
+from delayd.client.sending.producer import Producer
 from tests.end_to_end.up_process import up
 
 GUIDE = Path(__file__).parents[2] / "docs" / "clients.md"

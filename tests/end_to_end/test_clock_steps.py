@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from delayd.client.sync_consumer import Consumer
-from delayd.client.sync_producer import Producer
+from delayd.client.pulling.consumer import Consumer
+from delayd.client.sending.producer import Producer
 from delayd.clock import BELIEVED_AFTER_MS
 from delayd.config import Value
 from delayd.reading.books import AuditReport, audit_directory

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from delayd.client.sync_consumer import Consumer
-from delayd.client.sync_producer import Producer
+from delayd.client.pulling.consumer import Consumer
+from delayd.client.sending.producer import Producer
 from tests.end_to_end.pulling import DEADLINE_S, pull_all
 
 from .processes import HOST, ServerProcess

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from delayd.client.sync_consumer import Consumer
-from delayd.client.sync_producer import Producer
+from delayd.client.pulling.consumer import Consumer
+from delayd.client.sending.producer import Producer
 
 from .processes import ServerProcess
 from .pulling import DEADLINE_S, pull_all

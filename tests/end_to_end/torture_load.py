@@ -14,9 +14,9 @@ from typing import Self
 
 import numpy as np
 
-from delayd.client.consumer import AsyncConsumer
-from delayd.client.producer import AsyncProducer
-from delayd.client.receipt import Accepted, BatchFailed
+from delayd.client.pulling.async_consumer import AsyncConsumer
+from delayd.client.sending.async_producer import AsyncProducer
+from delayd.client.sending.receipt import Accepted, BatchFailed
 from delayd.errors import DelaydError, OutcomeUnknown, SendHandle
 
 from .torture_consumer import ConsumerLife

@@ -12,7 +12,7 @@ Key = tuple[int, int]
 Removed = frozenset[str]
 """Names of the rules that are not in force."""
 
-# Phases of a link, as in delayd/delay/link.py. CONNECTING is left out: nothing is said in it.
+# Phases of a link, as in delayd/delay/handoff/link.py. CONNECTING is left out: nothing is said in it.
 CLOSED, ASKED, RECORDING, FLUSHING, READY = range(5)
 # RECORDING waits for outcomes of which no byte is written yet, FLUSHING for those of the flush under way.
 

@@ -11,13 +11,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from delayd.batch import Batch, ColumnId, Int64s, ProducerPart, parse
-from delayd.client.acks import merge
-from delayd.client.arguments import Columns, Single
-from delayd.client.block import Block, Progress
-from delayd.client.gathering import Gathering, row_bytes
 from delayd.client.instants import ServerClock
-from delayd.client.packing import BYTES_TARGET, ROWS_TARGET, pack_one, pack_rows, split_rows
-from delayd.client.receipt import Accepted, BatchReceipt, Receipt
+from delayd.client.pulling.acks import merge
+from delayd.client.sending.arguments import Columns, Single
+from delayd.client.sending.block import Block, Progress
+from delayd.client.sending.gathering import Gathering, row_bytes
+from delayd.client.sending.packing import BYTES_TARGET, ROWS_TARGET, pack_one, pack_rows, split_rows
+from delayd.client.sending.receipt import Accepted, BatchReceipt, Receipt
 from delayd.errors import DelaydError, HourFull
 from delayd.log_id import LogId
 from delayd.validate import check_batch

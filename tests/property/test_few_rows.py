@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from delayd import batch as batch_module
 from delayd import validate
 from delayd.batch import FEW_ROWS, Batch, ColumnId, parse
-from delayd.delay import frames, table, waiting
 from delayd.delay import rows as rows_module
-from delayd.delay.frames import split_by_subject_and_hour
+from delayd.delay import table
+from delayd.delay.handoff import frames, waiting
+from delayd.delay.handoff.frames import split_by_subject_and_hour
+from delayd.delay.handoff.waiting import size_of
 from delayd.delay.rows import COARSE_FROM_MS, ROW, hour_span, latest_due_ms
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import Stored, message_rows
-from delayd.delay.waiting import size_of
 from delayd.errors import BatchMalformed, MessageTooLarge
 from delayd.hours import HOUR_MS
 from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX

@@ -7,8 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayd.delay import link
-from delayd.delay.link import Phase
+from delayd.delay.handoff import link
+from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, error_by_code
 from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from delayd.delay.rows import Rows, due_at_ms, new_rows
-from delayd.delay.wheel import OPEN_AHEAD_MS, Wheel, prepare
+from delayd.delay.timers.wheel import OPEN_AHEAD_MS, Wheel, prepare
 from delayd.hours import HOUR_MS
 from delayd.location import pack_locations
 

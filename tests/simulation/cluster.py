@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 
 from delayd.config import YEAR_MS
-from delayd.delay.hour_table import PREFIX, HourTable, load_hours
+from delayd.delay.filing.hour_table import PREFIX, HourTable, load_hours
 from delayd.errors import DamagedData, DiskFull, ServerStopped, SyncFailed
 from delayd.testing.clock import START_MS, SimClock, SimMachine
 from delayd.testing.disk import CAPACITY_BYTES, READ_FAILED, Crash, Faults, MemoryDisk

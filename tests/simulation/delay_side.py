@@ -11,8 +11,8 @@ from typing import Protocol
 
 from delayd.batch import Buffer, ColumnId, parse
 from delayd.delay.core import DelayCore
+from delayd.delay.handoff.sender import Wire
 from delayd.delay.quarantine import Kind
-from delayd.delay.sender import Wire
 from delayd.errors import DelaydError, ServerStopped
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import Crash

@@ -152,7 +152,7 @@ class ServedEnd:
 
 
 class Line:
-    """One connection, and its asking end (`delayd.delay.sender.Wire`)."""
+    """One connection, and its asking end (`delayd.delay.handoff.sender.Wire`)."""
 
     def __init__(
         self, network: Network, name: str, listener: Listener, lost: Lost, owner: object, *, hostile: bool = False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from delayd.delay.hour_table import OUTCOME_PREFIX, OutcomeEnd, load_outcome_ends
+from delayd.delay.filing.hour_table import OUTCOME_PREFIX, OutcomeEnd, load_outcome_ends
 from delayd.delay.quarantine import Kind
 from delayd.delay.recovery import list_dispatch_logs
 from delayd.errors import DelaydError

@@ -14,30 +14,30 @@ from delayd.batch import Batch, ColumnId, parse
 from delayd.clock import Clock, JudgedClock
 from delayd.delay import core as delay_core
 from delayd.delay import intake as delay_intake
-from delayd.delay import link as delay_link
-from delayd.delay import mending
-from delayd.delay import outcomes as delay_outcomes
 from delayd.delay import recovery as delay_recovery
-from delayd.delay import retention as delay_retention
-from delayd.delay import targets as delay_targets
+from delayd.delay.books import outcomes as delay_outcomes
+from delayd.delay.books import retention as delay_retention
+from delayd.delay.books.outcomes import Flushed, OutcomeLog
+from delayd.delay.books.retention import Retention, SegmentRetention
+from delayd.delay.books.seal_log import SealLog
+from delayd.delay.books.sealing import compare
 from delayd.delay.core import DelayCore
-from delayd.delay.dispatcher import Dispatcher
-from delayd.delay.earlier import EarlierOutcomes
+from delayd.delay.damage import mending
+from delayd.delay.damage.mending import Mending, Unloaded
+from delayd.delay.handoff import link as delay_link
+from delayd.delay.handoff import targets as delay_targets
+from delayd.delay.handoff.dispatcher import Dispatcher
+from delayd.delay.handoff.link import InDoubt, Link
+from delayd.delay.handoff.sender import Sender, Wire
+from delayd.delay.handoff.target_ends import TargetEnds
+from delayd.delay.handoff.window import Window
 from delayd.delay.intake import Intake
-from delayd.delay.link import InDoubt, Link
-from delayd.delay.loading import Loading
-from delayd.delay.mending import Mending, Unloaded
-from delayd.delay.outcomes import Flushed, OutcomeLog
 from delayd.delay.producers import Accepted, Allowance, Producers, Waiter
 from delayd.delay.recovery import read_outcomes
 from delayd.delay.requests import Requests
-from delayd.delay.retention import Retention, SegmentRetention
 from delayd.delay.rows import Rows
-from delayd.delay.seal_log import SealLog
-from delayd.delay.sealing import compare
-from delayd.delay.sender import Sender, Wire
-from delayd.delay.target_ends import TargetEnds
-from delayd.delay.window import Window
+from delayd.delay.timers.earlier import EarlierOutcomes
+from delayd.delay.timers.loading import Loading
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DelaydError, SyncFailed
 from delayd.hours import HOUR_MS

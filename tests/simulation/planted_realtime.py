@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from delayd.batch import Batch, DispatchPart
-from delayd.delay.link import Link
+from delayd.delay.handoff.link import Link
 from delayd.log.group import NewGroup
 from delayd.log.log import Log
 from delayd.wire import requests as wire_requests

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import disk
-from delayd.delay.retention import Retention, SegmentRetention
+from delayd.delay.books.retention import Retention, SegmentRetention
 from delayd.reading.books import audit_directory
 from delayd.reading.seals import SealState
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from delayd.config import CONFIGS, Value, load_config
-from delayd.delay.retention import NOT_SEALED
+from delayd.delay.books.retention import NOT_SEALED
 from delayd.net.files import CONNECTIONS_MAX, FILES_MIN
 from delayd.net.program import STOP_MS_MAX
 from delayd.net.registration import RegistrationState

@@ -6,7 +6,7 @@ import pytest
 
 from cli.consume import WRITERS
 from delayd.batch import BatchKind, DispatchPart, parse
-from delayd.client.message import MessageColumns, MessageView, Part, Pulled
+from delayd.client.pulling.message import MessageColumns, MessageView, Part, Pulled
 from tests.batches import messages
 
 NAMES = {"text", "json", "raw"}

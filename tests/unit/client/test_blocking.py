@@ -13,8 +13,8 @@ from functools import partial
 import pytest
 from freezegun import freeze_time
 
-from delayd.client.sync_consumer import Consumer
-from delayd.client.sync_producer import Producer
+from delayd.client.pulling.consumer import Consumer
+from delayd.client.sending.producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, StaleHandle
 from tests.unit.client.servers import refuse
 from tests.unit.client.world import PAST_MS, THREADS_AT_A_FORK, add_messages, fork, poll, world_aside

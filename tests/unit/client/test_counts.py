@@ -11,10 +11,10 @@ import numpy as np
 import uvloop
 
 from delayd.batch import ProducerPart
-from delayd.client.outbox import CROWD_ROWS
-from delayd.client.packing import pack_rows
-from delayd.client.producer import AsyncProducer
-from delayd.client.receipt import Receipt
+from delayd.client.sending.async_producer import AsyncProducer
+from delayd.client.sending.outbox import CROWD_ROWS
+from delayd.client.sending.packing import pack_rows
+from delayd.client.sending.receipt import Receipt
 from delayd.wire.requests import RequestType
 from tests.unit.client.world import PAST_MS, World, on_loop, world_aside
 

@@ -3,7 +3,7 @@
 import pytest
 
 from delayd.batch import Batch, ColumnId
-from delayd.delay.loader import load_hour, read_schedule_log
+from delayd.delay.timers.loader import load_hour, read_schedule_log
 from delayd.hours import hour_of_ms
 from delayd.log.log import open_log
 from delayd.log.schedule import schedule_path

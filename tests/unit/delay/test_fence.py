@@ -2,7 +2,7 @@
 
 import pytest
 
-from delayd.delay.link import Phase
+from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, FencedInstance, NotReady, ServerFenced, StaleEpoch
 from delayd.fence import META
 from tests.delay_harness import TARGET_IDS, World, new_world, wanted

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from delayd.batch import ProducerPart, parse
-from delayd.delay import dispatcher, earlier, intake, producers
-from delayd.delay.checkpoint import Told
-from delayd.delay.dispatcher import _split
-from delayd.delay.earlier import EarlierOutcomes, Sequences
-from delayd.delay.hour_table import HourTable
-from delayd.delay.pending import PendingRows
+from delayd.delay import intake, producers
+from delayd.delay.filing.checkpoint import Told
+from delayd.delay.filing.hour_table import HourTable
+from delayd.delay.filing.pending import PendingRows
+from delayd.delay.handoff import dispatcher
+from delayd.delay.handoff.dispatcher import _split
+from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import new_rows
-from delayd.delay.waiting import WaitingRows
+from delayd.delay.timers import earlier
+from delayd.delay.timers.earlier import EarlierOutcomes, Sequences
 from delayd.executor import Priority
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.schedule import schedule_path

@@ -8,13 +8,13 @@ import pytest
 from numpy.typing import NDArray
 
 from delayd.batch import BYTES_MAX, HEADER
-from delayd.delay.hour_table import HourFile, HourTable
-from delayd.delay.outcomes import OutcomeLog
-from delayd.delay.pending import PendingRows, full_hours
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.filing.hour_table import HourFile, HourTable
+from delayd.delay.filing.pending import PendingRows, full_hours
+from delayd.delay.filing.sources import read_batch
+from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.recovery import list_dispatch_logs
 from delayd.delay.rows import Rows, new_rows
-from delayd.delay.sources import read_batch
-from delayd.delay.waiting import WaitingRows
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
 from delayd.location import pack_locations

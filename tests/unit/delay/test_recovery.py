@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from delayd.delay.core import DelayCore
-from delayd.delay.hour_table import HourFile
-from delayd.delay.loader import load_hour
+from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.quarantine import quarantine_path
 from delayd.delay.recovery import read_outcomes, recover
+from delayd.delay.timers.loader import load_hour
 from delayd.errors import DamagedData, NewerFormat
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.checkpoint import read_checkpoint

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from delayd.delay.link import Phase
+from delayd.delay.handoff.link import Phase
 from delayd.errors import DelaydError, DiskFull, ServerFenced
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.dispatch import Outcome

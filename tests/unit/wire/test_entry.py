@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from delayd.delay.link import _read_window
+from delayd.delay.handoff.link import _read_window
 from delayd.errors import BadRequest
 from delayd.hours import INSTANT_MS_MAX
 from delayd.wire.frame import ANSWER, Frame, Head, HeadValue

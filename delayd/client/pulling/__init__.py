@@ -1,0 +1,12 @@
+"""Pulling: consumers, from a pull to an acknowledgement (docs/clients.md; rules Q).
+
+A map, in the order in which a message passes.
+
+    consumer            Consumer: blocking, on a background thread
+    async_consumer      AsyncConsumer: on the caller's own loop
+    consumer_core       what both forms share
+    pull_lane           the one PULL that is under way
+    stock, pace         what was fetched ahead, and how much that should be
+    message             messages as columns, and views of single ones
+    acks                acknowledgements, gathered into ranges
+"""

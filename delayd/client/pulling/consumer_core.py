@@ -1,0 +1,520 @@
+"""What the asynchronous and the blocking consumer share: pulls, what was fetched ahead, and acknowledgements.
+
+Invariant: a message whose lease is over is not handed out, for the server gives it to somebody else. What was fetched
+and not handed out goes back uncounted long before that: when the caller has stalled, when others wait for it, and at
+the close (rule Q4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Generic
+
+from delayd.batch import BatchKind, parse
+from delayd.client.instants import monotonic_s, monotonic_us
+from delayd.client.limits import (
+    TIMEOUT_MS_MAX,
+    TIMEOUT_MS_MIN,
+    check_group,
+    check_subject,
+    need_ms,
+    need_timedelta,
+    need_whole,
+)
+from delayd.client.link import Link
+from delayd.client.loop_thread import Work
+from delayd.client.meta import MetaView
+from delayd.client.own_loop import check_loop, own_loop
+from delayd.client.pulling.acks import AckLane, Handles, raise_first
+from delayd.client.pulling.message import Part, Pulled
+from delayd.client.pulling.pace import Pace
+from delayd.client.pulling.pull_lane import PullLane
+from delayd.client.pulling.stock import Batch, Stock
+from delayd.client.retry import Backoff
+from delayd.client.sending.arguments import TIMEOUT_MS
+from delayd.errors import (
+    AlreadyClosed,
+    BadArgument,
+    BadRequest,
+    BadSetting,
+    DelaydError,
+    RequestFailed,
+    RetryLater,
+    ServerUnavailable,
+)
+from delayd.net.connection import Connection
+from delayd.wire.frame import Frame, Head
+from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int, need_rows, need_u64
+
+LEASE = timedelta(seconds=60)
+MESSAGES_MAX = 500  # Pulled at once, unless the caller says otherwise: enough to make the way to the server cheap.
+SHELVES = 2  # Up to two of the largest fetches are held ahead: one is worked off while the next one travels.
+LOOK_EVERY = 8  # Messages; looking after each would cost a fast handler more than the hand-out does.
+PULL_BYTES_MAX = 16 << 20  # One answer has no more.
+POLL_MS = 30_000  # A long poll, for each costs both sides a frame; the close ends it with its connection.
+AHEAD_POLL_MS = 1_000  # A fetch ahead: a caller that stalls for longer should not be given what others wait for.
+SLACK_S = 0.05  # An answer at the end of a pull's time is under way for a while.
+ANSWER_S = 0.5  # How long a server may take to answer a PULL that was ended; longer, and it counts as away.
+SHARE_S = 0.02  # What a caller works off within this is not worth the way to another consumer.
+BUSY_S = 0.005  # When a thread is just taking something out, the loop looks again after this.
+WAIT = timedelta(seconds=5)
+
+WHAT = "an AsyncConsumer"  # The blocking one makes its own loop, so that it is never the wrong one.
+_MS = timedelta(milliseconds=1)
+_SECOND = timedelta(seconds=1)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """How a consumer behaves; a named error when a value is wrong."""
+
+    subject: str
+    group: str
+    lease: timedelta = LEASE
+    prefetch: bool = True
+    max_messages: int | None = None  # None: by the pace of the caller, at most MESSAGES_MAX.
+    timeout_ms: float = TIMEOUT_MS
+
+    def __post_init__(self) -> None:
+        for name, value in (("subject", self.subject), ("group", self.group)):
+            if value == "":
+                raise BadArgument(
+                    f"say which {name} is consumed, such as Consumer(subject='mail.send', group='mailer')"
+                )
+        check_subject(self.subject)
+        check_group(self.group)
+        if need_timedelta("lease", self.lease, BadSetting) < timedelta(seconds=0.1):
+            raise BadSetting(f"lease is {self.lease} and must be at least 0.1 s")
+        if self.max_messages is not None:
+            need_whole("max_messages", self.max_messages, 1, BadSetting)
+        need_ms("timeout_ms", self.timeout_ms, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
+
+    @property
+    def most(self) -> int:
+        """How many messages one fetch ahead may bring."""
+        return MESSAGES_MAX if self.max_messages is None else self.max_messages
+
+    def pulled(self, max_messages: int | None) -> int | None:
+        """How many messages a pull may return; None when nobody has named a number."""
+        return self.max_messages if max_messages is None else need_whole("max_messages", max_messages, 1)
+
+
+class ConsumerCore(Generic[Batch]):
+    """Made inside the running loop and used on its thread, but for `check`, `take_next`, `take` and `put_back`.
+
+    ``make`` shows pulled messages as the consumer's batch, ``post`` has something done on the loop, from any thread.
+    """
+
+    def __init__(
+        self, address: str, settings: ConsumerSettings, make: Callable[[Pulled], Batch], post: Callable[[Work], object]
+    ) -> None:
+        self.pid = os.getpid()
+        self.closed = False
+        self.subject = settings.subject
+        self._settings = settings
+        self._post = post
+        self._loop = own_loop(WHAT)
+        self._meta = MetaView(address)
+        self._link: Link | None = None
+        self._routing = asyncio.Lock()
+        lease_s = settings.lease / _SECOND
+        self._stock: Stock[Batch] = Stock(make)
+        self._pace = Pace(lease_s)
+        self._iterates = False
+        self._enough = -1  # With so many left iteration looks whether more is to be fetched.
+        self._looks = False
+        self._watch: asyncio.TimerHandle | None = None  # Set while anything is in stock.
+        self._too_late: Handles = []  # They came while the consumer was closed.
+        self._failure: DelaydError | None = None  # Why a PULL failed that nobody waited for; the next pull raises it.
+        self._waiters: list[asyncio.Future[bool]] = []
+        self._giving_back: set[asyncio.Task[None]] = set()
+        self._away = False  # Iteration waits for a server, and has said so.
+        self._backoff = Backoff()
+        group: Head = {"subject": settings.subject, "group": settings.group}
+        names: Head = {
+            **group,
+            "max_bytes": PULL_BYTES_MAX,
+            "lease_ms": settings.lease // _MS,
+            "consumer": f"{socket.gethostname()}:{os.getpid()}",
+        }
+        self._pulls = PullLane(names, self._standing, self._connection, settings.timeout_ms, self._pulled)
+        self._failures: deque[DelaydError] = deque()  # Why acknowledgements failed that nobody waited for.
+        lane = partial(
+            AckLane,
+            connection=self._connection,
+            timeout_ms=settings.timeout_ms,
+            failures=self._failures,
+            on_answer=self._heard,
+        )
+        self._acks, self._nacks = lane(RequestType.ACK, group), lane(RequestType.NACK, group)
+        self._returns = lane(RequestType.NACK, {**group, "uncounted": True})
+
+    def check(self) -> None:
+        """AlreadyClosed after the close, and what failed while nobody waited; from any thread."""
+        if self.closed:
+            raise AlreadyClosed("this consumer was closed")
+        if self._failures:
+            raise_first(self._failures)
+
+    def check_loop(self) -> None:
+        """WrongLoop outside of the loop that this core was made in."""
+        check_loop(WHAT, self._loop)
+
+    def take_next(self, given: list[tuple[Batch, int]]) -> bool:
+        """Add the next message to ``given``; False when none is here. From any thread.
+
+        A caller that does not bring it to its own caller puts it back.
+        """
+        now = monotonic_s()
+        left = self._stock.next(now, given)
+        if left < 0:
+            self._pace.came_back(now)
+            return False
+        self._pace.next(now)
+        if left <= self._enough and (left < LOOK_EVERY or not left % LOOK_EVERY):
+            self._look_soon()
+        return True
+
+    def put_back_next(self, given: list[tuple[Batch, int]]) -> None:
+        """The message did not reach its caller: it is the next one again. From any thread."""
+        for batch, row in given:
+            self._stock.put_back(batch.pulled.cut(row)[1].cut(1)[0], monotonic_s())
+
+    def take(self, most: int | None, given: list[Pulled]) -> bool:
+        """As `take_next`, of up to ``most`` messages; None: by the pace."""
+        now = monotonic_s()
+        self._pace.came_back(now)
+        most = self._size(most)
+        if not self._stock.take(most, now, given):
+            return False
+        self._pace.handed_out(now, given[0].message_count)
+        if not self._pulls.under_way:
+            target, size = self._ahead_of(most)
+            if target >= size:
+                self._post(partial(self._fetch_ahead, target, size))
+        return True
+
+    def put_back(self, given: list[Pulled]) -> None:
+        """As `put_back_next`."""
+        for pulled in given:
+            self._stock.put_back(pulled, monotonic_s())
+
+    async def more(self, most: int | None, until: float) -> bool:
+        """Wait until something is in stock; False when nothing came until then, on `monotonic_s`.
+
+        Whoever is cancelled here leaves what comes to the next call.
+        """
+        self.check()
+        asked = False
+        while not self._stock.count:
+            self._raise_failed_pull()
+            left_s = until - monotonic_s()
+            if not self._pulls.under_way:
+                # A pull without any time to wait gets what the server has now, too.
+                if asked and left_s < 0:
+                    return False
+                self._pulls.start(self._wanted(most), min(max(int(left_s * 1000), 0), POLL_MS), 0)
+            asked = True
+            if not self._settings.prefetch:
+                # Nothing may come when nobody waits for it, so the server's own wait decides.
+                await self._wait_for_pull(None)
+            elif not await self._wait_for_pull(max(left_s, 0) + SLACK_S):
+                self._pulls.withdraw()
+                if not await self._wait_for_pull(ANSWER_S):
+                    return False
+            self.check()
+        return True
+
+    async def more_to_iterate(self) -> bool:
+        """Wait until something is in stock, however long servers are away; False after the close."""
+        self._iterates = True
+        while not self.closed:
+            try:
+                while not self._stock.count and not self.closed:
+                    self._raise_failed_pull()
+                    if not self._pulls.under_way:
+                        self._pulls.start(self._wanted(self._least()), POLL_MS, 0)
+                    await self._wait_for_pull(None)
+            except AlreadyClosed:
+                break
+            except (RequestFailed, RetryLater) as error:
+                if not self._away:
+                    names = (self._settings.subject, self._settings.group)
+                    log.warning(
+                        "consumer_waits subject=%s group=%s code=%s reason=%r", *names, error.code, error.message
+                    )
+                self._away = True
+                await asyncio.sleep(self._backoff.next_ms() / 1000)
+                continue
+            return not self.closed
+        return False
+
+    def settle(self, handles: Handles, *, back: bool) -> None:
+        """Acknowledge, or give back, soon; what fails is raised by a later call."""
+        (self._nacks if back else self._acks).give(handles)
+
+    def settle_and_wait(self, handles: Handles, *, back: bool) -> asyncio.Future[None]:
+        """Acknowledge, or give back, durably."""
+        self.check()
+        return (self._nacks if back else self._acks).give_and_wait(handles)
+
+    async def flush(self) -> None:
+        """Wait until what was acknowledged or given back is durable; raises what failed since the last call."""
+        await self._acks.flush()
+        await self._nacks.flush()
+        if self._failures:
+            raise_first(self._failures)
+
+    def leave(self) -> Handles:
+        """Hand out nothing more: what `close` is to give back. From any thread."""
+        self.closed = True
+        return self._stock.close()
+
+    async def close(self, left: Handles) -> None:
+        """Flush, give back what was not handed out, and disconnect; raises what failed since the last call."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._wake(AlreadyClosed("this consumer was closed meanwhile"))
+        try:
+            if await self._pulls.end() and self._link is not None:
+                await self._link.disconnect()
+            # An answer may have been put in stock while `leave` emptied it.
+            self._give_back([*left, *self._too_late, *(self._stock.give_back_older(math.inf) or ())])
+            await self._acks.flush()
+            await self._nacks.flush()
+            if self._giving_back:
+                await asyncio.wait(self._giving_back)
+        finally:
+            if self._link is not None:
+                await self._link.close()
+            await self._meta.close()
+        if self._failures:
+            raise_first(self._failures)
+
+    def _size(self, most: int | None) -> int:
+        return self._pace.batch(self._settings.most) if most is None else most
+
+    def _ahead_of(self, most: int) -> tuple[int, int]:
+        """For a caller that takes so many at once: what may be held ahead of it, and the size of one fetch."""
+        if not self._settings.prefetch:
+            return -1, most
+        target = self._pace.ahead(SHELVES * self._settings.most)
+        # At least as much as the caller asks for: a smaller fetch would cut stored batches in two.
+        size = max(most, min(self._settings.most, target // SHELVES))
+        return (max(target, size) if self._pace.is_back_soon(size) else target), size
+
+    def _least(self) -> int:
+        """How many messages iteration asks for at least: without prefetch too, as many as it works off soon."""
+        return 1 if self._settings.prefetch else max(1, self._pace.ahead(self._settings.most))
+
+    def _wanted(self, most: int | None) -> int:
+        """How many messages are asked for when somebody waits: what is held ahead comes with them."""
+        return max(self._ahead_of(self._size(most))[1], len(self._waiters))
+
+    def _look_soon(self) -> None:
+        """Little is left of the first answer in stock; there may be others behind it. From any thread."""
+        if not self._looks and not self._pulls.under_way and self._stock.count <= self._enough:
+            try:
+                self._looks = True
+                self._post(self._look)
+            except BaseException:
+                # A Ctrl-C in between: the next message looks again.
+                self._looks = False
+                raise
+
+    def _look(self) -> None:
+        self._looks = False
+        target, size = self._ahead_of(1)
+        self._enough = target - size
+        self._fetch_ahead(target, size)
+
+    def _fetch_ahead(self, target: int, size: int) -> None:
+        """Ask for more while a caller works, if little is left of what may be held ahead of it."""
+        count = self._stock.count
+        if count <= target - size and not self._pulls.under_way and not self.closed:
+            # A busy caller comes behind those who wait, also when it has nothing left.
+            self._pulls.start(size, AHEAD_POLL_MS, max(count, 1))
+
+    def _pulled(self, answer: Frame | DelaydError, asked_us: int) -> None:
+        """The PULL under way has ended."""
+        failure = answer if isinstance(answer, DelaydError) else self._received(answer, asked_us)
+        if failure is not None and not self._waiters:
+            self._failure = failure
+        self._wake(failure)
+
+    def _received(self, answer: Frame, asked_us: int) -> DelaydError | None:
+        """Take an answer in; what is wrong with it."""
+        try:
+            pulled = self._read(answer, asked_us)
+            wanted = _wanted(answer.head)
+        except DelaydError as error:
+            return error
+        self._served()
+        if pulled is None:
+            pass
+        elif self.closed:
+            self._too_late += pulled.handles
+        else:
+            self._pace.fetched()
+            self._stock.put(pulled, monotonic_s())
+            if self._iterates:
+                target, size = self._ahead_of(1)
+                self._enough = target - size
+            if self._watch is None:
+                self._watch = self._loop.call_later(self._pace.hold_s, self._look_after)
+        self._spare(wanted)
+        return None
+
+    def _served(self) -> None:
+        if self._away:
+            log.info("consumer_goes_on subject=%s group=%s", self._settings.subject, self._settings.group)
+        self._away = False
+        self._backoff.reset()
+
+    def _heard(self, head: Head) -> None:
+        self._spare(_wanted(head))
+
+    def _spare(self, wanted: int) -> None:
+        """Give back a part of what is in stock when others wait with empty hands, while this caller is busy."""
+        if not wanted or self._waiters:
+            return
+        count = self._stock.count
+        if not self._pace.takes_less(count, SHARE_S):
+            self._give_back(self._stock.give_back_last(min(wanted, -(-count // 2))) or [])
+
+    def _look_after(self) -> None:
+        """Give back what nobody has come for."""
+        self._watch = None
+        now = monotonic_s()
+        handles = self._stock.give_back_older(now - self._pace.hold_s)
+        if handles:
+            self._pace.stalled()
+            self._give_back(handles)
+        oldest = self._stock.oldest
+        if oldest is not None and not self.closed:
+            wait_s = BUSY_S if handles is None else max(oldest + self._pace.hold_s - now, BUSY_S)
+            self._watch = self._loop.call_later(wait_s, self._look_after)
+
+    def _give_back(self, handles: Handles) -> None:
+        if handles:
+            task = self._loop.create_task(self._return(handles))
+            self._giving_back.add(task)
+            task.add_done_callback(self._giving_back.discard)
+
+    async def _return(self, handles: Handles) -> None:
+        try:
+            await self._returns.give_and_wait(handles)
+        except DelaydError as error:
+            # Nobody can do anything about it, and the server gives them to others when their lease ends.
+            log.warning("not_given_back subject=%s code=%s", self._settings.subject, error.code)
+
+    def _wake(self, failure: DelaydError | None) -> None:
+        """Whoever waits for the PULL under way looks again, or raises."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.done():
+                continue
+            if failure is None:
+                waiter.set_result(True)
+            else:
+                waiter.set_exception(failure)
+
+    async def _wait_for_pull(self, limit_s: float | None) -> bool:
+        """Wait for the PULL under way; whether it has ended in time. Raises why it failed."""
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        self._waiters.append(waiter)
+        limit = None if limit_s is None else self._loop.call_later(limit_s, _give_up, waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if self._waiters in ([], [waiter]):
+                # It would get messages for nobody, and keep them from others for a while.
+                self._pulls.withdraw()
+            raise
+        finally:
+            if limit is not None:
+                limit.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _raise_failed_pull(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _read(self, answer: Frame, asked_us: int) -> Pulled | None:
+        """The messages in an answer; None when there is none."""
+        assert self._link is not None, "an answer came without a connection"
+        # The likely reading is off by up to half a round trip; the answer was not received before it was given.
+        answered_at_ms = need_instant(answer.head, "now_ms")
+        now_us = monotonic_us()
+        on_the_way_ms = max(0, self._link.clock.likely_ms(now_us) - answered_at_ms)
+        # The answer cannot have travelled for longer than we waited. If it seems so, the server's clock was set back.
+        on_the_way_ms = min(on_the_way_ms, (now_us - asked_us) // 1000)
+        received_at_ms = answered_at_ms + on_the_way_ms
+        lease_ends = monotonic_s() + self._settings.lease / _SECOND - on_the_way_ms / 1000
+        parts: list[Part] = []
+        position = 0
+        for pull_first, _, count, attempt in need_rows(answer.head, "parts", 4, PART_MOST):
+            batch = parse(answer.body, position)
+            batch.verify()
+            position += batch.total_bytes
+            if batch.kind != BatchKind.DISPATCH or batch.count != count:
+                raise BadRequest(f"a part of {count} messages came with a batch of {batch.count}, kind {batch.kind}")
+            parts.append(Part(batch, range(count), pull_first, attempt))
+        if not parts:
+            return None
+        incarnation = need_u64(answer.head, "incarnation")
+        return Pulled(self._settings.subject, incarnation, tuple(parts), received_at_ms, lease_ends)
+
+    def _standing(self) -> Connection | None:
+        return None if self._link is None else self._link.standing
+
+    async def _connection(self) -> Connection:
+        standing = self._standing()
+        if standing is not None:
+            return standing
+        async with self._routing:
+            if self._link is None:
+                await self._route()
+            assert self._link is not None, "a route gives a link or raises"
+            try:
+                return await self._link.connection()
+            except ServerUnavailable as unavailable:
+                try:
+                    await self._route()
+                except DelaydError as error:
+                    # Without meta the server that is known is tried again.
+                    log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
+                raise unavailable
+
+    async def _route(self) -> None:
+        server = await self._meta.route(self._settings.subject)
+        if self._link is None:
+            self._link = Link(server.host, server.port, server.log_id)
+        elif self._link.log_id == server.log_id:
+            self._link.move(server.host, server.port)
+        else:
+            await self._link.close()
+            self._link = Link(server.host, server.port, server.log_id)
+
+
+def _wanted(head: Head) -> int:
+    """How many messages others wait for with empty hands, as an answer says it."""
+    return need_int(head, "wanted") if "wanted" in head else 0
+
+
+def _give_up(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

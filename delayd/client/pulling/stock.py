@@ -1,0 +1,171 @@
+"""What a consumer has fetched and not handed out.
+
+Invariant: each message leaves once: it is handed out, to whoever iterates or pulls on any thread, or it is given back.
+A caller that is interrupted on its way out, as by Ctrl-C, puts back what it took.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from delayd.client.pulling.acks import Handles
+from delayd.client.pulling.message import MessageColumns, Pulled
+
+Batch = TypeVar("Batch", bound=MessageColumns)
+
+log = logging.getLogger(__name__)
+
+
+class Stock(Generic[Batch]):
+    """Batches in the order in which they came; ``make`` shows pulled messages as the consumer's batch.
+
+    The loop puts in and gives back, any thread takes out. The loop never waits for a thread: that thread may stand in a
+    signal handler and wait for the loop.
+    """
+
+    __slots__ = ("_closed", "_lock", "_make", "_shelves")
+
+    def __init__(self, make: Callable[[Pulled], Batch]) -> None:
+        self._make = make
+        self._shelves: deque[_Shelf[Batch]] = deque()
+        self._lock = threading.RLock()  # The handler of a signal may close the consumer that it interrupted.
+        self._closed = False
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        # A list of a deque is made in one step of the interpreter, whatever other threads do.
+        return sum([shelf.left for shelf in list(self._shelves)])
+
+    @property
+    def oldest(self) -> float | None:
+        """When the first of them was put in; None when there is nothing."""
+        return next((shelf.put_at for shelf in list(self._shelves) if shelf.left), None)
+
+    def put(self, pulled: Pulled, now: float) -> None:
+        """More to hand out."""
+        self._shelves.append(_Shelf(pulled, now))
+
+    def next(self, now: float, given: list[tuple[Batch, int]]) -> int:
+        """Add the next message to ``given``, as its batch and row; how many its shelf has left, or -1: nothing is here.
+
+        ``given`` has it before it is taken off: who is interrupted in between loses nothing (`put_back`).
+        """
+        with self._lock:
+            while True:
+                # Written out for the sake of speed: the first shelf, if one of its messages may be handed out.
+                shelf = self._shelves[0] if self._shelves else None
+                if shelf is None or (row := shelf.row) >= shelf.count or now >= shelf.pulled.lease_ends:
+                    if self._first(now) is None:
+                        return -1
+                    continue
+                batch = shelf.batch
+                if batch is None:
+                    batch = shelf.batch = self._make(shelf.pulled)
+                given.append((batch, row))
+                if self._closed:
+                    # A signal handler closed the consumer just now, and gave this one back.
+                    given.clear()
+                    return -1
+                shelf.row = row = row + 1
+                return shelf.count - row
+
+    def take(self, most: int, now: float, given: list[Pulled]) -> bool:
+        """Add up to ``most`` messages of one answer to ``given``, as `next` does; False when nothing is here."""
+        with self._lock:
+            while (shelf := self._first(now)) is not None:
+                end = min(shelf.row + most, shelf.count)
+                given.append(shelf.pulled if end - shelf.row == shelf.count else shelf.rest.cut(most)[0])
+                if self._closed:
+                    given.clear()
+                    break
+                shelf.row = end
+                return True
+            return False
+
+    def put_back(self, pulled: Pulled, now: float) -> None:
+        """What was taken last did not reach its caller: it is the next to be handed out."""
+        with self._lock:
+            first = self._first(now)
+            if first is None or first.rest.parts[0].pull_first != pulled.parts[0].pull_first:
+                self._shelves.appendleft(_Shelf(pulled, now))
+
+    def give_back_older(self, put_before: float) -> Handles | None:
+        """Take out what was put in before that and is still here: its handles; None while a thread takes something."""
+        return self._give_back(lambda shelf: shelf.left if shelf.put_at <= put_before else 0)
+
+    def give_back_last(self, count: int) -> Handles | None:
+        """Take out the last messages, at most so many; as `give_back_older`."""
+        left = self.count - count
+        kept = 0
+
+        def surplus(shelf: _Shelf[Batch]) -> int:
+            nonlocal kept
+            keep = max(0, min(shelf.left, left - kept))
+            kept += keep
+            return shelf.left - keep
+
+        return self._give_back(surplus)
+
+    def close(self) -> Handles:
+        """Hand out nothing more: the handles of what is left."""
+        with self._lock:
+            self._closed = True
+            left = [handle for shelf in self._shelves for handle in shelf.rest.handles]
+            self._shelves.clear()
+            return left
+
+    def _first(self, now: float) -> _Shelf[Batch] | None:
+        while self._shelves:
+            shelf = self._shelves[0]
+            if shelf.left and now < shelf.pulled.lease_ends:
+                return shelf
+            if shelf.left:
+                log.warning("lease_ended_unused subject=%s messages=%d", shelf.pulled.subject, shelf.left)
+            self._shelves.popleft()
+        return None
+
+    def _give_back(self, surplus: Callable[[_Shelf[Batch]], int]) -> Handles | None:
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            handles: Handles = []
+            kept: deque[_Shelf[Batch]] = deque()
+            for shelf in self._shelves:
+                extra = surplus(shelf)
+                keep, back = shelf.rest.cut(shelf.left - extra)
+                handles += back.handles
+                if extra:
+                    shelf = _Shelf(keep, shelf.put_at)
+                kept.append(shelf)
+            self._shelves = kept
+            return handles
+        finally:
+            self._lock.release()
+
+
+class _Shelf(Generic[Batch]):
+    """One answer, or what is left of it."""
+
+    __slots__ = ("batch", "count", "pulled", "put_at", "row")
+
+    def __init__(self, pulled: Pulled, put_at: float) -> None:
+        self.pulled = pulled
+        self.count = pulled.message_count
+        self.put_at = put_at
+        self.batch: Batch | None = None  # Once one of its messages was iterated over.
+        self.row = 0  # The next one to hand out.
+
+    @property
+    def left(self) -> int:
+        """How many messages."""
+        return self.count - self.row
+
+    @property
+    def rest(self) -> Pulled:
+        """What is left."""
+        return self.pulled.cut(self.row)[1] if self.row else self.pulled

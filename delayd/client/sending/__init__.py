@@ -1,0 +1,16 @@
+"""Sending: producers, from the caller's arguments to a receipt (docs/clients.md; rules I).
+
+A map, in the order in which a message passes.
+
+    producer            Producer: blocking, on a background thread
+    async_producer      AsyncProducer: on the caller's own loop
+    arguments, due_columns   check what the caller said, and turn wishes into due instants
+    producer_core       what both forms share
+    room, slots         how much may be queued and be under way
+    outbox              what was sent and has no outcome yet
+    gathering, packing, rows   single sends that share a batch; the bytes of a batch
+    block               a piece of one `send_batch`
+    groups              which delay server gets the next batch
+    sender              numbers batches, sends them, and repeats them until their outcome is known
+    receipt, send_future   what the caller gets back
+"""

@@ -1,0 +1,66 @@
+"""What the asynchronous and the blocking producer share: outbox and connections, on one loop of one process.
+
+Invariant: all of it belongs to the loop's thread; arguments were checked, and whoever queues bounds the bytes queued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+from delayd.client.meta import MetaView
+from delayd.client.sending.arguments import Columns, ProducerSettings
+from delayd.client.sending.block import Progress
+from delayd.client.sending.outbox import Outbox
+from delayd.client.sending.receipt import BatchReceipt
+from delayd.client.sending.sender import Sender
+from delayd.errors import AlreadyClosed, QueueFull
+
+log = logging.getLogger(__name__)
+
+
+class ProducerCore:
+    """Made inside the running loop; ``on_free`` is told how many queued bytes have ended."""
+
+    def __init__(self, address: str, settings: ProducerSettings, on_free: Callable[[int], None]) -> None:
+        self.pid = os.getpid()
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._meta = MetaView(address)
+        self.sender = Sender(self._meta, settings.timeout_ms)
+        self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, on_free)
+
+    def check_open(self) -> None:
+        """AlreadyClosed after the close."""
+        if self.closed:
+            raise AlreadyClosed("this producer was closed")
+
+    async def send_batch(self, columns: Columns) -> BatchReceipt:
+        """Send the rows of one call and wait until each has ended."""
+        self.check_open()
+        if not columns.bodies:
+            return BatchReceipt(())
+        answered: asyncio.Future[BatchReceipt] = self._loop.create_future()
+        await self.outbox.add_batch(Progress(len(columns.bodies), answered), columns)
+        return await answered
+
+    async def disconnect(self) -> None:
+        """End all connections."""
+        await self.sender.close()
+        await self._meta.close()
+
+
+def queue_full(settings: ProducerSettings) -> QueueFull:
+    """What a send raises that found no room in time."""
+    waited_s = settings.timeout_ms / 1000
+    return QueueFull(
+        f"{settings.queue_bytes_max} bytes of sends are queued and none left for {waited_s:g} s; nothing was sent"
+    )
+
+
+def tell_unsent(messages: int) -> None:
+    """Say that a program ends before so many of its messages had an outcome."""
+    if messages:
+        log.warning("ended_before_sent messages=%d", messages)

@@ -1,0 +1,95 @@
+"""The outcome of one send, for threads.
+
+Invariant: it is set once, by the loop's thread; who waits, on any thread, and each callback hears of it once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from delayd.client.limits import need_timedelta
+from delayd.client.sending.receipt import Receipt
+from delayd.errors import DelaydError
+
+# Held for a few assignments at a time, so all futures can share it: `concurrent.futures.Future` has a condition each,
+# a dozen objects, and with 100,000 of them alive the garbage collector takes longer than everything else together.
+_LOCK = threading.Lock()
+
+_SECOND = timedelta(seconds=1)
+
+log = logging.getLogger(__name__)
+
+
+class SendFuture:
+    """As a `concurrent.futures.Future`, but what was handed over can't be cancelled, and timeouts are timedeltas."""
+
+    __slots__ = ("_callbacks", "_done", "_error", "_receipt", "_waiting")
+
+    def __init__(self) -> None:
+        self._done = False
+        self._receipt: Receipt | None = None
+        self._error: DelaydError | None = None
+        self._waiting: list[threading.Lock] | None = None
+        self._callbacks: list[Callable[[SendFuture], None]] | None = None
+
+    def done(self) -> bool:
+        """Whether there is an outcome."""
+        return self._done
+
+    def result(self, timeout: timedelta | None = None) -> Receipt:
+        """The receipt, or the error raised; TimeoutError when neither came within ``timeout``."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        assert self._receipt is not None, "a send ends with a receipt or an error"
+        return self._receipt
+
+    def exception(self, timeout: timedelta | None = None) -> DelaydError | None:
+        """The error, or None when it is accepted; TimeoutError when neither came within ``timeout``."""
+        wait_s = None if timeout is None else need_timedelta("timeout", timeout) / _SECOND
+        if not self._done and not self._wait(wait_s):
+            raise TimeoutError(f"a send had no outcome within {wait_s} s; it goes on")
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[SendFuture], None]) -> None:
+        """Call back with this future: on the producer's thread, which it must not hold up, or at once if it is done."""
+        with _LOCK:
+            if not self._done:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        callback(self)
+
+    def set_result(self, receipt: Receipt) -> None:
+        """It is accepted; for the producer."""
+        self._receipt = receipt
+        self._end()
+
+    def set_exception(self, error: DelaydError) -> None:
+        """It failed; for the producer."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        with _LOCK:
+            self._done = True
+            waiting, callbacks = self._waiting, self._callbacks
+        for lock in waiting or ():
+            lock.release()
+        for callback in callbacks or ():
+            try:
+                callback(self)
+            except Exception:
+                # One caller's bug must not take their outcomes from the others of its batch.
+                log.exception("callback_failed callback=%r", callback)
+
+    def _wait(self, wait_s: float | None) -> bool:
+        with _LOCK:
+            if self._done:
+                return True
+            woken = threading.Lock()
+            woken.acquire()
+            self._waiting = [*(self._waiting or ()), woken]
+        return woken.acquire(timeout=-1 if wait_s is None else max(wait_s, 0))

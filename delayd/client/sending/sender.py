@@ -1,0 +1,308 @@
+"""Batches on their way: numbered, bound to a server, sent, and repeated until their outcome is known.
+
+     gathered ──▶ bound ──▶ sent ──▶ ACCEPTED, REFUSED
+                   ▲          ├─ try later: again, same number, same group
+                   └──────────┤  nothing left: another number, perhaps another group
+                              └─ lost after it left: again, same number, same group ──limit──▶ OutcomeUnknown
+
+Invariant (rules I1, I3): a number names one batch, byte for byte, and once its bytes may have left it goes to one group
+only. Numbers below the low-water mark in a batch are never sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from delayd.batch import ROWS_MAX, ProducerPart
+from delayd.client.instants import monotonic_us
+from delayd.client.link import unreadable
+from delayd.client.meta import MetaView
+from delayd.client.retry import Backoff, spread_ms
+from delayd.client.sending.groups import Group, Groups
+from delayd.client.sending.receipt import Accepted
+from delayd.client.sending.rows import Rows
+from delayd.errors import (
+    BadArgument,
+    BadRequest,
+    ClockInDoubt,
+    DelaydError,
+    InternalError,
+    OutcomeUnknown,
+    RequestFailed,
+    RetryLater,
+    SendHandle,
+    ServerUnavailable,
+    error_by_code,
+)
+from delayd.log_id import LogId
+from delayd.net.connection import Connection
+from delayd.wire.frame import Head
+from delayd.wire.requests import (
+    ERROR_TEXT_BYTES_MAX,
+    RequestType,
+    need_bool,
+    need_instant,
+    need_int,
+    need_ints,
+    need_map,
+    need_maps,
+    need_retry_after,
+    need_str,
+    need_u64,
+)
+
+UNKNOWN_KEPT_MS = 60_000  # How long the handle of an unknown outcome holds the low-water mark, for who asks at once.
+UNKNOWN_KEPT_MAX = 1_000  # A server remembers every number above the mark, so it is not held for any more than these.
+
+
+class Refusal(NamedTuple):
+    """A delay server's word that it kept nothing of a batch, because of these rows (all of them, if none is named)."""
+
+    error: DelaydError
+    rows: list[int]
+
+
+class Parcel:
+    """Rows, and what is known of them on their way."""
+
+    __slots__ = ("data", "deadline", "failure", "group", "may_be_kept", "number", "rows")
+
+    def __init__(self, rows: Rows, deadline: float) -> None:
+        self.rows = rows
+        self.deadline = deadline  # On the loop's clock.
+        self.group: Group | None = None
+        self.number = 0
+        self.data: Sequence[bytes] = ()  # The pieces of the batch, once it is bound.
+        self.may_be_kept = False  # Bytes left and no outcome came: from now on it belongs to this group.
+        self.failure: DelaydError = ServerUnavailable("no delay server was reached in time; nothing was sent")
+
+
+class Sender:
+    """Brings parcels to their outcome; used by one producer, on one loop."""
+
+    def __init__(self, meta: MetaView, timeout_ms: float) -> None:
+        self.groups = Groups(meta)
+        self.producer_id = 0  # Drawn at the first send (rule I2).
+        self._meta = meta
+        self._timeout_s = timeout_ms / 1000
+        self._loop = asyncio.get_running_loop()
+        self._next_number = 1
+        # Numbers in use, rising: dicts keep the order, and the first one is the low-water mark.
+        self._in_use: dict[int, None] = {}
+        self._unknown: dict[int, float] = {}
+
+    def parcel(self, rows: Rows) -> Parcel:
+        """Rows whose time limit begins now."""
+        return Parcel(rows, self._loop.time() + self._timeout_s)
+
+    async def carry(self, parcel: Parcel) -> list[tuple[Parcel, float]]:
+        """Bring a parcel to its outcome and tell its rows.
+
+        Returns what was split off because a server refused other rows of it: parcels to be carried too, each after so
+        many seconds.
+        """
+        try:
+            outcome = await self._settle(parcel)
+        except DelaydError as error:
+            self._unbind(parcel, unknown=isinstance(error, OutcomeUnknown))
+            parcel.rows.fail(error)
+            return []
+        self._unbind(parcel)
+        if isinstance(outcome, Refusal):
+            return self._refused(parcel, outcome)
+        parcel.rows.accept(outcome)
+        return []
+
+    async def ask(self, handle: SendHandle) -> Accepted | None:
+        """What became of a batch whose outcome was unknown; None when it was not kept and never will be."""
+        if not isinstance(handle, SendHandle):
+            raise BadArgument(f"a handle is that of an OutcomeUnknown, not {type(handle).__name__}")
+        group = await self.groups.named(handle.log_id)
+        connection = await group.link.connection()
+        head: Head = {
+            "log_id": handle.log_id,
+            "producer_id": handle.producer_id,
+            "producer_batch": handle.producer_batch,
+        }
+        answer = await connection.request(RequestType.OUTCOME, head, timeout_ms=self._timeout_s * 1000)
+        try:
+            _check_log(answer.head, handle.log_id)
+            state = need_str(answer.head, "state")
+            if state == "accepted":
+                return _accepted(need_map(answer.head, "result"), handle.log_id)
+            if state != "unknown":
+                raise BadRequest(f"the state is {state}, which is neither accepted nor unknown")
+        except BadRequest as error:
+            raise unreadable(connection, error) from error
+        return None
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self.groups.close()
+
+    async def _settle(self, parcel: Parcel) -> Accepted | Refusal:
+        backoff = Backoff()
+        at_first = parcel.failure
+        while (left_s := parcel.deadline - self._loop.time()) > 0:
+            try:
+                connection = await self._bind(parcel, left_s)
+                outcome = await self._send(parcel, connection)
+            except TimeoutError:
+                if not self._meta.delay_servers and parcel.failure is at_first:
+                    address = self._meta.link.address
+                    parcel.failure = ServerUnavailable(f"meta at {address} gave no answer in time; nothing was sent")
+                break
+            except RequestFailed as error:
+                # A try that never left adds nothing to what the last one that did was told.
+                if error.sent:
+                    parcel.failure, parcel.may_be_kept = error, True
+                if not parcel.may_be_kept:
+                    self._unbind(parcel)
+                self._meta.refresh_soon()
+                wait_ms = backoff.next_ms()
+            except InternalError as error:
+                # It failed in the middle of something, which may have been the append.
+                parcel.failure = error
+                parcel.may_be_kept = True
+                wait_ms = backoff.next_ms()
+            except RetryLater as error:
+                parcel.failure = error
+                wait_ms = spread_ms(error.retry_after_ms)
+            else:
+                whole = isinstance(outcome, Refusal) and len(outcome.rows) in (0, parcel.rows.count)
+                if not isinstance(outcome, Refusal) or not whole or not isinstance(outcome.error, RetryLater):
+                    return outcome
+                parcel.failure = outcome.error
+                wait_ms = spread_ms(outcome.error.retry_after_ms)
+            await asyncio.sleep(min(wait_ms / 1000, max(parcel.deadline - self._loop.time(), 0)))
+        raise self._given_up(parcel)
+
+    async def _bind(self, parcel: Parcel, left_s: float) -> Connection:
+        group = parcel.group or self.groups.choose()
+        connection = None if group is None else group.link.standing
+        if group is None or connection is None:
+            async with asyncio.timeout(left_s):
+                group = group or await self.groups.find()
+                try:
+                    connection = await group.link.connection()
+                except ServerUnavailable:
+                    self._meta.refresh_soon()
+                    if not parcel.may_be_kept:
+                        self._unbind(parcel)
+                    raise
+        if parcel.group is None:
+            parcel.group = group
+            group.in_flight += 1
+            parcel.number = self._next_number
+            self._next_number += 1
+            self._in_use[parcel.number] = None
+            part = ProducerPart(self._own_id(), parcel.number, self._low_water())
+            try:
+                parcel.data = parcel.rows.encode(part, group.link.clock)
+            except ClockInDoubt:
+                # Nothing has left, and another server's clock may be confirmed.
+                self._unbind(parcel)
+                raise
+        return connection
+
+    async def _send(self, parcel: Parcel, connection: Connection) -> Accepted | Refusal:
+        group = parcel.group
+        assert group is not None, "a parcel is sent after it was bound"
+        asked_us = monotonic_us()
+        limit_ms = (parcel.deadline - self._loop.time()) * 1000
+        answer = await connection.request(RequestType.SEND, {}, parcel.data, limit_ms)
+        try:
+            group.link.clock.hear(asked_us, monotonic_us(), answer.head)
+            _check_log(answer.head, group.log_id)
+            results = need_maps(answer.head, "results")
+            if len(results) != 1:
+                raise BadRequest(f"{len(results)} results came for one batch")
+            return _outcome(results[0], group.log_id, parcel.rows.count)
+        except BadRequest as error:
+            raise unreadable(connection, error) from error
+
+    def _refused(self, parcel: Parcel, refusal: Refusal) -> list[tuple[Parcel, float]]:
+        named = sorted(set(refusal.rows))
+        if len(named) in (0, parcel.rows.count):
+            parcel.rows.fail(refusal.error)
+            return []
+        refused, others = parcel.rows.split(named)
+        split = [(Parcel(others, parcel.deadline), 0.0)]
+        if isinstance(refusal.error, RetryLater):
+            again = Parcel(refused, parcel.deadline)
+            again.failure = refusal.error
+            wait_s = min(spread_ms(refusal.error.retry_after_ms) / 1000, parcel.deadline - self._loop.time())
+            split.append((again, max(wait_s, 0.0)))
+        else:
+            refused.fail(refusal.error)
+        return split
+
+    def _given_up(self, parcel: Parcel) -> DelaydError:
+        group = parcel.group
+        if not parcel.may_be_kept or group is None:
+            return parcel.failure
+        handle = SendHandle(LogId(group.log_id), self._own_id(), parcel.number)
+        unknown = OutcomeUnknown(
+            f"batch {parcel.number} was sent to {group.link.address} and no outcome came in time"
+            f" ({parcel.failure.message}); ask with the handle",
+            handle,
+        )
+        unknown.__cause__ = parcel.failure
+        return unknown
+
+    def _unbind(self, parcel: Parcel, *, unknown: bool = False) -> None:
+        if parcel.group is None:
+            return
+        parcel.group.in_flight -= 1
+        parcel.group = None
+        parcel.data = ()
+        self._in_use.pop(parcel.number)
+        if unknown:
+            while len(self._unknown) >= UNKNOWN_KEPT_MAX:
+                del self._unknown[next(iter(self._unknown))]
+            self._unknown[parcel.number] = self._loop.time()
+
+    def _low_water(self) -> int:
+        now = self._loop.time()
+        while self._unknown and next(iter(self._unknown.values())) + UNKNOWN_KEPT_MS / 1000 < now:
+            del self._unknown[next(iter(self._unknown))]
+        return min(next(iter(self._in_use)), min(self._unknown, default=self._next_number))
+
+    def _own_id(self) -> int:
+        if not self.producer_id:
+            self.producer_id = int.from_bytes(os.urandom(8), "little") | 1  # 0 would mean that none was drawn.
+        return self.producer_id
+
+
+def _check_log(head: Head, log_id: int) -> None:
+    answered = need_u64(head, "log_id")
+    if answered != log_id:
+        raise BadRequest(f"it is for the log {answered:016x} instead of {log_id:016x}")
+
+
+def _outcome(result: Head, log_id: int, count: int) -> Accepted | Refusal:
+    if "error" not in result:
+        accepted = _accepted(result, log_id)
+        if accepted.row_count != count:
+            raise BadRequest(f"{accepted.row_count} rows were accepted of a batch of {count}")
+        return accepted
+    rows = need_ints(result, "rows")
+    if any(row >= count for row in rows):
+        raise BadRequest(f"row {max(rows)} was refused of a batch of {count}")
+    hint = result.get("retry_after_ms")
+    message = need_str(result, "message", ERROR_TEXT_BYTES_MAX)
+    retry_after_ms = 0 if hint is None else need_retry_after(result)
+    return Refusal(error_by_code(need_str(result, "error"), message, retry_after_ms), rows)
+
+
+def _accepted(result: Head, log_id: int) -> Accepted:
+    return Accepted(
+        LogId(log_id),
+        need_u64(result, "base_sequence"),
+        need_int(result, "count", 1, ROWS_MAX),
+        need_instant(result, "appended_at_ms"),
+        need_bool(result, "duplicate"),
+    )

@@ -1,0 +1,439 @@
+"""Outcomes: what became of messages, gathered and fsynced into the dispatch logs of their hours.
+
+An outcome counts only when it is durable: W passes a batch (rule H1) and a session begins (rule H4) on that word alone.
+"""
+
+import errno
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Container, Sequence
+from functools import partial
+from itertools import chain
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import ROWS_MAX
+from delayd.clock import Clock
+from delayd.delay.filing.hour_table import OutcomeEnd
+from delayd.delay.quarantine import outcomes_beside, quarantine_path
+from delayd.delay.timers.loader import among
+from delayd.disk import Disk
+from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
+from delayd.executor import Done, Executor
+from delayd.hours import hour_name
+from delayd.log.dispatch import NewPart, Outcome, encode_outcomes, join_columns
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.schedule import dispatch_path
+from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
+from delayd.log.watch import write_again
+
+log = logging.getLogger(__name__)
+
+RETRY_MS = 1_000  # After a full disk.
+
+R = TypeVar("R")
+
+
+class Recorded(NamedTuple):
+    """Rows of one hour with one fate, and who is to hear that their outcome is durable."""
+
+    hour: int
+    part: NewPart
+    on_durable: Callable[[], object]
+
+
+class HandedOver(NamedTuple):
+    """Rows whose outcome DISPATCHED is durable: their sequences, and the content hashes under which they left."""
+
+    sequences: NDArray[np.uint64]
+    hashes: NDArray[np.uint64]
+
+
+NOTHING_HANDED_OVER = HandedOver(np.empty(0, np.uint64), np.empty(0, np.uint64))
+
+
+def sort_handed_over(pieces: Sequence[HandedOver]) -> HandedOver:
+    """Join several, by rising sequence."""
+    sequences, hashes = map(np.concatenate, zip(NOTHING_HANDED_OVER, *pieces, strict=True))
+    order = np.argsort(sequences, kind="stable")
+    return HandedOver(sequences.take(order), hashes.take(order))
+
+
+class Flushed(NamedTuple):
+    """What a flush did, by hour: durable ends of the files that it wrote, hours that found no space, and new damage."""
+
+    ends: dict[int, int]
+    full: set[int]
+    damaged: dict[int, DamagedData]  # By hour: why its own file takes nothing; its outcomes stand beside it.
+
+
+class OutcomeLog:
+    """The one writer of the dispatch logs. ``segments`` are open files by hour, at their ends; it owns them.
+
+    Invariant: ``ends`` names durable bytes only. Whoever reads a dispatch log beside its writer reads no further.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        log_id: int,
+        epoch: int,
+        executor: Executor,
+        clock: Clock,
+        flush_ms: int,
+        segments: dict[int, Segment],
+        ends: dict[int, OutcomeEnd],
+        quarantined: Container[int] = (),
+        on_damaged: Callable[[int, DamagedData], None] | None = None,
+    ) -> None:
+        self.ends = ends  # By hour, of dispatch logs that are not deleted.
+        self.filed_below = 0  # Sequences below are in schedule logs: nobody asks for them in `take_handed_over`.
+        self.moved = set(ends)  # Hours whose end no checkpoint has taken yet.
+        self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
+        self._disk = disk
+        self._folder = folder
+        self._log_id = log_id
+        self._epoch = epoch
+        self._executor = executor
+        self._clock = clock
+        self._flush_ms = flush_ms
+        self._quarantined = quarantined  # Hours whose own file is damaged and takes nothing.
+        self._on_damaged = on_damaged  # Hears of hours that become so.
+        self._segments = segments  # Touched by the executor only, once a flush was submitted.
+        # By hour: the newest file beside a damaged one, and its durable end, which `ends` does not count.
+        self._beside = {
+            hour: (segment.path, segment.durable) for hour, segment in segments.items() if hour in quarantined
+        }
+        self._waiting: list[Recorded] = []
+        self._flushing: list[Recorded] = []
+        self._after_waiting: list[Callable[[], None]] = []
+        self._after_flushing: list[Callable[[], None]] = []
+        self._handed_over: list[HandedOver] = []
+        self._due_ms: int | None = None
+        self._exchanging: set[int] = set()  # Hours whose file is opened anew: what is recorded of them waits for it.
+
+    @property
+    def idle(self) -> bool:
+        """Whether every recorded outcome is durable."""
+        return not (self._waiting or self._flushing)
+
+    def record(self, hour: int, part: NewPart, on_durable: Callable[[], object]) -> None:
+        """Take an outcome; it is written with the next flush."""
+        self._waiting.append(Recorded(hour, part, on_durable))
+        if self._due_ms is None:
+            self._due_ms = self._clock.monotonic_ms() + self._flush_ms
+
+    def when_durable(self, callback: Callable[[], None]) -> None:
+        """Call back when everything recorded so far is durable."""
+        if self._waiting:
+            self._after_waiting.append(callback)
+        elif self._flushing:
+            self._after_flushing.append(callback)
+        else:
+            callback()
+
+    def next_wake_ms(self) -> int | None:
+        """When `wake` has something to do, in monotonic ms."""
+        return None if self._flushing else self._due_ms
+
+    def wake(self) -> None:
+        """Begin a flush when one is due."""
+        if self._due_ms is not None and self._clock.monotonic_ms() >= self._due_ms:
+            self.flush()
+
+    def flush(self) -> None:
+        """Begin to write what waits; one flush is under way at a time."""
+        if self._flushing or not self._waiting:
+            return
+        self._due_ms = None
+        held = [recorded for recorded in self._waiting if recorded.hour in self._exchanging]
+        if len(held) == len(self._waiting):
+            return
+        self._flushing = [recorded for recorded in self._waiting if recorded.hour not in self._exchanging]
+        self._waiting = held
+        if not held:
+            self._after_flushing, self._after_waiting = self._after_waiting, []
+        by_hour: defaultdict[int, list[NewPart]] = defaultdict(list)
+        for recorded in self._flushing:
+            by_hour[recorded.hour].append(recorded.part)
+        self._executor.submit(partial(self._write, dict(by_hour), self._clock.now_ms()), self._flushed)
+
+    def take_handed_over(self) -> list[HandedOver]:
+        """Take the rows, in several pieces, whose outcome DISPATCHED became durable since they were last taken."""
+        taken, self._handed_over = self._handed_over, []
+        return taken
+
+    def segment_of(self, hour: int) -> Segment | None:
+        """The open file of an hour."""
+        return self._segments.get(hour)
+
+    def unwritten_hours(self) -> set[int]:
+        """Hours with recorded outcomes that are not durable yet."""
+        return {recorded.hour for recorded in chain(self._waiting, self._flushing)}
+
+    def unwritten_of(self, hour: int) -> list[NDArray[np.uint64]]:
+        """The sequences of an hour's recorded outcomes that are not durable yet, in several arrays."""
+        return [each.part.sequences for each in chain(self._waiting, self._flushing) if each.hour == hour]
+
+    def close_hour(self, hour: int, done: Callable[[], None]) -> None:
+        """Close the file of an hour that takes no more outcomes."""
+
+        def closed(ended: Done[None]) -> None:
+            ended.result()
+            done()
+
+        self._executor.submit(partial(self._close, hour), closed)
+
+    def exchange(self, hour: int, make: Callable[[], tuple[Segment, R]], done: Callable[[Done[R]], None]) -> None:
+        """Have ``make`` open an hour's file anew, with none open, on the thread that writes; outcomes go there then.
+
+        After an error nothing is open, and the next outcome opens what the hour's state asks for. What is recorded
+        meanwhile is written behind ``done``, which may say with `leave_out` that the file has it already.
+        """
+
+        def work() -> R:
+            self._close(hour)
+            segment, result = make()
+            self._beside.pop(hour, None)  # It joined the hour's own file.
+            self._segments[hour] = segment
+            return result
+
+        def heard(ended: Done[R]) -> None:
+            self._exchanging.discard(hour)
+            done(ended)
+            self.flush()
+
+        self._exchanging.add(hour)
+        self._executor.submit(work, heard)
+
+    def leave_out(self, hour: int, known: NDArray[np.uint64]) -> None:
+        """Write nothing of what waits for an hour's file and is in it already (rule S1); ``known`` is sorted."""
+        waiting, self._waiting = self._waiting, []
+        for recorded in waiting:
+            new = recorded.hour != hour or ~among(recorded.part.sequences, known)
+            if np.all(new):
+                self._waiting.append(recorded)
+            elif np.any(new):
+                self._waiting.append(recorded._replace(part=_compressed(recorded.part, np.asarray(new))))
+            else:
+                recorded.on_durable()
+        if not self._waiting:
+            self._nothing_waits()
+
+    def _nothing_waits(self) -> None:
+        """What waited is in a file without a flush of its own: what was kept back for it goes on."""
+        self._after_flushing += self._after_waiting
+        self._after_waiting = []
+        if self._flushing:
+            return
+        self._due_ms = None
+        self._set_blocked(0)
+        after, self._after_flushing = self._after_flushing, []
+        for callback in after:
+            callback()
+
+    def _set_blocked(self, full_hours: int) -> None:
+        if self.blocked != bool(full_hours):
+            self.blocked = bool(full_hours)
+            # Without their outcomes nothing more may leave, so this is when deliveries stop and go on.
+            log.log(logging.WARNING if full_hours else logging.INFO, "dispatch_logs_full hours=%d", full_hours)
+
+    def look(self) -> None:
+        """Look whether the open files are what they were: a removed one is written again, others are set aside."""
+        self._executor.submit(self._look, self._looked)
+
+    def _look(self) -> dict[int, DamagedData]:
+        damaged: dict[int, DamagedData] = {}
+        for hour, segment in list(self._segments.items()):
+            damage = segment.look()
+            if damage is None:
+                continue
+            write_again([segment])
+            if not self._disk.exists(segment.path):
+                continue  # For want of space; the next look tries again.
+            self._close(hour)
+            try:
+                self._open(hour, self._clock.now_ms(), damaged)
+            except (DiskFull, Shortage):
+                pass  # The next flush opens it.
+            except DamagedData as error:
+                damaged[hour] = error
+        return damaged
+
+    def write_again(self) -> None:
+        """Write removed files again, when nothing is under way any more."""
+        write_again(self._segments.values())
+
+    def _looked(self, done: Done[dict[int, DamagedData]]) -> None:
+        for hour, error in done.result().items():
+            assert self._on_damaged is not None, "a server hears of its hours"
+            self._on_damaged(hour, error)
+
+    def _write(self, by_hour: dict[int, list[NewPart]], now_ms: int) -> Flushed:
+        """Append and fsync hour by hour."""
+        flushed = Flushed({}, set(), {})
+        for hour, parts in by_hour.items():
+            try:
+                segment = self._open(hour, now_ms, flushed.damaged)
+                groups = _groups(hour, parts, self._epoch, now_ms)
+                segment.append(groups)
+            except (DiskFull, Shortage):
+                flushed.full.add(hour)
+                continue
+            except DamagedData as error:
+                # Not even a new file beside the damaged ones takes them: they wait, and so does what follows them.
+                flushed.damaged[hour] = error
+                flushed.full.add(hour)
+                continue
+            segment.flush()
+            flushed.ends[hour] = segment.durable
+            if segment.path != dispatch_path(self._folder, hour):
+                self._beside[hour] = segment.path, segment.durable
+        return flushed
+
+    def _flushed(self, done: Done[Flushed]) -> None:
+        ends, full, damaged = done.result()
+        for hour, error in damaged.items():
+            assert self._on_damaged is not None, "a server hears of its hours"
+            self._on_damaged(hour, error)
+        flushed, self._flushing = self._flushing, []
+        after, self._after_flushing = self._after_flushing, []
+        self._set_blocked(len(full))
+        if full:
+            self._waiting = [recorded for recorded in flushed if recorded.hour in full] + self._waiting
+            self._after_waiting, after = after + self._after_waiting, []
+            self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+        elif self._waiting:
+            self._due_ms = self._clock.monotonic_ms() + self._flush_ms
+        if full:
+            flushed = [recorded for recorded in flushed if recorded.hour not in full]
+        self._note_ends(flushed, ends)
+        self._note_handed_over(flushed)
+        for recorded in flushed:
+            recorded.on_durable()
+        for callback in after:
+            callback()
+
+    def _note_ends(self, flushed: list[Recorded], ends: dict[int, int]) -> None:
+        for recorded in flushed:
+            hour = recorded.hour
+            # What stands beside a damaged file is not counted at all.
+            if hour not in self._quarantined:
+                rows = self.ends.get(hour, OutcomeEnd()).rows + len(recorded.part.sequences)
+                self.ends[hour] = OutcomeEnd(ends[hour], rows)
+                self.moved.add(hour)
+
+    def _note_handed_over(self, flushed: list[Recorded]) -> None:
+        parts = [
+            recorded.part
+            for recorded in flushed
+            # What stands beside a damaged file counts only when that was restored.
+            if recorded.part.outcome is Outcome.DISPATCHED and recorded.hour not in self._quarantined
+        ]
+        if parts:
+            sequences, _, hashes = join_columns(parts)
+            wanted = sequences >= np.uint64(self.filed_below)
+            self._handed_over.append(HandedOver(sequences[wanted], hashes[wanted]))
+
+    def _open(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
+        """The file of an hour; one beside it when its own is damaged, which ``damaged`` tells when it is new."""
+        segment = self._segments.get(hour)
+        if segment is None:
+            # A file that was closed may have rotted since: what was durable in it is no torn tail (rule L5).
+            known = self.ends.get(hour, OutcomeEnd()).length
+            if hour not in self._quarantined:
+                try:
+                    segment = self._open_at(hour, dispatch_path(self._folder, hour), known, now_ms)
+                except DamagedData as error:
+                    damaged[hour] = error
+            if segment is None:
+                segment = self._open_beside(hour, now_ms, damaged)
+            self._segments[hour] = segment
+        return segment
+
+    def _open_beside(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
+        """The newest file beside a damaged one; when that is damaged as well, a new one."""
+        number = max(outcomes_beside(self._disk, self._folder).get(hour, [1]))
+        path = quarantine_path(self._folder, hour, number)
+        written, end = self._beside.get(hour, ("", 0))
+        try:
+            return self._open_at(hour, path, end if path == written else 0, now_ms)
+        except DamagedData as error:
+            damaged[hour] = error
+        return self._open_at(hour, quarantine_path(self._folder, hour, number + 1), 0, now_ms)
+
+    def _open_at(self, hour: int, path: str, known: int, now_ms: int) -> Segment:
+        self._disk.make_folder(path.rpartition("/")[0])
+        if known or self._disk.exists(path):
+            segment = reopen_dispatch_log(self._disk, path, self._log_id, known, hour)
+            if segment is not None:
+                return segment
+        header = FileHeader(FileKind.DISPATCH, self._log_id, 0, hour, now_ms)
+        return create_segment(self._disk, path, header).remember_file()
+
+    def _close(self, hour: int) -> None:
+        segment = self._segments.pop(hour, None)
+        if segment is not None:
+            segment.close()
+
+
+def reopen_dispatch_log(disk: Disk, path: str, log_id: int, known: int = 0, hour: int | None = None) -> Segment | None:
+    """Open a dispatch log at its end, recovered; None when its creation had not finished: then it is removed.
+
+    Raises:
+        DamagedData: a group that was durable does not check, or it is another hour's; all up to the offset ``known``
+            was durable.
+        Shortage: this process can't read now.
+    """
+    try:
+        segment = open_segment(disk, path, FileKind.DISPATCH, log_id, write=True)
+    except FileNotFoundError:
+        raise DamagedData(path, 0, "the file is gone") from None
+    except NotWritable as error:
+        raise Unreadable(path, 0, errno.EACCES) from error
+    except UnfinishedFile:
+        if known:
+            raise DamagedData(path, 0, f"its file header is cut short, {known} bytes of groups were there") from None
+        disk.remove(path)
+        disk.sync_folder(path.rpartition("/")[0])
+        return None
+    try:
+        if hour is not None and segment.header.number != hour:
+            raise DamagedData(path, 0, f"its header says that it is of hour {hour_name(segment.header.number)}")
+        tail = segment.recover(0, 0, known, last=True)
+    except BaseException:
+        segment.close()
+        raise
+    if tail.cut_bytes:
+        log.info("tail_cut path=%s cut_bytes=%d reason=%r", path, tail.cut_bytes, tail.cut_reason)
+    return segment.remember_file()
+
+
+def _compressed(part: NewPart, chosen: NDArray[np.bool_]) -> NewPart:
+    hashes = None if part.hashes is None else part.hashes[chosen]
+    return part._replace(sequences=part.sequences[chosen], deliver_at_ms=part.deliver_at_ms[chosen], hashes=hashes)
+
+
+def append_parts(segment: Segment, hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> None:
+    """Append outcomes to an open dispatch log; durable on return."""
+    segment.append(_groups(hour, parts, epoch, now_ms))
+    segment.flush()
+
+
+def _groups(hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> list[NewGroup]:
+    """Groups of one batch of at most 65,536 rows; a part is never larger than one handed-over batch."""
+    groups: list[NewGroup] = []
+    taken: list[NewPart] = []
+    rows = 0
+    for part in parts:
+        count = len(part.sequences)
+        if rows + count > ROWS_MAX:
+            groups.append(NewGroup(GroupKind.DATA, [encode_outcomes(hour, taken)], epoch, now_ms, 0, rows))
+            taken, rows = [], 0
+        taken.append(part)
+        rows += count
+    groups.append(NewGroup(GroupKind.DATA, [encode_outcomes(hour, taken)], epoch, now_ms, 0, rows))
+    return groups

@@ -1,0 +1,373 @@
+"""Retention: hours are sealed when their books are complete, and only sealed hours are ever deleted (rules S1, S2, P6).
+
+The order is the rule: the seal is durable, then the state calls the hour sealed; the published table calls it removed,
+then its files go. Files are read and removed on the worker thread.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from delayd.clock import Clock
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.books.seal_log import SealDiffers, SealLog, SealMark
+from delayd.delay.books.sealing import ContentDiffers, compare
+from delayd.delay.filing.hour_table import (
+    HourFile,
+    HourTable,
+    OutcomeEnd,
+    given_up_key,
+    hour_key,
+    hour_put,
+    outcome_key,
+)
+from delayd.delay.filing.sources import Sources
+from delayd.delay.quarantine import Quarantine
+from delayd.delay.recovery import read_outcomes
+from delayd.delay.timers.loader import scan_schedule_log
+from delayd.delay.timers.wheel import Wheel
+from delayd.disk import Disk
+from delayd.errors import DamagedData, DataError, DiskFull, Shortage
+from delayd.executor import Done, Executor, Priority
+from delayd.hours import HOUR_MS, hour_name
+from delayd.log.checkpoint import read_checkpoint
+from delayd.log.dispatch import NO_OUTCOMES, OutcomeRows
+from delayd.log.log import Log
+from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours, dispatch_path, schedule_path
+from delayd.log.seal import SealFacts
+from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
+from delayd.state import State
+
+log = logging.getLogger(__name__)
+
+SEGMENTS_KEPT_MS = 300_000  # Readers in other processes hold a checkpoint for so long before they read on from it (P3).
+HOURS_A_SWEEP = 24  # A server that was off for days seals what it missed over a few sweeps.
+SWEEPS_UNTOLD = 10  # An hour that is closed for 5 min and not sealed is told; before, rows may be on their way.
+SWEEPS_PUT_OFF_MAX = 120  # A damaged hour is read again within an hour; its copy may have been restored meanwhile.
+
+NOT_SEALED = "hour_not_sealed"  # For want of space.
+
+Compared = tuple[HourFile, OutcomeEnd | None]
+"""What a comparison read; while it stays the same, so does what came of it."""
+
+
+@dataclass(slots=True)
+class Unsealed:
+    """A closed hour that is not sealed yet."""
+
+    sweeps: int = 0
+    compared: Compared | None = None
+    reason: str = ""  # Why it can't be sealed, as it was told last.
+    put_off: int = 0  # Sweeps to wait before a damaged hour is read again; doubled each time.
+    not_before: int = 0
+
+
+class Verdict(NamedTuple):
+    """What comparing an hour's two logs gave: its seal, counted by now; or why it has none ("": rows wait)."""
+
+    seal: SealFacts | None
+    event: str = ""
+    reason: str = ""
+    damage: DamagedData | None = None
+    seals_damage: DamagedData | None = None
+
+
+class Retention:
+    """Seals and deletes hours, a few at a time."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        state: State,
+        folder: str,
+        log_id: int,
+        executor: Executor,
+        hours: HourTable,
+        outcomes: OutcomeLog,
+        sources: Sources,
+        wheel: Wheel,
+        seals: SealLog | None,
+        retention_hours: int,
+        quarantine: Quarantine,
+        on_damaged: Callable[[int, DamagedData], None],
+        on_seals_damaged: Callable[[DamagedData], None],
+    ) -> None:
+        self._disk = disk
+        self._state = state
+        self._folder = folder
+        self._log_id = log_id
+        self._executor = executor
+        self._hours = hours
+        self._outcomes = outcomes
+        self._sources = sources
+        self._wheel = wheel
+        self._seals = seals  # None: its file is damaged; then nothing seals.
+        self._aside: list[SealLog] = []  # Whose files are not what they were.
+        self._retention_hours = retention_hours
+        self._quarantine = quarantine
+        self._on_damaged = on_damaged  # Hears of hours whose files do not check.
+        self._on_seals_damaged = on_seals_damaged
+        self._sealing: set[int] = set()
+        self._unsealed: dict[int, Unsealed] = {}
+        self._deleting = False
+
+    def sweep(self, closed_before_ms: int, now_ms: int) -> None:
+        """Begin to seal hours that ended by ``closed_before_ms``, and to delete sealed ones past their retention.
+
+        ``closed_before_ms`` is the appended_at of a group that the last checkpoint covers: no row can be filed in an
+        hour that ended before it any more (rule P5). Both instants are of a confirmed clock (rule T1).
+        """
+        if self._seals is not None:
+            unwritten = self._outcomes.unwritten_hours()
+            for hour in self._hours.unsealed(closed_before_ms // HOUR_MS - 1):
+                if hour not in self._sealing and not self._quarantine.has_hour(hour):
+                    self._look_at(hour, self._seals, now_ms, hour in unwritten)
+        expired = self._hours.deletable(now_ms // HOUR_MS - self._retention_hours - 1)[:HOURS_A_SWEEP]
+        if expired and not self._deleting:
+            self._deleting = True
+            for hour in expired:
+                self._sources.forget_hour(hour)
+            files = {hour: self._hours.get(hour) for hour in expired}
+            self._executor.submit(partial(self._delete, files), self._deleted, Priority.SPACE)
+
+    def last_sealed(self, done: Callable[[int | None], None]) -> None:
+        """Call back with the latest hour that has ever been sealed, -1 for none; None while that can't be told."""
+
+        def read(found: Done[int]) -> None:
+            try:
+                done(None if self._sealing else max(found.result(), *self._hours.sealed(), -1))
+            except DamagedData as error:
+                log.warning("seals_unreadable reason=%r", str(error))
+                done(None)
+
+        if self._seals is None:
+            done(None)
+        else:
+            self._executor.submit(self._seals.last_hour, read)
+
+    def seal_end(self) -> SealMark | None:
+        """How far the seal log is durable; None while it is damaged. For the thread that seals."""
+        return None if self._seals is None else self._seals.end
+
+    def use(self, seals: SealLog) -> None:
+        """Seal with a log that was damaged and is whole again."""
+        self._seals = seals
+
+    def look_at_seals(self) -> None:
+        """Look whether the seal log is what it was."""
+
+        def looked(done: Done[DamagedData | None]) -> None:
+            try:
+                damage = done.result()
+            except DataError:
+                return  # This process can't tell now; the next look may.
+            if damage is not None:
+                self._on_seals_damaged(damage)
+
+        if self._seals is not None:
+            self._executor.submit(self._seals.look, looked)
+
+    def set_seals_aside(self) -> None:
+        """Seal nothing more until `use`."""
+        if self._seals is not None:
+            # What compares an hour now finds out by itself that it can't be sealed.
+            self._aside.append(self._seals)
+            self._seals = None
+
+    def write_again(self) -> None:
+        """Write the seal log again if it was removed, when nothing is under way any more."""
+        for seals in self._all_seals():
+            seals.write_again()
+
+    def close(self) -> None:
+        """Close the seal log."""
+        for seals in self._all_seals():
+            seals.close()
+
+    def _all_seals(self) -> list[SealLog]:
+        return self._aside if self._seals is None else [*self._aside, self._seals]
+
+    # Sealing.
+
+    def _look_at(self, hour: int, seals: SealLog, now_ms: int, unwritten: bool) -> None:
+        unsealed = self._unsealed.setdefault(hour, Unsealed())
+        unsealed.sweeps += 1
+        waiting = self._wheel.len_of(hour)
+        compared = (self._hours.get(hour), self._outcomes.ends.get(hour))
+        if unsealed.sweeps == SWEEPS_UNTOLD and not unsealed.reason:
+            rows = compared[0].rows
+            decided = compared[1].rows if compared[1] else 0
+            log.warning(
+                "hour_waits hour=%s rows=%d without_outcome=%d held=%d",
+                *(hour_name(hour), rows, rows - decided, waiting),
+            )
+        asked = unsealed.compared != compared if not unsealed.reason else unsealed.sweeps >= unsealed.not_before
+        # An outcome that is on its way to the file changes what a comparison would read.
+        if asked and not waiting and not unwritten and len(self._sealing) < HOURS_A_SWEEP:
+            unsealed.compared = compared
+            self._sealing.add(hour)
+            self._outcomes.close_hour(hour, partial(self._compare, hour, seals, now_ms))
+
+    def _compare(self, hour: int, seals: SealLog, now_ms: int) -> None:
+        file = self._hours.get(hour)
+        # The file may be opened and written again meanwhile: what is durable now is read, and nothing behind it.
+        end = self._outcomes.ends.get(hour, OutcomeEnd())
+        work = partial(self._verdict, hour, file, end, seals, now_ms)
+        self._executor.submit(work, partial(self._compared, hour, file), Priority.SPARE)
+
+    def _verdict(self, hour: int, file: HourFile, end: OutcomeEnd, seals: SealLog, now_ms: int) -> Verdict:
+        """Compare what is durable of the hour's logs, and make the seal durable if they agree."""
+        stored = scan_schedule_log(self._disk, self._folder, self._log_id, hour, file)
+        try:
+            outcomes = self._outcomes_of(hour, end)
+            facts = compare(hour, (entry.batch for entry in stored), outcomes, self._executor.give_way)
+            if facts is None:
+                return Verdict(None)
+            try:
+                seals.add(facts, now_ms)
+            except DamagedData as error:
+                return Verdict(None, seals_damage=error)
+            self._executor.give_way()
+            self._state.commit([hour_put(hour, _sealed(file, facts)), seals.put(hour)])
+        except DamagedData as error:
+            return Verdict(None, damage=error)
+        except SealDiffers as error:
+            return Verdict(None, "seal_differs", str(error))
+        except ContentDiffers as error:
+            return Verdict(None, "content_differs", str(error))
+        except (DiskFull, Shortage) as error:
+            return Verdict(None, NOT_SEALED, str(error))
+        seals.counted(hour)
+        return Verdict(facts)
+
+    def _outcomes_of(self, hour: int, end: OutcomeEnd) -> OutcomeRows:
+        path = dispatch_path(self._folder, hour)
+        try:
+            segment = open_segment(self._disk, path, FileKind.DISPATCH, self._log_id, write=False)
+        except (FileNotFoundError, UnfinishedFile):
+            return NO_OUTCOMES
+        try:
+            return read_outcomes(segment, end.length, self._executor.give_way)
+        finally:
+            segment.close()
+
+    def _compared(self, hour: int, file: HourFile, done: Done[Verdict]) -> None:
+        self._sealing.discard(hour)
+        verdict = done.result()
+        if verdict.damage is not None:
+            # It is compared anew when it is whole again.
+            del self._unsealed[hour]
+            self._on_damaged(hour, verdict.damage)
+            return
+        if verdict.seals_damage is not None:
+            del self._unsealed[hour]
+            self._on_seals_damaged(verdict.seals_damage)
+            return
+        unsealed = self._unsealed[hour]
+        if verdict.reason:
+            # For space an hour waits from sweep to sweep.
+            again = 1 if verdict.event == NOT_SEALED else max(1, 2 * unsealed.put_off)
+            unsealed.put_off = min(again, SWEEPS_PUT_OFF_MAX)
+            unsealed.not_before = unsealed.sweeps + unsealed.put_off
+            if unsealed.reason != verdict.reason:
+                # A full disk is told where sends are refused for it; the others ask for someone to look.
+                level = logging.WARNING if verdict.event == NOT_SEALED else logging.CRITICAL
+                log.log(level, "%s hour=%s reason=%r", verdict.event, hour_name(hour), verdict.reason)
+        unsealed.reason = verdict.reason
+        if verdict.seal is not None:
+            del self._unsealed[hour]
+            self._hours.set(hour, _sealed(file, verdict.seal))
+            if self._wheel.has_hour(hour):
+                self._wheel.drop_hour(hour)
+            self._sources.forget_hour(hour)
+            log.info("hour_sealed hour=%s rows=%d dead=%d", hour_name(hour), verdict.seal.rows, verdict.seal.dead)
+
+    # Deleting.
+
+    def _delete(self, files: dict[int, HourFile]) -> tuple[list[int], dict[int, HourFile]]:
+        """Remove the files of hours that the published table calls removed, and mark the others: which are which."""
+        try:
+            published = read_checkpoint(self._disk, self._folder, self._log_id) or {}
+        except DamagedData as error:
+            # The next one that is published writes a slot anew; until then readers are told nothing, so nothing goes.
+            log.warning("hours_not_deleted reason=%r", str(error))
+            return [], {}
+        table = published.get("hours", b"")
+        assert isinstance(table, bytes), "this server wrote the table"
+        self._executor.give_way()
+        told = {int(row["hour"]) for row in decode_hours(table) if row["flags"] & REMOVED}
+        gone = [hour for hour in files if hour in told]
+        for hour in gone:
+            for path in (schedule_path(self._folder, hour), dispatch_path(self._folder, hour)):
+                if self._disk.exists(path):
+                    self._disk.remove(path)
+                    self._disk.sync_folder(path.rpartition("/")[0])
+                # Each sync may take long, and the coming hour may wait to be loaded (rule B2).
+                self._executor.give_way()
+        marked = {
+            hour: file.with_flags(REMOVED) for hour, file in files.items() if hour not in told and not file.removed
+        }
+        if gone or marked:
+            removes = [key for hour in gone for key in (hour_key(hour), outcome_key(hour), given_up_key(hour))]
+            try:
+                self._state.commit([hour_put(hour, file) for hour, file in marked.items()], removes)
+            except DiskFull as error:
+                # The next sweep finds the same hours, some of them without files.
+                log.warning("hours_not_deleted reason=%r", str(error))
+                return [], {}
+        return gone, marked
+
+    def _deleted(self, done: Done[tuple[list[int], dict[int, HourFile]]]) -> None:
+        self._deleting = False
+        gone, marked = done.result()
+        for hour, file in marked.items():
+            self._hours.set(hour, file)
+        self._hours.remove(gone)
+        for hour in gone:
+            self._outcomes.ends.pop(hour, None)
+            log.info("hour_deleted hour=%s", hour_name(hour))
+
+
+class SegmentRetention:
+    """Removes message log segments that no checkpoint, reader or row needs any more (rule P6)."""
+
+    def __init__(self, message_log: Log, commit: Executor, worker: Executor, clock: Clock) -> None:
+        self.keep_from = message_log.start  # Where the log may begin; told by a checkpoint before anything goes.
+        self._told = self.keep_from
+        self._log = message_log
+        self._commit = commit
+        self._worker = worker
+        self._clock = clock
+        self._covered: list[tuple[int, int]] = []  # Monotonic instants and replay offsets of published checkpoints.
+
+    def published(self, replay_offset: int, keep_from: int) -> None:
+        """A checkpoint was published, which says that the log may begin at ``keep_from``."""
+        self._covered.append((self._clock.monotonic_ms(), replay_offset))
+        self._told = keep_from
+
+    def release(self, *lowest: int | None) -> None:
+        """Begin to remove what lies below an old checkpoint and below each of ``lowest``, where rows refer to."""
+        until = self._clock.monotonic_ms() - SEGMENTS_KEPT_MS
+        # The newest old one stays: rows may hold its segments until later.
+        while len(self._covered) > 1 and self._covered[1][0] <= until:
+            self._covered.pop(0)
+        if self._covered and self._covered[0][0] <= until:
+            limit = min([self._covered[0][1], *(offset for offset in lowest if offset is not None)])
+            # A reader that misses a segment knows from the checkpoint whether this took it, or somebody else (rule S5).
+            self.keep_from = max(self.keep_from, self._log.base_below(limit))
+            # On the thread that appends: a roll at the same time would be forgotten.
+            self._commit.submit(partial(self._log.detach_below, min(limit, self._told)), self._detached)
+
+    def _detached(self, done: Done[list[Segment]]) -> None:
+        if detached := done.result():
+            self._worker.submit(partial(self._log.remove, detached, self._worker.give_way), _removed, Priority.SPACE)
+
+
+def _removed(done: Done[int]) -> None:
+    log.info("segments_removed bytes=%d", done.result())
+
+
+def _sealed(file: HourFile, facts: SealFacts) -> HourFile:
+    return file.with_flags(SEALED | (DEAD if facts.dead else 0))

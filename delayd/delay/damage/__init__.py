@@ -1,0 +1,9 @@
+"""Damage: what can't be read now is tried again until it is whole, or given up by an operator (rules L5, L10).
+
+A map. What is damaged stands by name in `quarantine`, one folder up.
+
+    file_watch          notices files that someone removes or cuts
+    held                keeps due rows whose bodies can't be read
+    mending             tries the logs of an hour again, and loads what it lacked
+    seal_mending        tries the seal log again
+"""

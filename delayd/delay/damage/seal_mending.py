@@ -1,0 +1,72 @@
+"""Seal mending: a seal log that is damaged is opened anew until it is whole again (rules L9, L10).
+
+Nothing is sealed meanwhile, and an hour that is not sealed is not deleted.
+"""
+
+from collections.abc import Callable
+
+from delayd.clock import Clock
+from delayd.delay.books.retention import Retention
+from delayd.delay.books.seal_log import SealLog
+from delayd.delay.damage.mending import RETRY_MS
+from delayd.delay.quarantine import Decided, Kind, Quarantine
+from delayd.errors import DamagedData, DataError
+from delayd.executor import Done, Executor
+
+NAME = "log"  # Names the entry of the quarantine: there is one seal log.
+
+
+class SealMending:
+    """Opens the seal log again, each RETRY_MS or at an operator's word."""
+
+    def __init__(
+        self,
+        open_anew: Callable[[], SealLog],
+        retention: Retention,
+        quarantine: Quarantine,
+        worker: Executor,
+        clock: Clock,
+    ) -> None:
+        self._open_anew = open_anew
+        self._retention = retention
+        self._quarantine = quarantine
+        self._worker = worker
+        self._clock = clock
+        self._opening = False
+        self._told: list[Decided] = []  # Operators who wait for what comes of the try under way.
+        self._due_ms = clock.monotonic_ms() + RETRY_MS
+
+    def damaged(self, error: DamagedData) -> None:
+        """Seal nothing more until the file is back."""
+        self._retention.set_seals_aside()
+        self._quarantine.put(Kind.SEAL, NAME, error)
+
+    def step(self) -> None:
+        """Try again if that is due."""
+        if self._quarantine.get(Kind.SEAL, NAME) and self._clock.monotonic_ms() >= self._due_ms:
+            self.try_now()
+
+    def try_now(self, told: Decided | None = None) -> None:
+        """Open the file; ``told`` hears what came of it."""
+        if told is not None:
+            self._told.append(told)
+        if self._opening:
+            return
+        self._opening = True
+        self._due_ms = self._clock.monotonic_ms() + RETRY_MS
+
+        def opened(done: Done[SealLog]) -> None:
+            self._opening = False
+            mended, message = True, "the seal log is whole again"
+            try:
+                self._retention.use(done.result())
+                self._quarantine.lift(Kind.SEAL, NAME)
+            except DataError as error:
+                mended, message = False, str(error)
+                if isinstance(error, DamagedData):
+                    self._quarantine.put(Kind.SEAL, NAME, error)
+            told, self._told = self._told, []
+            for tell in told:
+                tell(mended, message)
+
+        self._worker.submit(self._open_anew, opened)

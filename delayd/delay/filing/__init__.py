@@ -1,0 +1,11 @@
+"""Filing: what the message log holds goes into the schedule logs of its hours (rules P2 to P4; docs/formats).
+
+A map, in the order in which a checkpoint works.
+
+    pending             rows that no checkpoint has filed yet
+    checkpoint          files, counts and publishes what the message log holds
+    log_range           reads a stretch of the message log by columns
+    schedule_writer     writes that stretch into the schedule logs of its hours
+    hour_table          says up to where each schedule log is valid
+    sources             finds the batch that holds a row, whether it is filed or not
+"""

@@ -1,0 +1,395 @@
+"""Checkpoint: the message log's rows are filed, counted and published (rule P2).
+
+One replay offset for all hours, fixed before the first row is gathered. What it counts is durable before the LMDB
+transaction, and the transaction before the checkpoint file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+
+from delayd.clock import Clock, ClockEvidence
+from delayd.config import DelayConfig
+from delayd.delay.books.outcomes import HandedOver, sort_handed_over
+from delayd.delay.books.seal_log import SealMark
+from delayd.delay.filing.hour_table import BESIDE_PREFIX, HourTable, OutcomeEnd, hour_puts, merge_hours, outcome_put
+from delayd.delay.filing.pending import PendingRows, Taken
+from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
+from delayd.delay.intake import Mark
+from delayd.delay.kept import TARGET_PREFIX
+from delayd.delay.producers import Producers
+from delayd.disk import Disk
+from delayd.errors import DamagedData, DataError, DiskFull, Shortage
+from delayd.executor import Done, Executor
+from delayd.identity import Identity
+from delayd.log.checkpoint import CheckpointFile, Value
+from delayd.log.dispatch import END_ROW
+from delayd.log.log import Log
+from delayd.log.schedule import HourRows, Skipped
+from delayd.state import State
+
+log = logging.getLogger(__name__)
+
+NEAR_PARTS = 4  # With few hours to write, a checkpoint is a copy of some files, and begins at a quarter of the bytes.
+CALM_PARTS = 16  # While little arrives, for later hours, it begins at a sixteenth: a start finds little to replay.
+CALM_MS = 1_000
+CALM_BYTES = 4 << 20  # In so long; 20,000 messages of 200 B. A flood ends, and its rest need not wait for a minute.
+RETRY_MS = 1_000  # After a full disk.
+RETRY_DAMAGED_MS = 30_000  # After a damaged file: an operator restores it, and each try reads the whole range again.
+
+Evidence = Callable[[], ClockEvidence]
+
+
+class Books(NamedTuple):
+    """What only the audit reads of a checkpoint (rules S5, S7)."""
+
+    skipped: tuple[Skipped, ...]  # Sequences that an operator's word left unused.
+    dropped: list[Value]  # Filed rows that operators gave up: ``[hour, rows]``.
+    keep_from: int  # Where the message log may begin.
+    settled_ms: int  # What fell due before has an outcome, as far as no target holds it up; 0 while nobody knows.
+    waits: str  # What holds that up.
+    links: list[Value]  # For each target its log_id, and the same two for what waits for it.
+
+
+class Told:
+    """What a checkpoint puts into the state and removes from it besides its hours; merged beside the loop."""
+
+    def __init__(
+        self,
+        owed: Told | None,
+        producers: dict[bytes, bytes],
+        gone: set[bytes],
+        notes: dict[bytes, int],
+        moved: dict[int, OutcomeEnd],
+        forgotten: Iterable[bytes],
+    ) -> None:
+        self.producers = producers
+        self.gone = gone  # Keys of producers.
+        self._owed = owed  # What the one before has not told, for its disk was full.
+        self._notes = notes
+        self._moved = moved
+        self._forgotten = forgotten
+        self._merged: tuple[dict[bytes, bytes], set[bytes]] | None = None
+
+    def merged(self) -> tuple[dict[bytes, bytes], set[bytes]]:
+        """Puts and removes by key, the newer of each: what is owed does not grow with every try that fails."""
+        if self._merged is None:
+            owed_puts, owed_removes = self._owed.merged() if self._owed is not None else ({}, set())
+            puts = {**owed_puts, **self.producers}
+            puts.update((TARGET_PREFIX + subject, msgpack.packb(target)) for subject, target in self._notes.items())
+            puts.update(outcome_put(hour, end) for hour, end in self._moved.items())
+            removes = {*self.gone, *(TARGET_PREFIX + subject for subject in self._forgotten)}
+            for key in removes:
+                puts.pop(key, None)
+            self._merged, self._owed = (puts, (owed_removes | removes) - puts.keys()), None
+        return self._merged
+
+
+NOTHING_TOLD = Told(None, {}, set(), {}, {}, ())
+COLLECTED = object()
+
+
+class Facts(NamedTuple):
+    """What a checkpoint says besides its hours; taken on the loop before the worker begins."""
+
+    stop: Mark
+    next_sequence: int
+    appended_at_ms: int
+    told: Told
+    ends: dict[int, OutcomeEnd]
+    books: Books
+
+
+class Abandoned(Exception):
+    """A checkpoint was given up between two of its parts."""
+
+
+class Filed(NamedTuple):
+    """What a checkpoint wrote; ``unpublished`` says why its file could not be written, ``damage`` of hours is new."""
+
+    hours: HourRows
+    beside: HourRows
+    damage: dict[int, DamagedData]
+    unpublished: DataError | OSError | None
+
+
+class Checkpointer:
+    """Writes checkpoints on the worker thread, one at a time."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        state: State,
+        clock: Clock,
+        config: DelayConfig,
+        executor: Executor,
+        identity: Identity,
+        message_log: Log,
+        hours: HourTable,
+        pending: PendingRows,
+        producers: Producers,
+        replay: Mark,
+        evidence: Evidence,
+        rest: Callable[[], None],
+        beside: HourTable,
+        damaged: Callable[[], Iterable[int]],
+        on_damaged: Callable[[int, DamagedData], None],
+        filed_below: int,
+        seal_end: Callable[[], SealMark | None],
+    ) -> None:
+        self.filed_below = filed_below  # Sequences below are filed.
+        self.replay = replay  # As the last checkpoint in the state has it.
+        self.reach_ms = 0  # The latest appended_at that an operator's word has set back.
+        self.appended_at_ms = 0  # When the last group came that a checkpoint of this life covers.
+        self._disk = disk
+        self._state = state
+        self._clock = clock
+        self._config = config
+        self._executor = executor
+        self._identity = identity
+        self._log = message_log
+        self._hours = hours
+        self._pending = pending
+        self._producers = producers
+        self._evidence = evidence
+        self._rest = rest
+        self._beside = beside  # What stands beside damaged schedule logs.
+        self._damaged = damaged  # Hours whose schedule log takes nothing now.
+        self._on_damaged = on_damaged  # Hears of hours that become so.
+        self._seal_end = seal_end
+        self._file = CheckpointFile(disk, config.folder, identity.log_id)
+        self._published = -1  # Replay offset that the checkpoint file says, as far as this life knows.
+        self._waiters: list[tuple[int, Callable[[], None]]] = []
+        self._owed = NOTHING_TOLD
+        self.collecting: Iterator[None] | None = None  # While it stands, `step` has more to do.
+        self._collected: Callable[[], None] = lambda: None  # What follows it.
+        self._running = False
+        self._abandon_at_ms: int | None = None
+        self._told = ""  # Why the last one was put off, as it was told.
+        self._not_before_ms = 0
+        self._looked_ms = clock.monotonic_ms()
+        self._looked_at = replay.offset  # The durable end of the log then.
+        self._calm = False  # Whether little arrived between the last two looks.
+        self._due_ms = self._looked_ms + config.checkpoint_every_ms
+
+    @property
+    def running(self) -> bool:
+        """Whether one is under way."""
+        return self._running
+
+    def next_wake_ms(self) -> int | None:
+        """When the next one is due, in monotonic ms."""
+        if self.collecting is not None:
+            return self._clock.monotonic_ms()
+        return None if self._running else self._due_ms
+
+    def is_due(self, durable: int) -> bool:
+        """Whether time or bytes ask for one."""
+        if self._running:
+            return False
+        now = self._clock.monotonic_ms()
+        if now - self._looked_ms >= CALM_MS:
+            self._calm = durable - self._looked_at < CALM_BYTES
+            self._looked_ms, self._looked_at = now, durable
+        asked = bool(self._waiters) or durable - self.replay.offset >= self._bytes_due()
+        return now >= self._due_ms or (asked and now >= self._not_before_ms)
+
+    def when_covers(self, offset: int, callback: Callable[[], None]) -> None:
+        """Call back when a published checkpoint covers the message log up to ``offset``; asks for one."""
+        if self._published >= offset:
+            callback()
+        else:
+            self._waiters.append((offset, callback))
+
+    def begin(
+        self,
+        stop: Mark,
+        next_sequence: int,
+        appended_at_ms: int,
+        notes: dict[bytes, int],
+        ends: dict[int, OutcomeEnd],
+        moved: Iterable[int],
+        handed_over: list[HandedOver],
+        ended: Callable[[bool], None],
+        books: Books,
+        forgotten: Iterable[bytes] = (),
+    ) -> None:
+        """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
+
+        ``notes`` are targets of subjects, ``ends`` those of all dispatch logs by hour, ``moved`` the hours whose end is
+        not in the state yet, ``handed_over`` the rows whose bodies need not be filed, ``forgotten`` the
+        subjects whose target is not needed any more.
+        """
+        self._running = True
+        self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
+        # A producer that is forgotten too early has its retried batches accepted twice (rule T1).
+        seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
+        owed, self._owed = self._owed, NOTHING_TOLD
+        told = Told(owed, {}, set(), notes, {hour: ends[hour] for hour in moved}, forgotten)
+        facts = Facts(stop, next_sequence, appended_at_ms, told, ends, books)
+        # What a producer's batches are, the loop alone may read; all else is packed beside the loop.
+        self.collecting = self._producers.collect(seen_before_ms, told.producers, told.gone)
+        self._collected = partial(self._submit, facts, self._pending.take(), handed_over, ended)
+        self.step()
+
+    def step(self) -> None:
+        """Go on with one that is begun in pieces, as much as one turn of the loop may (rule B2)."""
+        if self.collecting is not None and next(self.collecting, COLLECTED) is COLLECTED:
+            self.collecting = None
+            self._collected()
+
+    def _submit(self, facts: Facts, taken: Taken, handed_over: list[HandedOver], ended: Callable[[bool], None]) -> None:
+        now_ms, evidence = self._clock.now_ms(), self._evidence()
+        work = partial(self._write, facts, taken.rows, handed_over, now_ms, evidence, frozenset(self._damaged()))
+        self._executor.submit(work, partial(self._written, facts, taken, ended))
+
+    def _bytes_due(self) -> int:
+        """At how many bytes of the message log one begins before its time."""
+        # What is due within the hour may be handed over first, and then its body is not filed at all.
+        if self._calm and self._pending.mostly_later:
+            return self._config.checkpoint_bytes // CALM_PARTS
+        if self._pending.hours_apart <= FILES_A_SYNC:
+            return self._config.checkpoint_bytes // NEAR_PARTS
+        return self._config.checkpoint_bytes
+
+    def hurry(self, limit_ms: int) -> None:
+        """Give up what is not done within ``limit_ms``: the server stops, and the next start replays the log."""
+        while self.collecting is not None:
+            self.step()
+        self._abandon_at_ms = self._clock.monotonic_ms() + limit_ms
+
+    def close(self) -> None:
+        """Close the checkpoint file."""
+        self._file.close()
+
+    def _write(
+        self,
+        facts: Facts,
+        rows: int,
+        handed_over: list[HandedOver],
+        now_ms: int,
+        evidence: ClockEvidence,
+        damaged: frozenset[int],
+    ) -> Filed:
+        """File, count, publish: on the worker thread. Reads the hour table, which changes on the loop only after."""
+        # First, for whatever fails from here on is owed by the next one.
+        puts, removes = facts.told.merged()
+        writer = ScheduleWriter(
+            disk=self._disk,
+            folder=self._config.folder,
+            log=self._log,
+            epoch=self._identity.epoch,
+            hours=self._hours,
+            now_ms=now_ms,
+            rest=self._pause,
+            give_way=self._executor.give_way,
+            beside=self._beside,
+            damaged=damaged,
+        )
+        writer.write(
+            self.replay.offset,
+            facts.stop.offset,
+            self.replay.crc32c,
+            rows,
+            sort_handed_over(handed_over),
+        )
+        # The writer's last sync, the commit and the publication may each take long (rule B2).
+        self._executor.give_way()
+        checkpoint = {
+            "replay_offset": facts.stop.offset,
+            "replay_crc32c": facts.stop.crc32c,
+            "next_sequence": facts.next_sequence,
+            "appended_at_ms": facts.appended_at_ms,
+            "reach_ms": self.reach_ms,
+            "skipped": facts.books.skipped,
+        }
+        written, beside = writer.written.rows, writer.written_beside.rows
+        counted = (b"checkpoint", msgpack.packb(checkpoint))
+        rows_of_hours = chain(hour_puts(written), hour_puts(beside, BESIDE_PREFIX))
+        self._state.commit(chain(rows_of_hours, sorted(puts.items()), [counted]), sorted(removes))
+        self._executor.give_way()
+        unpublished: DataError | OSError | None = None
+        try:
+            tables = merge_hours(self._hours.rows, written), merge_hours(self._beside.rows, beside)
+            self._publish(facts, *tables, now_ms, evidence)
+        except (DataError, OSError) as error:
+            # The state counts it all the same: whoever took it for undone would cut off what is counted.
+            unpublished = error
+        return Filed(written, beside, writer.damage, unpublished)
+
+    def _pause(self) -> None:
+        """Between two parts: nothing counts what was written so far, so it can be left lying at any of them."""
+        if self._abandon_at_ms is not None and self._clock.monotonic_ms() >= self._abandon_at_ms:
+            raise Abandoned("the server is stopping; the next start replays the log instead")
+        self._rest()
+        self._executor.give_way()
+
+    def _publish(self, facts: Facts, hours: HourRows, beside: HourRows, now_ms: int, evidence: ClockEvidence) -> None:
+        seals, books = self._seal_end(), facts.books
+        self._file.publish(
+            {
+                "replay_offset": facts.stop.offset,
+                "replay_crc32c": facts.stop.crc32c,
+                "next_sequence": facts.next_sequence,
+                "appended_at_ms": facts.appended_at_ms,
+                "reach_ms": self.reach_ms,
+                "epoch": self._identity.epoch,
+                "hours": hours.tobytes(),
+                "beside": beside.tobytes(),
+                "outcomes": np.array([(hour, 0, end.length) for hour, end in facts.ends.items()], END_ROW).tobytes(),
+                "clock": [evidence.boot_id, evidence.boottime_ms, evidence.wall_ms],
+                "seals": None if seals is None else [seals.seals, seals.sha256],
+                "skipped": [list(range_) for range_ in books.skipped],
+                "dropped": books.dropped,
+                "keep_from": books.keep_from,
+                "settled_ms": books.settled_ms,
+                "waits": books.waits,
+                "links": books.links,
+            },
+            now_ms,
+        )
+
+    def _written(self, facts: Facts, taken: Taken, ended: Callable[[bool], None], done: Done[Filed]) -> None:
+        self._running = False
+        try:
+            filed = done.result()
+        except (DiskFull, DamagedData, Shortage, Abandoned) as error:
+            # Nothing counts what was written. What only this one would have said, the next one says.
+            self._owed = facts.told
+            self._put_off(error, ended)
+            return
+        self._hours.update(filed.hours)
+        self._beside.update(filed.beside)
+        for hour, damage in filed.damage.items():
+            self._on_damaged(hour, damage)
+        self._pending.drop(taken)
+        self.replay, self.appended_at_ms, self.filed_below = facts.stop, facts.appended_at_ms, facts.next_sequence
+        if filed.unpublished is not None:
+            self._put_off(filed.unpublished, ended)
+            return
+        self._published, self._told = facts.stop.offset, ""
+        # One that moved nothing, on an idle server, is no change of state.
+        level = logging.INFO if taken.rows else logging.DEBUG
+        log.log(level, "checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, taken.rows, len(filed.hours))
+        ready = [callback for offset, callback in self._waiters if offset <= facts.stop.offset]
+        self._waiters = [waiter for waiter in self._waiters if waiter[0] > facts.stop.offset]
+        for callback in ready:
+            callback()
+        ended(True)
+
+    def _put_off(self, error: Exception, ended: Callable[[bool], None]) -> None:
+        retry_ms = RETRY_DAMAGED_MS if isinstance(error, DamagedData) else RETRY_MS
+        self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + retry_ms
+        if self._told != str(error):
+            self._told = str(error)
+            # A damaged file waits for its copy: what was accepted meanwhile is safe in the message log.
+            level = logging.CRITICAL if isinstance(error, DamagedData) else logging.WARNING
+            log.log(level, "checkpoint_put_off reason=%r", self._told)
+        ended(False)

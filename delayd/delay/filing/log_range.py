@@ -1,0 +1,276 @@
+"""Log range: rows of a stretch of the message log, found once by their columns, then copied out in parts of any order.
+
+Invariant: every byte that is copied out was verified in the same reading; of a body only its place stays in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s
+from delayd.content import NOT_STATED, Region
+from delayd.delay.rows import filing_hours
+from delayd.delay.subjects import Subjects
+from delayd.delay.table import Stored, subjects_of, tabulate
+from delayd.delay.timers.loader import among
+from delayd.errors import DamagedData
+from delayd.gather import ROW_COLUMNS_BYTES
+from delayd.hours import HOUR_MS
+from delayd.log.group import CommitGroup, GroupKind
+from delayd.log.log import Log
+
+WINDOW_BYTES = 32 << 20  # So much of the log is in memory at a time.
+PIECE_BYTES = 1 << 20
+PIECE_WORDS = 128 << 10  # Copied in one call: they stay in the processor's cache between being read and written.
+
+Rising = NDArray[np.intp]
+
+
+class Items(NamedTuple):
+    """One item a row: words that begin behind those of the row before, and exact lengths in bytes."""
+
+    words: NDArray[np.uint64]
+    ends: Int64s  # In words.
+    lengths: Int64s
+
+    def slice(self, low: int, high: int) -> memoryview:
+        """Bytes of the items from ``low`` up to ``high``."""
+        return self._words(low, high).data.cast("B")
+
+    def region(self, low: int, high: int) -> Region:
+        """The same items, to be hashed."""
+        return Region(self._words(low, high), self.lengths[low:high])
+
+    def _words(self, low: int, high: int) -> NDArray[np.uint64]:
+        return self.words[(self.ends[low - 1] if low else 0) : self.ends[high - 1]]
+
+
+class _Places(NamedTuple):
+    """Where one item of each row lies in the log: offset in bytes, and length."""
+
+    offset: Int64s
+    length: NDArray[np.uint32]
+
+
+class _Window(NamedTuple):
+    """Neighbouring groups that are read at once: their offsets, one checksum over all, the number of the first row."""
+
+    start: int
+    end: int
+    crc32c: int
+    first_row: int
+
+
+class LogRange:
+    """The rows from ``start`` up to ``stop`` of the message log, ``count`` of them in the log's order.
+
+    ``give_way`` is called between windows: what is more urgent runs there.
+
+    Raises:
+        DamagedData: a group does not check.
+    """
+
+    def __init__(
+        self, log: Log, start: int, stop: int, previous_crc32c: int, count: int, give_way: Callable[[], None]
+    ) -> None:
+        self._log = log
+        self._give_way = give_way
+        self._windows: list[_Window] = []
+        self._bodies = _Places(np.empty(count, np.int64), np.empty(count, np.uint32))
+        self._headers: _Places | None = None
+        self._words = np.empty(0, np.uint64)  # Room for the window that is copied from.
+        self._subjects = Subjects()  # Numbers of its own, for those of the server are given on the loop.
+        self.deliver_at_ms = np.empty(count, np.int64)
+        self.sequences = np.empty(count, np.uint64)
+        self.accepted_at_ms = np.empty(count, np.int64)
+        self.hours = np.empty(count, np.uint32)
+        self.subject_of = np.empty(count, np.uint32)
+        self.left_out: NDArray[np.uint32] | None = None  # Lengths of bodies that are not copied.
+        self.hashes: NDArray[np.uint64] | None = None  # Content hashes of the rows whose bodies are not copied.
+        at = 0
+        for window in _windows(log.scan(start, stop, previous_crc32c)):
+            checksum = 0
+            for group in window:
+                checksum = crc32c(group.buffer, checksum)
+            self._windows.append(_Window(window[0].header.offset, window[-1].end, checksum, at))
+            at = self._index(window, at)
+            give_way()
+        assert at == count, f"the range holds {at} rows, {count} are pending"
+
+    @property
+    def names(self) -> list[bytes]:
+        """The subjects by the numbers in ``subject_of``."""
+        return self._subjects.names
+
+    def size_bytes(self) -> Int64s:
+        """Bytes of each row's columns, headers and body in a new batch: int64[n], a new array, never 0."""
+        sizes = (self._bodies.length.astype(np.int64) + 7) & ~7
+        if self._headers is not None:
+            sizes += (self._headers.length.astype(np.int64) + 7) & ~7
+        sizes += ROW_COLUMNS_BYTES
+        return sizes
+
+    def filing_order(self, rows: Rising) -> Rising:
+        """Order of ``rows`` in the schedule logs: what is due together is read together when it is handed over.
+
+        1. Rows of an earlier filing hour come first.
+        2. Within an hour rows come by their due instant. A row that was due before its hour began counts as due at its
+           begin: it was accepted late, and fires at once.
+        3. Rows that are due in the same millisecond keep the order of the message log.
+
+        An example, in the order of the log: a is due at 10:05; b was due at 09:50, but was accepted at 10:01 and so is
+        filed in the hour of 10:00; c is due at 11:00; d is due at 10:05. The order is b, a, d, c.
+        """
+        hours = self.hours.take(rows)
+        due_ms = self.deliver_at_ms.take(rows)
+        due_ms -= hours.astype(np.int64) * HOUR_MS
+        np.maximum(due_ms, 0, out=due_ms)
+        # Sorts of 16-bit keys are radix sorts: half the time of one sort of the whole.
+        low, high = due_ms.astype(np.uint16), (due_ms >> 16).astype(np.uint16)
+        return np.lexsort((low, high, (hours - hours.min()).astype(np.uint16)))
+
+    def leave_out(self, sequences: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
+        """Copy no bodies and headers of rows whose sequence is among ``sequences``, which is sorted.
+
+        ``hashes`` are their content hashes; what has none keeps its body, for a hash can be made of it then.
+        """
+        stated = np.flatnonzero(hashes != NOT_STATED)
+        if len(stated) < len(hashes):
+            sequences, hashes = sequences.take(stated), hashes.take(stated)
+        gone = np.flatnonzero(among(self.sequences, sequences) & (self._bodies.length > 0))
+        if not len(gone):
+            return
+        self.hashes = np.zeros(len(self.sequences), np.uint64)
+        self.hashes[gone] = hashes.take(np.searchsorted(sequences, self.sequences.take(gone)))
+        self.left_out = np.zeros(len(self.sequences), np.uint32)
+        self.left_out[gone] = self._bodies.length[gone]
+        self._bodies.length[gone] = 0
+        if self._headers is not None:
+            self._headers.length[gone] = 0
+
+    def copy(self, rows: Rising, order: Rising) -> tuple[Items, Items | None]:
+        """Copy bodies and headers of ``rows``; the i-th item is that of row ``rows[order[i]]``; None without headers.
+
+        Raises:
+            DamagedData: the log is not what it was when its columns were read.
+        """
+        regions = [_Region(self._bodies, rows, order)]
+        if self._headers is not None:
+            regions.append(_Region(self._headers, rows, order))
+        bounds = np.searchsorted(rows, [*(window.first_row for window in self._windows), len(self.sequences)]).tolist()
+        for window, low, high in zip(self._windows, bounds, bounds[1:], strict=False):
+            if low < high:
+                self._give_way()
+                words = self._read(window)
+                for region in regions:
+                    region.fill(words, window.start, low, high)
+        items = [region.items() for region in regions]
+        return items[0], items[1] if len(items) > 1 else None
+
+    def _read(self, window: _Window) -> NDArray[np.uint64]:
+        """Read and verify the bytes of a window, valid until the next one is read; a segment may end within it."""
+        size = window.end - window.start
+        if len(self._words) < size >> 3:
+            self._words = np.empty(size >> 3, np.uint64)
+        data = self._words.data.cast("B")[:size]
+        checksum = at = 0
+        # In pieces that are still in the processor's cache when they are verified.
+        while at < size and (count := self._log.read_into(window.start + at, data[at : at + PIECE_BYTES])):
+            checksum = crc32c(data[at : at + count], checksum)
+            at += count
+        if at < size or checksum != window.crc32c:
+            path, position = self._log.file_position(window.start)
+            raise DamagedData(path, position, f"{size} bytes from there on have changed")
+        return self._words[: size >> 3]
+
+    def _index(self, window: list[CommitGroup], at: int) -> int:
+        stored = _stored(window)
+        if not stored:
+            return at
+        table = tabulate(stored)
+        heaps = np.fromiter((entry.offset + entry.batch.heap_offset for entry in stored), np.int64, len(stored))
+        base = heaps.take(table.batch_of)
+        rows = slice(at, at + len(base))
+        counts = [group.header.row_count for group in window]
+        accepted_at_ms = np.repeat([group.header.appended_at_ms for group in window], counts)
+        self.accepted_at_ms[rows] = accepted_at_ms
+        self.deliver_at_ms[rows] = table.deliver_at_ms
+        self.sequences[rows] = table.sequences
+        self.hours[rows] = filing_hours(table.deliver_at_ms, accepted_at_ms)
+        self.subject_of[rows] = subjects_of(stored, table, self._subjects)
+        self._bodies.offset[rows] = base + table.body_starts
+        self._bodies.length[rows] = table.body_lengths
+        if table.headers is not None:
+            if self._headers is None:
+                count = len(self.sequences)
+                self._headers = _Places(np.zeros(count, np.int64), np.zeros(count, np.uint32))
+            self._headers.offset[rows] = base + table.headers[0]
+            self._headers.length[rows] = table.headers[1]
+        return rows.stop
+
+
+class _Region:
+    """The items of one kind of the wanted rows, being copied to where the order wants them."""
+
+    def __init__(self, places: _Places, rows: Rising, order: Rising) -> None:
+        lengths = places.length.take(rows).astype(np.int64)
+        self._source = places.offset.take(rows)
+        self._count = (lengths + 7) >> 3
+        counts = self._count.take(order)
+        self._ends = np.cumsum(counts)
+        self._target = np.empty_like(self._ends)
+        self._target[order] = self._ends - counts
+        self._lengths = lengths.take(order)
+        self._words = np.empty(int(self._ends[-1]), np.uint64)
+
+    def fill(self, words: NDArray[np.uint64], offset: int, low: int, high: int) -> None:
+        """Copy rows ``low`` to ``high``, which lie in ``words``, the log's bytes from ``offset`` on."""
+        source, target = (self._source[low:high] - offset) >> 3, self._target[low:high]
+        counts = self._count[low:high]
+        order = np.argsort(counts)
+        sizes = counts.take(order)
+        # Items of one size are rows of a table, copied whole: single words would need an index for each of them.
+        for first, last in pairwise([0, *(np.flatnonzero(sizes[1:] != sizes[:-1]) + 1).tolist(), len(sizes)]):
+            size = int(sizes[first])
+            if not size:
+                continue
+            read, written = sliding_window_view(words, size), sliding_window_view(self._words, size, writeable=True)
+            step = max(1, PIECE_WORDS // size)
+            for at in range(first, last, step):
+                rows = order[at : min(last, at + step)]
+                written[target.take(rows)] = read[source.take(rows)]
+
+    def items(self) -> Items:
+        return Items(self._words, self._ends, self._lengths)
+
+
+def _windows(groups: Iterator[CommitGroup]) -> Iterator[list[CommitGroup]]:
+    """Neighbouring groups, those without rows among them, so that offsets in a window have no gap."""
+    window: list[CommitGroup] = []
+    size = 0
+    for group in groups:
+        if window and size + group.header.total_bytes > WINDOW_BYTES:
+            yield window
+            window, size = [], 0
+        window.append(group)
+        size += group.header.total_bytes
+    if window:
+        yield window
+
+
+def _stored(window: list[CommitGroup]) -> list[Stored]:
+    stored: list[Stored] = []
+    for group in window:
+        if group.header.kind == GroupKind.DATA:
+            sequence = group.header.base_sequence
+            for offset, batch in group.batches():
+                stored.append(Stored(offset, sequence, batch))
+                sequence += batch.count
+    return stored

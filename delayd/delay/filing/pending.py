@@ -1,0 +1,187 @@
+"""Pending rows: what the message log holds above the replay offset, and no checkpoint counts yet.
+
+Rows of hours that are to be loaded stand here until the next checkpoint, for the loader takes them from here; those of
+loaded hours are in the wheel, and only counted. The checkpoint itself reads the log again and needs none of them.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import Int64s
+from delayd.delay.filing.hour_table import HourTable
+from delayd.delay.rows import ROW, Rows, copy_rows, hour_span, join_rows, new_rows
+
+BLOCK_ROWS = 65_536  # 2 MB: what a growing array would copy and leave unused is up to as much as it holds.
+
+
+class Taken(NamedTuple):
+    """How far a checkpoint takes the rows: all of them, those that stand here, and those that are counted by hour."""
+
+    rows: int
+    kept: int
+    counted: Counter[int]
+
+
+class PendingRows:
+    """Rows in the order of the log; appended behind, dropped in front by checkpoints."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Rows] = []  # All but the last one are full, or the first, of which a front was dropped.
+        self._room = 0  # Rows that still fit the last block.
+        self._kept = 0
+        self._counted: Counter[int] = Counter()
+        self._rows = 0
+        self._hours = (1, 0)  # The lowest and the highest hour of kept rows.
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def mostly_later(self) -> bool:
+        """Whether at least half of the rows are of hours that are not loaded."""
+        return 2 * self._kept >= self._rows
+
+    @property
+    def hours_apart(self) -> int:
+        """How many hours the kept rows span: a bound of how many files a checkpoint writes beside the loaded hours."""
+        return self._hours[1] - self._hours[0] + 1
+
+    def keep(self, rows: Rows) -> None:
+        """Copy in rows of hours that are not loaded."""
+        if not len(rows):
+            return
+        low, high = hour_span(rows)
+        self._hours = (min(low, self._hours[0]), max(high, self._hours[1])) if self._kept else (low, high)
+        self._rows += len(rows)
+        self._kept += len(rows)
+        at = 0
+        while at < len(rows):
+            if not self._room:
+                self._blocks.append(new_rows(BLOCK_ROWS))
+                self._room = BLOCK_ROWS
+            count = min(self._room, len(rows) - at)
+            copy_rows(self._blocks[-1], len(self._blocks[-1]) - self._room, rows[at : at + count])
+            self._room -= count
+            at += count
+
+    def count(self, rows: Rows, span: tuple[int, int] | None = None) -> None:
+        """Count rows that are in the wheel; ``span`` is that of their hours, where it is known."""
+        if not len(rows):
+            return
+        self._rows += len(rows)
+        first, last = span or hour_span(rows)
+        if first == last:
+            self._counted[first] += len(rows)
+        else:
+            self._counted.update(_by_hour(rows["hour"]))
+
+    def settle(self, loaded_until: int, withheld: Collection[int] = ()) -> None:
+        """Only count what is kept of hours up to ``loaded_until``, but for ``withheld`` ones: they are loaded now."""
+        blocks = self._views()
+        self._blocks, self._room, self._kept, self._hours = [], 0, 0, (1, 0)
+        for rows in blocks:
+            hours = rows["hour"]
+            near = hours <= np.uint32(loaded_until)
+            if withheld:
+                near &= ~np.isin(hours, list(withheld))
+            self._rows -= len(rows)
+            if near.any():
+                self._rows += int(np.count_nonzero(near))
+                self._counted.update(_by_hour(hours[near]))
+                rows = rows.take(np.flatnonzero(~near))
+            self.keep(rows)
+
+    @property
+    def kept(self) -> int:
+        """How many rows stand here; what comes later stands behind them."""
+        return self._kept
+
+    def of_hour(self, hour: int, first: int = 0) -> Rows:
+        """Copy those of the kept rows, from number ``first`` on, that are filed in one hour."""
+        return rows_of_hour(self.views(first), hour)
+
+    def views(self, first: int) -> list[Rows]:
+        """View the kept rows from number ``first`` on; other threads may read them, also after they were dropped."""
+        views: list[Rows] = []
+        for rows in self._views():
+            if first < len(rows):
+                views.append(rows[first:])
+            first = max(0, first - len(rows))
+        return views
+
+    def has_hour(self, hour: int) -> bool:
+        """Whether any row is of this hour."""
+        return self._counted[hour] > 0 or any((rows["hour"] == np.uint32(hour)).any() for rows in self._views())
+
+    def count_by_hour(self) -> dict[int, int]:
+        """How many rows each filing hour has."""
+        counts = Counter[int]()
+        if self._kept:
+            first, last = self._hours
+            kept = np.zeros(last - first + 1, np.int64)
+            # One array for all blocks: a Counter for each would hold the loop for a second with millions of rows.
+            for rows in self._views():
+                kept += np.bincount(rows["hour"] - np.uint32(first), minlength=len(kept))
+            counts.update(_counts_from(first, kept))
+        counts.update(self._counted)
+        return counts
+
+    def take(self) -> Taken:
+        """Name what stands here now, for a checkpoint that begins."""
+        return Taken(self._rows, self._kept, Counter(self._counted))
+
+    def drop(self, taken: Taken) -> None:
+        """Forget what a published checkpoint covers."""
+        self._rows -= taken.rows
+        self._kept -= taken.kept
+        self._counted -= taken.counted
+        left = taken.kept
+        while left:
+            first = self._blocks[0]
+            filled = len(first) - (self._room if len(self._blocks) == 1 else 0)
+            if filled > left:
+                # A copy, or the rest of a block would keep all of it.
+                self._blocks[0] = join_rows([first[left:]])
+                break
+            del self._blocks[0]
+            left -= filled
+        if not self._blocks:
+            self._room = 0
+
+    def _views(self) -> list[Rows]:
+        if not self._room:
+            return list(self._blocks)
+        return [*self._blocks[:-1], self._blocks[-1][: len(self._blocks[-1]) - self._room]]
+
+
+def rows_of_hour(views: Sequence[Rows], hour: int) -> Rows:
+    """Copy the rows that are filed in one hour."""
+    found = [rows.take(np.flatnonzero(rows["hour"] == np.uint32(hour))) for rows in views]
+    return join_rows(found) if found else np.empty(0, ROW)
+
+
+def full_hours(hours: HourTable, pending: PendingRows, rows_max: int) -> set[int]:
+    """Hours that hold ``rows_max`` rows or more, filed and pending together."""
+    # Counting millions takes the loop tens of milliseconds; mostly even all pending rows would fill no hour.
+    near = hours.rows.take(np.flatnonzero(hours.rows["rows"] >= rows_max - len(pending)))
+    if not len(near) and len(pending) < rows_max:
+        return set()
+    counts = pending.count_by_hour()
+    for hour, count in zip(near["hour"].tolist(), near["rows"].tolist(), strict=True):
+        counts[hour] = counts.get(hour, 0) + count
+    return {hour for hour, count in counts.items() if count >= rows_max}
+
+
+def _by_hour(hours: NDArray[np.uint32]) -> dict[int, int]:
+    first = int(hours.min())
+    return _counts_from(first, np.bincount(hours - np.uint32(first)))
+
+
+def _counts_from(first: int, counts: Int64s) -> dict[int, int]:
+    """The counts that are not 0, by hour; ``counts`` begins with that of hour ``first``."""
+    found = np.flatnonzero(counts)
+    return dict(zip((found + first).tolist(), counts.take(found).tolist(), strict=True))

@@ -1,0 +1,265 @@
+"""Schedule writer: a range of the message log, filed into the schedule logs of its hours.
+
+It only appends: until a checkpoint counts what it wrote, no reader takes it, and the next writer cuts it off (rule P4).
+Runs on the worker thread, in calls that release the GIL or are short.
+"""
+
+import errno
+from collections.abc import Callable, Iterable
+from itertools import groupby, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import BatchKind, Int64s, SchedulePart
+from delayd.content import NOT_STATED, hash_items, subject_states
+from delayd.delay.books.outcomes import HandedOver
+from delayd.delay.filing.hour_table import HourFile, HourTable
+from delayd.delay.filing.log_range import LogRange, Rising
+from delayd.delay.quarantine import schedule_beside_path
+from delayd.delay.timers.loader import open_schedule_log
+from delayd.disk import Disk, File
+from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
+from delayd.gather import SUBJECT_NONE, Gathered, compose
+from delayd.log.group import GroupKind, NewGroup
+from delayd.log.log import Log
+from delayd.log.schedule import schedule_path
+from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
+
+PART_BYTES = 512 << 20  # Rows in memory at a time; the message log is read once more for each part.
+BATCH_ROWS = 8_000  # A batch is read and verified whole for any of its rows, and decodes well from here on.
+BATCH_BYTES = 1 << 20
+GROUP_BYTES = 32 << 20  # A group ends behind the batch that reaches it; the format's limit is twice that.
+FILES_A_SYNC = 512  # One syncfs makes so many files durable; more of them would hold up group commits.
+BYTES_A_SYNC = 32 << 20
+
+
+class ScheduleWriter:
+    """Writes one checkpoint's rows; used once."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        log: Log,
+        epoch: int,
+        hours: HourTable,
+        now_ms: int,
+        rest: Callable[[], None],
+        give_way: Callable[[], None],
+        beside: HourTable | None = None,
+        damaged: Iterable[int] = (),
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._log = log
+        self._epoch = epoch
+        self._hours = hours
+        self._now_ms = now_ms
+        self._rest = rest  # Called where nothing is unsynced: the disk is left to others for a moment.
+        self._give_way = give_way  # Called between pieces: what is more urgent runs there.
+        self._open: list[Segment] = []
+        self._dirty_bytes = 0
+        self._made = ""  # The day's folder of the last file that was created; hours come in order.
+        self._beside = HourTable() if beside is None else beside
+        self._damaged = set(damaged)  # Hours whose schedule log takes nothing: their rows go to the file beside it.
+        self.damage: dict[int, DamagedData] = {}  # By hour, of schedule logs that were found damaged.
+        self.written = HourTable()
+        self.written_beside = HourTable()
+
+    def write(self, start: int, stop: int, previous_crc32c: int, rows: int, handed_over: HandedOver) -> None:
+        """File the message log's range ``start`` to ``stop``, which has so many rows; durable on return.
+
+        Of rows that are among the ``handed_over`` ones, by rising sequence, body and headers are left out.
+
+        Raises:
+            DiskFull, Shortage: some hours were written; nothing counts them.
+            DamagedData: a group of the message log does not check.
+        """
+        if not rows:
+            return
+        try:
+            source = LogRange(self._log, start, stop, previous_crc32c, rows, self._give_way)
+            source.leave_out(*handed_over)
+            for part in _parts(source):
+                self._write_part(source, part, (start, stop))
+        except (DiskFull, DamagedData, Shortage):
+            # Or each try would leave its files open.
+            self._sync()
+            raise
+        self._sync()
+
+    def _write_part(self, source: LogRange, part: Rising, source_range: tuple[int, int]) -> None:
+        order = source.filing_order(part)
+        bodies, headers = source.copy(part, order)
+        chosen = part.take(order)
+        hours = source.hours.take(chosen)
+        deliver_at_ms, sequences = source.deliver_at_ms.take(chosen), source.sequences.take(chosen)
+        numbers, accepted_at_ms = source.subject_of.take(chosen), source.accepted_at_ms.take(chosen)
+        left_out = None if source.left_out is None else source.left_out.take(chosen)
+        known = None if source.hashes is None else source.hashes.take(chosen)
+        states = subject_states(source.names)
+        cuts = _cuts(hours, bodies.ends if headers is None else bodies.ends + headers.ends)
+        pieces = ((int(hours[low]), low, high) for low, high in pairwise(cuts))
+        for hour, bounds in groupby(pieces, key=lambda piece: piece[0]):
+            batches: list[bytes] = []
+            count = size = 0
+            for _, low, high in bounds:
+                of = slice(low, high)
+                used, subject_of = _subjects(numbers[of])
+                gathered = Gathered(
+                    deliver_at_ms[of],
+                    None if headers is None else headers.lengths[of],
+                    [] if headers is None else [headers.slice(low, high)],
+                    bodies.lengths[of],
+                    [bodies.slice(low, high)],
+                )
+                hashes = hash_items(
+                    int(states[used[0]]) if len(used) == 1 else states.take(numbers[of]),
+                    None if headers is None else headers.region(low, high),
+                    bodies.region(low, high),
+                )
+                if known is not None:
+                    hashes = np.where(known[of] == NOT_STATED, hashes, known[of])
+                was_due = bool((gathered.deliver_at_ms < accepted_at_ms[of]).any())
+                batches.append(
+                    compose(
+                        BatchKind.SCHEDULE,
+                        SchedulePart(*source_range, hour),
+                        gathered,
+                        sequences[of],
+                        [source.names[number] for number in used],
+                        subject_of,
+                        accepted_at_ms[of] if was_due else None,
+                        left_out[of] if left_out is not None and left_out[of].any() else None,
+                        hashes,
+                    ).joined()
+                )
+                count += high - low
+                size += len(batches[-1])
+                if size >= GROUP_BYTES:
+                    self._append(hour, batches, count)
+                    batches = []
+                    count = size = 0
+            if batches:
+                self._append(hour, batches, count)
+
+    def _append(self, hour: int, batches: list[bytes], count: int) -> None:
+        segment, known, written = self._segment(hour)
+        segment.append([NewGroup(GroupKind.DATA, batches, self._epoch, self._now_ms, 0, count)])
+        written.set(hour, HourFile(segment.end, known.rows + count, segment.crc32c, known.flags))
+        self._dirty_bytes += segment.end - known.length
+        self._give_way()
+        if len(self._open) >= FILES_A_SYNC or self._dirty_bytes >= BYTES_A_SYNC:
+            self._sync()
+            self._rest()
+
+    def _segment(self, hour: int) -> tuple[Segment, HourFile, HourTable]:
+        """The file that takes an hour's rows, open at its end; what was known of it, and where that is noted."""
+        if hour not in self._damaged:
+            known = (self.written if hour in self.written else self._hours).get(hour)
+            try:
+                return self._open_at(schedule_path(self._folder, hour), hour, known), known, self.written
+            except DamagedData as error:
+                # The message log's part is to be passed all the same, or one file would stop the checkpoints of all.
+                self.damage[hour] = error
+                self._damaged.add(hour)
+        known = (self.written_beside if hour in self.written_beside else self._beside).get(hour)
+        segment = self._open_at(schedule_beside_path(self._folder, hour), hour, known)
+        return segment, known, self.written_beside
+
+    def _open_at(self, path: str, hour: int, known: HourFile) -> Segment:
+        if not known.length:
+            header = FileHeader(FileKind.SCHEDULE, self._log.place.log_id, 0, hour, self._now_ms)
+            segment = Segment(self._disk, path, self._create(path), header, bare=True)
+            self._open.append(segment)
+            return segment
+        try:
+            segment = open_schedule_log(self._disk, path, self._log.place.log_id, hour, write=True)
+        except NotWritable as error:
+            raise Unreadable(path, 0, errno.EACCES) from error
+        self._open.append(segment)
+        cut_to_checkpoint(segment, known)
+        return segment
+
+    def _create(self, path: str) -> File:
+        folder = path.rpartition("/")[0]
+        if folder != self._made:
+            self._disk.make_folder(folder)
+            self._made = folder
+            # A new day's folder costs two syncs or more.
+            self._give_way()
+        try:
+            return self._disk.open(path, write=True, create=True)
+        except FileExistsError:
+            # Left by a checkpoint that did not finish; to look first would cost a call for each of 17,568 files.
+            self._disk.remove(path)
+            return self._disk.open(path, write=True, create=True)
+
+    def _sync(self) -> None:
+        """Make what was appended durable; no descriptor with unsynced writes is closed before (rule L4)."""
+        if self._open and self._disk.reports_sync_errors:
+            self._disk.sync_filesystem(self._folder)
+        for segment in self._open:
+            if not self._disk.reports_sync_errors:
+                segment.file.sync()
+                self._disk.sync_folder(segment.path.rpartition("/")[0])
+            segment.close()
+        self._open.clear()
+        self._dirty_bytes = 0
+
+
+def cut_to_checkpoint(segment: Segment, known: HourFile) -> None:
+    """Cut a schedule log to what the checkpoint counts (rule P4); DamagedData when it is shorter."""
+    size = segment.file.size()
+    valid = FILE_HEADER_BYTES + known.length
+    if size < valid:
+        raise DamagedData(segment.path, size, f"the file ends {valid - size} bytes before its checkpointed length")
+    if size > valid:
+        segment.file.truncate(valid)
+    segment.end = segment.durable = known.length
+    segment.crc32c = known.last_crc32c
+
+
+def _parts(source: LogRange) -> list[Rising]:
+    """Numbers of rows, rising, that are written together: of neighbouring hours, whole ones where they fit."""
+    hours, size_bytes = source.hours, source.size_bytes()
+    base = int(hours.min())
+    ends = np.cumsum(np.bincount(hours - np.uint32(base), weights=size_bytes))
+    parts: list[Rising] = []
+    low = 0
+    while low < len(ends):
+        before = float(ends[low - 1]) if low else 0.0
+        high = max(low + 1, int(np.searchsorted(ends, before + PART_BYTES, "right")))
+        chosen = np.flatnonzero((hours >= base + low) & (hours < base + high))
+        if ends[high - 1] - before > PART_BYTES:
+            # One hour, cut where its filing order reaches the size, for that order is the hour's whatever the parts.
+            ordered = chosen.take(source.filing_order(chosen))
+            number = (np.cumsum(size_bytes.take(ordered)) - 1) // PART_BYTES
+            cuts = np.flatnonzero(number[1:] != number[:-1]) + 1
+            parts.extend(np.sort(piece) for piece in np.split(ordered, cuts))
+        elif len(chosen):
+            parts.append(chosen)
+        low = high
+    return parts
+
+
+def _subjects(numbers: NDArray[np.uint32]) -> tuple[list[int], NDArray[np.uint32]]:
+    """The subjects of a batch, and for each row which it is; empty when all rows have the one subject."""
+    if bool((numbers == numbers[0]).all()):
+        return [int(numbers[0])], SUBJECT_NONE
+    used, subject_of = np.unique(numbers, return_inverse=True)
+    return used.tolist(), subject_of.astype(np.uint32)
+
+
+def _cuts(hours: NDArray[np.uint32], word_ends: Int64s) -> list[int]:
+    """Where batches begin: at each new hour, and within one where a batch has its rows or bytes."""
+    bounds = [0, *(np.flatnonzero(hours[1:] != hours[:-1]) + 1).tolist(), len(hours)]
+    cuts: list[int] = []
+    for low, high in pairwise(bounds):
+        while low < high:
+            cuts.append(low)
+            begin = int(word_ends[low - 1]) if low else 0
+            fits = int(np.searchsorted(word_ends[low : low + BATCH_ROWS], begin + (BATCH_BYTES >> 3), "right"))
+            low = min(high, low + max(1, fits))
+    return [*cuts, len(hours)]

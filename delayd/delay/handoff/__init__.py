@@ -1,0 +1,15 @@
+"""Handoff: what is due goes to the realtime server of its subject, the *target* (rules H1 to H7; docs/handoff.md).
+
+A map, in the order in which a row passes.
+
+    dispatcher          gives what is due to the link of its subject's target
+    waiting             rows of one target that are due and not handed over
+    sender, frames      make frames of rows and follow each frame until its outcome is durable
+    window              which batches of a target are not decided, and W
+    link, watched_wire  the connection to one target and its sessions
+What operators, meta and dispatch logs say about targets
+    moves               subjects that an operator gives to another target
+    targets             what an operator sees of targets, and says of one that is lost or lost data
+    target_words, target_ends   what is kept of that, and up to where each target acknowledged
+    refusers            targets that take this server for a restored one, which each start asks first
+"""

@@ -1,0 +1,346 @@
+"""Dispatcher: what is due leaves the wheel for the link of its subject's target (rules H5, P7).
+
+A subject's first row waits until its target is noted durably in the message log. Every target has its own queue, so one
+that is away delays nobody else. A subject that an operator moves leaves its old target when nothing of it is in doubt
+there, and not before its new target is noted.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import FEW_ROWS
+from delayd.clock import Clock
+from delayd.delay.handoff.link import Link, Phase
+from delayd.delay.handoff.waiting import lowest_offset
+from delayd.delay.rows import Rows
+from delayd.delay.subjects import Subjects
+from delayd.delay.timers.loader import NO_SEQUENCES, without
+from delayd.delay.timers.wheel import Wheel
+from delayd.log.control import encode_records
+
+log = logging.getLogger(__name__)
+
+ROWS_A_STEP = 65_536  # Taken from the wheel in a turn of the loop; only a herd has more, and others have their turn.
+ASK_AGAIN_MS = 1_000  # After an answer without a route, while no realtime server is alive.
+NO_TARGET = -1
+SUBJECTS_MIN = 1_024  # A first capacity of the table of links.
+
+LogControl = Callable[[bytes, Callable[[], None]], None]
+AskRoutes = Callable[[list[bytes]], None]
+
+
+class Dispatcher:
+    """The routes of subjects, and what is due."""
+
+    def __init__(
+        self,
+        wheel: Wheel,
+        subjects: Subjects,
+        clock: Clock,
+        new_link: Callable[[int], Link],
+        log_control: LogControl,
+        ask_routes: AskRoutes,
+        noted: dict[bytes, int],
+        changed: set[bytes],
+        lost: Container[int] = (),
+        is_freed: Callable[[int], bool] = lambda target: False,
+    ) -> None:
+        self.links: dict[int, Link] = {}
+        self.targets = dict(noted)  # Subject to log_id, durable in the message log (rule H5).
+        self.changed = {subject: noted[subject] for subject in changed}  # Notes that no checkpoint holds yet.
+        self.forgotten: set[bytes] = set()  # Subjects whose note the next checkpoint takes out of the state.
+        self.withheld: set[bytes] = set()  # Subjects whose target was lost: their rows wait for an operator.
+        self._wheel = wheel
+        self._subjects = subjects
+        self._clock = clock
+        self._new_link = new_link
+        self._log_control = log_control
+        self._ask_routes = ask_routes
+        self._link_of = np.full(SUBJECTS_MIN, NO_TARGET, np.int32)  # By subject number: index of its link in _order.
+        self._known = 0  # Subjects that were given a place in it.
+        self._order: list[Link] = []
+        self._index_of: dict[int, int] = {}  # By target.
+        self._unrouted: defaultdict[int, list[Rows]] = defaultdict(list)
+        self._asked: set[bytes] = set()
+        self._places: dict[int, tuple[str, int]] = {}
+        self._ask_again_ms: int | None = None
+        self._lost = lost  # Targets that get nothing any more (rule H5).
+        self._is_freed = is_freed  # Says whether all that waits for a lost target is in doubt.
+        self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
+        self._decided = NO_SEQUENCES
+        self._trusted = False
+        for target in sorted(set(noted.values())):
+            self._link(target)
+
+    @property
+    def unrouted_rows(self) -> int:
+        """Due rows whose subject has no target yet."""
+        return sum(map(len, self.unrouted()))
+
+    def unrouted(self) -> Iterator[Rows]:
+        """View the due rows whose subject has no target yet, in several arrays."""
+        return (rows for parts in self._unrouted.values() for rows in parts)
+
+    @property
+    def wants_places(self) -> bool:
+        """Whether a target is not connected, so that it may listen elsewhere now."""
+        return any(link.phase is not Phase.READY and not link.is_lost for link in self._order)
+
+    def step(self) -> None:
+        """Hand due rows to their links, and let the links send."""
+        self._route_new_subjects()
+        # After a restart of the machine nothing rests on a clock that nobody has confirmed: early can't be undone.
+        self._trusted = self._trusted or self._clock.confirmed
+        if self._trusted:
+            now_ms = self._clock.now_ms()
+            # What more is due is taken in a later turn of the loop: `next_due_ms` says that it is due already.
+            rows = self._wheel.take_due(now_ms, ROWS_A_STEP)
+            if len(rows):
+                self._hand_out(without(rows, self._decided))
+        for link in self._order:
+            link.pump()
+        if self._moving:
+            self._move_on()
+
+    @property
+    def takes_due_rows(self) -> bool:
+        """Whether what is due has left the wheel, so that each row is where it waits."""
+        return self._trusted
+
+    def move(self, subject: bytes, target: int) -> None:
+        """Send a subject's rows to another target from now on, by an operator's word."""
+        if target in self._lost:
+            log.warning("move_not_followed subject=%s target=%016x reason=it_is_lost", subject.decode(), target)
+        elif self.targets.get(subject, target) != target:
+            self._moving[subject] = target
+
+    def is_moving(self, subject: bytes) -> bool:
+        """Whether a move is not noted durably yet, or meta's answer of before it may still come."""
+        return subject in self._moving or subject in self._asked
+
+    def free(self, target: int) -> None:
+        """A lost target holds nothing that is not decided: ask for other targets of its subjects."""
+        self._route_new_subjects()
+        rows = self.links[target].sender.take_rest()
+        for subject in [subject for subject, log_id in self.targets.items() if log_id == target]:
+            del self.targets[subject]
+            self.changed.pop(subject, None)
+            self.forgotten.add(subject)
+            self._moving.pop(subject, None)
+            if not self._subjects.has(subject):
+                continue
+            number = self._subjects.number(subject)
+            self._link_of[number] = NO_TARGET
+            own = rows.take(np.flatnonzero(rows["subject"] == number))
+            if len(own):
+                self._unrouted[number].append(own)
+        self._ask_again_ms = self._clock.monotonic_ms()
+
+    def came(self) -> None:
+        """Look at rows that have just entered the wheel: only what is due already is handed out before its wake-up."""
+        self._route_new_subjects()
+        now_ms = self._clock.now_ms()
+        due_ms = self._wheel.next_due_ms(now_ms)
+        if due_ms is not None and due_ms <= now_ms:
+            self.step()
+
+    def next_due_ms(self) -> int | None:
+        """The instant at which something is due next, by the judged clock."""
+        if not self._trusted:
+            return None
+        return self._wheel.next_due_ms(self._clock.now_ms())
+
+    def next_wake_ms(self) -> int | None:
+        """When something that was put off is to be tried again, in monotonic ms."""
+        wake_ms = self._ask_again_ms
+        for link in self._order:
+            link_ms = link.next_wake_ms()
+            if link_ms is not None and (wake_ms is None or link_ms < wake_ms):
+                wake_ms = link_ms
+        return wake_ms
+
+    def routed(self, routes: dict[bytes, int], unrouted: list[bytes]) -> None:
+        """Take meta's answer: note each new target, and use it when that is durable."""
+        for subject in unrouted:
+            self._asked.discard(subject)
+        if unrouted:
+            self._ask_again_ms = self._clock.monotonic_ms() + ASK_AGAIN_MS
+        notes: list[tuple[bytes, int]] = []
+        for subject, target in routes.items():
+            if subject in self.targets or subject not in self._asked:
+                continue
+            if target in self._lost:
+                # Meta has not been told of another server yet.
+                self._asked.discard(subject)
+                self._ask_again_ms = self._clock.monotonic_ms() + ASK_AGAIN_MS
+                continue
+            notes.append((subject, target))
+        if notes:
+            self._log_control(encode_notes(notes), partial(self.noted, notes))
+
+    def noted(self, notes: Sequence[tuple[bytes, int]]) -> None:
+        """Durable notes: rows of each subject may be at its target from now on."""
+        for subject, target in notes:
+            self._note(subject, target)
+        for target in {target: None for _, target in notes}:
+            if self._is_freed(target):
+                # An operator gave it up while the note was being stored: what would go there is asked for again.
+                self.free(target)
+            else:
+                self._link(target).pump()
+
+    def _note(self, subject: bytes, target: int) -> None:
+        self._asked.discard(subject)
+        self._moving.pop(subject, None)
+        self.targets[subject] = self.changed[subject] = target
+        self.forgotten.discard(subject)
+        number = self._subjects.number(subject)
+        self._route_new_subjects()
+        link = self._link(target)
+        self._link_of[number] = self._index_of[target]
+        for rows in self._unrouted.pop(number, []):
+            link.offer(without(rows, self._decided))
+
+    def place(self, target: int, host: str, port: int) -> None:
+        """Tell where a target listens."""
+        self._places[target] = (host, port)
+        link = self.links.get(target)
+        if link is not None and link.address != (host, port):
+            link.move((host, port))
+
+    def settle(self, sequences: NDArray[np.uint64]) -> None:
+        """These rows have an outcome: none of them is sent, where they wait and wherever they come from later."""
+        self._decided = np.sort(np.concatenate((self._decided, sequences)), kind="stable")
+        for link in self._order:
+            link.sender.settle(self._decided)
+
+    def lowest_message_log_offset(self) -> int | None:
+        """Lowest message log offset that a due row refers to (rule P6)."""
+        offsets = [link.sender.lowest_message_log_offset() for link in self._order]
+        offsets.append(lowest_offset(list(self.unrouted())))
+        return min((offset for offset in offsets if offset is not None), default=None)
+
+    def parts(self) -> Iterator[Rows]:
+        """View all rows that have left the wheel and are not decided, in several arrays."""
+        for link in self._order:
+            yield from link.sender.parts()
+        yield from self.unrouted()
+
+    def forget_targets(self) -> None:
+        """Forget the targets of subjects that no row in memory has, as far as nothing of them can be in doubt (H5)."""
+        for subject, target in list(self.targets.items()):
+            link = self.links[target]
+            settled = link.phase is Phase.READY and link.sender.window.earlier_settled
+            if settled and not self._subjects.has(subject):
+                del self.targets[subject]
+                self.changed.pop(subject, None)
+                self.forgotten.add(subject)
+
+    def _move_on(self) -> None:
+        """Note the new targets of subjects of which the old target holds nothing in doubt; their rows wait here."""
+        for subject, target in list(self._moving.items()):
+            if subject not in self.targets or target in self._lost:
+                # It was forgotten, so meta is asked when it is next used; or nobody goes there any more.
+                del self._moving[subject]
+                continue
+            link = self.links[self.targets[subject]]
+            if subject in self._asked or link.is_lost:
+                continue
+            number = self._subjects.number(subject)
+            self._route_new_subjects()
+            self._link_of[number] = NO_TARGET
+            rows = link.sender.take_subject(number)
+            if len(rows):
+                self._unrouted[number].append(rows)
+            if not link.sender.holds_subject(number):
+                self._asked.add(subject)
+                log.info("subject_moves target=%016x to=%016x", link.target, target)
+                self._log_control(encode_notes([(subject, target)]), partial(self.noted, [(subject, target)]))
+
+    def _hand_out(self, rows: Rows) -> None:
+        if not len(rows):
+            return
+        if len(rows) <= FEW_ROWS:
+            # Mostly a few rows of one subject: plain integers take a third of the time of the arrays below.
+            subjects = rows["subject"].tolist()
+            index = int(self._link_of[subjects[0]])
+            if index != NO_TARGET and subjects.count(subjects[0]) == len(subjects):
+                self._order[index].offer(rows)
+                return
+        targets = self._link_of.take(rows["subject"])
+        first = int(targets[0])
+        if first != NO_TARGET and bool((targets == first).all()):
+            self._order[first].offer(rows)
+            return
+        for part in _split(rows, targets):
+            index = int(self._link_of[int(part["subject"][0])])
+            if index == NO_TARGET:
+                for of_one in _split(part, part["subject"]):
+                    self._unrouted[int(of_one["subject"][0])].append(of_one)
+            else:
+                self._order[index].offer(part)
+
+    def _route_new_subjects(self) -> None:
+        """Give subjects that appeared since the last look a link, or ask meta for their targets."""
+        ask: list[bytes] = []
+        if self._ask_again_ms is not None and self._clock.monotonic_ms() >= self._ask_again_ms:
+            self._ask_again_ms = None
+            known = self._subjects.names[: self._known]
+            ask = [name for name in known if name and name not in self.targets and self._may_ask(name)]
+        count = len(self._subjects)
+        if count > len(self._link_of):
+            grown = np.full(2 * count, NO_TARGET, np.int32)
+            grown[: self._known] = self._link_of[: self._known]
+            self._link_of = grown
+        for number in range(self._known, count):
+            name = self._subjects.names[number]
+            if not name:
+                continue  # Given back before anybody looked at it.
+            target = self.targets.get(name)
+            if target is not None:
+                self._link(target)
+                self._link_of[number] = self._index_of[target]
+            elif self._may_ask(name):
+                ask.append(name)
+        self._known = count
+        if ask:
+            self._asked.update(ask)
+            self._ask_routes(ask)
+
+    def ask_meta(self, subject: bytes) -> None:
+        """Have a withheld subject's target from meta, by an operator's word."""
+        self.withheld.discard(subject)
+        self._ask_again_ms = self._clock.monotonic_ms()
+
+    def _may_ask(self, subject: bytes) -> bool:
+        return subject not in self._asked and subject not in self.withheld
+
+    def _link(self, target: int) -> Link:
+        link = self.links.get(target)
+        if link is None:
+            link = self.links[target] = self._new_link(target)
+            link.address = self._places.get(target)
+            if target in self._lost:
+                link.lose()
+            self._index_of[target] = len(self._order)
+            self._order.append(link)
+        return link
+
+
+def _split(rows: Rows, keys: NDArray[np.integer]) -> list[Rows]:
+    """The rows of each key, in the order they had: one sort, however many keys there are."""
+    order = keys.argsort(kind="stable")
+    ordered, keys = rows.take(order), keys.take(order)
+    cuts = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(rows)]
+    return [ordered[low:high] for low, high in pairwise(cuts)]
+
+
+def encode_notes(notes: Sequence[tuple[bytes, int]]) -> bytes:
+    """The control batch of notes (docs/formats/batch.md, Control records)."""
+    return encode_records([{"type": "target", "subject": subject, "log_id": target} for subject, target in notes])

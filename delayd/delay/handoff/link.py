@@ -1,0 +1,469 @@
+"""Link: the connection to one realtime server, and the sessions of the handoff over it (rules H3, H4, H7).
+
+A session sends nothing before the target's window was answered and the answer is durable in the dispatch logs.
+docs/handoff.md has the states as a table.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.clock import Clock
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.handoff.refusers import Refusers
+from delayd.delay.handoff.sender import Origin, Sender, Wire
+from delayd.delay.handoff.target_ends import TargetEnds
+from delayd.delay.handoff.watched_wire import WatchedWire
+from delayd.delay.rows import Rows
+from delayd.errors import (
+    BadArgument,
+    BadRequest,
+    DelaydError,
+    EpochOutOfRange,
+    FencedInstance,
+    HandoffRefused,
+    NotReady,
+    RequestTimedOut,
+    RestoredOrigin,
+    StaleEpoch,
+)
+from delayd.fence import Fence
+from delayd.hours import INSTANT_MS_MAX
+from delayd.log.dispatch import NewPart, Outcome
+from delayd.log_limit import LogLimit
+from delayd.wire.frame import MORE, Frame, HeadValue
+from delayd.wire.requests import WINDOW_MOST, WINDOW_ROW_BYTES, RequestType, need_int, need_rows, need_u64
+from delayd.wire.waits import Wait
+
+log = logging.getLogger(__name__)
+limited = LogLimit(log)
+
+RETRY_MS = 50  # First wait before a target that was away is tried again; it doubles.
+RETRY_MS_MAX = 2_000
+WINDOW_FRAMES_MAX = 4_096  # The answer to a hello has at most this many frames, of 4,096 batches each.
+WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 24 bytes each; rule H2 bounds what is undecided to far less.
+ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back.
+
+Sequences = NDArray[np.uint64]
+InDoubt = tuple[list[int], Sequences, NDArray[np.int64], NDArray[np.uint64]]
+"""A batch of a window's answer: the facts of its row in the head, its sequences and its instants."""
+
+
+ORIGIN_REFUSALS = (StaleEpoch, EpochOutOfRange, FencedInstance, RestoredOrigin)
+"""What a target says of a delay server that was restored from a copy; an operator may have it taken all the same."""
+
+
+class Dial(Protocol):
+    """Opens a connection: calls ``connected`` once, or ``lost``; and ``lost`` when an open one ends."""
+
+    def __call__(
+        self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]
+    ) -> None: ...
+
+
+class Earlier(Protocol):
+    """What is known of rows that an earlier epoch handed over."""
+
+    def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
+        """Which of an hour's rows have no outcome; none of an hour that is sealed or deleted."""
+
+    def decided(self, hour: int, sequences: Sequences) -> None:
+        """These rows have one now."""
+
+    def settle(self) -> None:
+        """The answer has ended: what it decided is not dispatched any more."""
+
+
+class Phase(Enum):
+    """States of a link."""
+
+    CLOSED = "closed"
+    CONNECTING = "connecting"
+    ASKED = "asked"  # A hello is under way.
+    RECORDING = "recording"  # The window's answer is being made durable.
+    READY = "ready"
+
+
+class Link:
+    """One target: its address, its connection and session, and its `Sender`."""
+
+    def __init__(
+        self,
+        target: int,
+        origin: Origin,
+        dial: Dial,
+        clock: Clock,
+        outcomes: OutcomeLog,
+        sender: Sender,
+        earlier: Earlier,
+        ends: TargetEnds,
+        silence_ms_max: int,
+        fence: Fence,
+        refusers: Refusers,
+        next_sequence: Callable[[], int],
+    ) -> None:
+        self.target = target
+        self.sender = sender
+        self.phase = Phase.CLOSED
+        self.address: tuple[str, int] | None = None
+        self.alarm = ""
+        self.is_lost = False  # An operator has given it up: it is never spoken to again.
+        self.refusal: HandoffRefused | None = None  # Why the target refused the last hello, while that stands.
+        # An operator wants the target to take us as we are.
+        self._accepts_origin = refusers.is_accepted(target)
+        self._origin = origin
+        self._dial = dial
+        self._clock = clock
+        self._outcomes = outcomes
+        self._earlier = earlier
+        self._ends = ends
+        self._silence_ms_max = silence_ms_max
+        self._fence = fence
+        self._refusers = refusers
+        self._next_sequence = next_sequence
+        self._wire: WatchedWire | None = None
+        self._away = ""  # Why the target is away, as it was told; a state that lasts is told once.
+        self._session = 0
+        self._retry_ms = RETRY_MS
+        self._retry_at_ms = 0
+        self._answer: list[Frame] = []
+        self._answer_bytes = 0
+        self._settled: set[tuple[int, int]] = set()
+        self._closed = False
+        if target in refusers:
+            self.ask_first()
+
+    def waits(self) -> Iterator[Wait]:
+        """What waits for this target, while it is not connected."""
+        if self.phase is Phase.READY or self.is_lost:
+            return
+        rows = len(self.sender.waiting)
+        what = f"{rows:,} due messages for realtime server {self.target:016x}"
+        if self.alarm:
+            yield Wait(what, self.alarm, self._way_out or "delayd target list")
+        elif rows:
+            yield Wait(what, self._away or "it is being connected to", "delayd servers; start it, or look at its log")
+
+    @property
+    def holds_up(self) -> str:
+        """Why what waits for this target waits, as far as it is known here."""
+        if self.phase is Phase.READY:
+            return self.sender.later
+        return self.alarm or self._away or "it is not connected to"
+
+    @property
+    def _way_out(self) -> str:
+        """What helps when the target takes this server for an older life of itself or a copy; else nothing."""
+        if isinstance(self.refusal, ORIGIN_REFUSALS):
+            return f"stop this server; or delayd target accept {self.target:016x}"
+        return ""
+
+    @property
+    def _name(self) -> str:
+        return f"target {self.target:016x}"
+
+    def offer(self, rows: Rows) -> None:
+        """Take due rows of this target's subjects; `pump` sends them."""
+        self.sender.waiting.add(rows)
+
+    def move(self, address: tuple[str, int]) -> None:
+        """The target listens there now: what was found at its last address says nothing of it."""
+        self.address = address
+        self._retry_at_ms = self._clock.monotonic_ms()
+        self.pump()
+
+    def pump(self) -> None:
+        """Connect if need be, or send what waits; give a connection up on which the target is silent."""
+        if self._closed or self.is_lost:
+            return
+        if self._fence.by_meta:
+            # Another server of this log_id may be the right one: its session at the target must not be ended.
+            if self.phase is not Phase.CLOSED:
+                self._end_session(RETRY_MS)
+            return
+        if self._wire is not None and self._wire.look():
+            silence = f"no sign of life for {self._silence_ms_max} ms, though something was asked"
+            self._lost(self._session, RequestTimedOut(silence, sent=True))
+        if self.phase is Phase.READY and self._wire is not None:
+            self.sender.pump(self._wire, self._session, self._is_current)
+        elif self.phase is Phase.CLOSED and self.address and self._clock.monotonic_ms() >= self._retry_at_ms:
+            self.phase = Phase.CONNECTING
+            self._session += 1
+            session = self._session
+            self._dial(*self.address, partial(self._connected, session), partial(self._lost, session))
+
+    def next_wake_ms(self) -> int | None:
+        """When `pump` has something to do though nothing happens, in monotonic ms."""
+        if self._closed or self.is_lost or self._fence.by_meta:
+            return None
+        if self.phase is Phase.CLOSED:
+            return self._retry_at_ms if self.address else None
+        look_ms = self._wire.next_look_ms() if self._wire is not None else None
+        send_ms = self.sender.next_wake_ms() if self.phase is Phase.READY else None
+        if look_ms is None or send_ms is None:
+            return send_ms if look_ms is None else look_ms
+        return min(look_ms, send_ms)
+
+    def hold(self) -> None:
+        """Speak to the target no more while an operator's word about it is being stored."""
+        self.is_lost = True
+        self._end_session(RETRY_MS)
+
+    def go_on(self) -> None:
+        """Speak to the target again: the operator's word is stored, or could not be."""
+        self.is_lost = False
+
+    def lose(self) -> None:
+        """Speak to the target no more, for good, by an operator's word that is durable."""
+        self.hold()
+        self.alarm, self.refusal = "", None
+        self._fence.take_down(self._name)
+
+    def accept(self, *, restored: bool) -> None:
+        """Try again at once; ``restored``: have the target take us as we are, if that is what it refuses still."""
+        self._accepts_origin = restored and isinstance(self.refusal, ORIGIN_REFUSALS)
+        self._retry_at_ms = self._clock.monotonic_ms()
+        self.pump()
+
+    def ask_first(self) -> None:
+        """Serve nobody until this target has answered a hello: it may hold what this directory does not know (H8)."""
+        if self.is_lost or self.refusal is not None:
+            return
+        why = NotReady(
+            "this directory may have been moved, restored or copied, and that realtime server "
+            "was not asked yet whether it holds more than is known here"
+        )
+        self._fence.put_up(self._name, why, f"start that realtime server; or delayd target lost {self.target:016x}")
+        if self.phase is not Phase.CLOSED:
+            self._end_session(RETRY_MS)
+
+    def close(self) -> None:
+        """Send nothing more; what is under way is asked for by the next start."""
+        self._closed = True
+        if self._wire is not None:
+            self._wire.close()
+
+    def _is_current(self, session: int) -> bool:
+        return session == self._session and self.phase is Phase.READY
+
+    def _connected(self, session: int, wire: Wire) -> None:
+        if session != self._session or self._closed or self.is_lost:
+            wire.close()
+            return
+        watched = self._wire = WatchedWire(wire, self._clock, self._silence_ms_max)
+        self.phase, self._answer, self._answer_bytes = Phase.ASKED, [], 0
+        if self._accepts_origin:
+            head: dict[str, HeadValue] = {"log_id": self._origin.log_id, "target": self.target}
+            watched.call(RequestType.ORIGIN_ACCEPT, head, (), partial(self._origin_accepted, session))
+        else:
+            self._greet(session, watched)
+
+    def _origin_accepted(self, session: int, answer: Frame | DelaydError) -> None:
+        if session != self._session or self.phase is not Phase.ASKED or self._wire is None:
+            return
+        # A target that has never heard of this server, such as one with a new directory, has nothing to forget.
+        if isinstance(answer, DelaydError) and not isinstance(answer, BadArgument):
+            self._lost(session, answer)
+            return
+        self._accepts_origin = False
+        # Durably: a later life that had it forgotten again would send again what is in doubt there by then.
+        self._refusers.settle(self.target, partial(self._forgotten, session))
+
+    def _forgotten(self, session: int, refused: DelaydError | None) -> None:
+        self._accepts_origin = refused is not None
+        if session != self._session or self.phase is not Phase.ASKED or self._wire is None:
+            return
+        if refused is not None:
+            self._lost(session, refused)
+            return
+        self._greet(session, self._wire)
+
+    def _greet(self, session: int, watched: WatchedWire) -> None:
+        hello: dict[str, HeadValue] = {
+            "log_id": self._origin.log_id,
+            "target": self.target,  # Sessions and W count per target: another server at its address must refuse them.
+            "epoch": self._origin.epoch,
+            "instance": self._origin.instance,
+            "session": session,
+            "w": list(self.sender.window.w),
+        }
+        named = self._ends.said(self.target)
+        if named is not None:
+            hello["named_offset"] = named
+        if self._ends.unread:
+            # What these name was durable, and may be all that named what the target has heard of.
+            hello["unread_hours"] = sorted(self._ends.unread)
+            hello["next_sequence"] = self._next_sequence()
+        watched.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
+
+    def _lost(self, session: int, error: DelaydError) -> None:
+        if session != self._session or self.phase is Phase.CLOSED:
+            return
+        if self._away != str(error):
+            self._away = str(error)
+            limited.warning("target_away", "target_away target=%016x reason=%r", self.target, self._away)
+        self._end_session(self._retry_ms)
+        self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
+
+    def _end_session(self, retry_ms: int) -> None:
+        self.phase = Phase.CLOSED
+        self._retry_at_ms = self._clock.monotonic_ms() + retry_ms
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+    def _greeted(self, session: int, answer: Frame | DelaydError) -> None:
+        if session != self._session or self.phase is not Phase.ASKED:
+            return
+        if isinstance(answer, HandoffRefused):
+            self._refused(answer)
+            return
+        if isinstance(answer, DelaydError):
+            self._lost(session, answer)
+            return
+        self._answer.append(answer)
+        self._answer_bytes += len(answer.body)
+        if len(self._answer) > WINDOW_FRAMES_MAX or self._answer_bytes > WINDOW_BYTES_MAX:
+            self._answer = []
+            self._lost(session, BadRequest("the answer to a hello does not end", field="batches"))
+            return
+        if answer.flags & MORE:
+            return
+        try:
+            log_id, end_offset = need_u64(answer.head, "log_id"), need_int(answer.head, "end_offset")
+            highest = need_int(answer.head, "highest_sequence") if "highest_sequence" in answer.head else 0
+            decided = need_int(answer.head, "decided_offset") if "decided_offset" in answer.head else 0
+            window = [batch for frame in self._answer for batch in _read_window(frame)]
+        except BadRequest as error:
+            self._lost(session, error)
+            return
+        named, next_sequence = self._ends.of(self.target), self._next_sequence()
+        if highest >= next_sequence:
+            self._refused(
+                RestoredOrigin(
+                    f"it holds message {highest} of this delay server, which has given numbers up to "
+                    f"{next_sequence - 1}: this directory was restored from a copy"
+                )
+            )
+        elif log_id != self.target:
+            self._answered()
+            self._raise_alarm(f"its log_id is {log_id:016x} now")
+        elif end_offset < named:
+            self._answered()
+            self._raise_alarm(f"its log ends at {end_offset}, and it had acknowledged {named}")
+        else:
+            self.alarm, self.refusal = "", None
+            self._answered()
+            if self._ends.unread and decided <= end_offset and self._ends.said(self.target) is not None:
+                # So it is known again, though nobody may ever restore the file that named it.
+                self._ends.name(self.target, decided)
+            self._settle(session, window)
+
+    def _answered(self) -> None:
+        """The target has nothing against this server."""
+        self._fence.take_down(self._name)
+        # A note that a full disk keeps has the next start ask the target first, and no more.
+        self._refusers.settle(self.target, _nobody_waits)
+
+    def _refused(self, why: HandoffRefused) -> None:
+        """Say nothing more, for the two sides do not fit, until an operator decides or what was wrong is mended."""
+        self.refusal = why
+        self._raise_alarm(str(why))
+        if isinstance(why, ORIGIN_REFUSALS):
+            self._fence.put_up(self._name, why, self._way_out)
+            self._refusers.note(self.target)
+
+    def _raise_alarm(self, what: str) -> None:
+        if self.alarm != what:
+            log.critical(
+                "target_refused target=%016x reason=%r nothing_is_sent_until=an_operator_decides see=%r",
+                self.target,
+                what,
+                "delayd target list, then delayd target accept or delayd target lost",
+            )
+        self.alarm = what
+        self._end_session(ALARM_RETRY_MS)
+
+    def _settle(self, session: int, window: list[InDoubt]) -> None:
+        """Record what the answer names; what was sent and is not named has not arrived, and never will."""
+        self.phase = Phase.RECORDING
+        for held in window:
+            self._arrived(*held)
+        self._earlier.settle()
+        self._answer = []
+        self.sender.take_back()
+        self._outcomes.when_durable(partial(self._ready, session))
+        self._outcomes.flush()
+
+    def _arrived(
+        self, facts: list[int], sequences: Sequences, deliver_at_ms: NDArray[np.int64], hashes: NDArray[np.uint64]
+    ) -> None:
+        epoch, batch_id, hour, offset, appended_at_ms, claimed_at_ms = facts
+        if epoch == self._origin.epoch:
+            sent = self.sender.window.get(batch_id)
+            if sent is not None and not sent.acknowledged:
+                self.sender.acknowledge(sent, offset, appended_at_ms)
+            return
+        if self.sender.window.earlier_settled or (epoch, batch_id) in self._settled:
+            return
+        self._settled.add((epoch, batch_id))
+        new = self._earlier.without_outcome(hour, sequences)
+        if new.any():
+            self._ends.name(self.target, offset)
+            sequences = sequences.compress(new)
+            self._earlier.decided(hour, sequences)
+            part = NewPart(
+                sequences,
+                deliver_at_ms.compress(new),
+                Outcome.DISPATCHED,
+                claimed_at_ms,
+                self.target,
+                epoch,
+                batch_id,
+                appended_at_ms,
+                offset,
+                hashes=hashes.compress(new),
+            )
+            self._outcomes.record(hour, part, _nothing)
+
+    def _ready(self, session: int) -> None:
+        if session != self._session or self.phase is not Phase.RECORDING:
+            return
+        limited.info("target_ready", "target_ready target=%016x session=%d", self.target, session)
+        self.sender.window.earlier_settled = True
+        self._settled.clear()
+        self._retry_ms, self._away = RETRY_MS, ""
+        self.phase = Phase.READY
+        self.pump()
+
+
+def _read_window(frame: Frame) -> list[InDoubt]:
+    """The batches that a frame of a window's answer names; BadRequest when its body does not hold their rows."""
+    found: list[InDoubt] = []
+    position = 0
+    for *facts, count in need_rows(frame.head, "batches", 7, WINDOW_MOST):
+        if position + WINDOW_ROW_BYTES * count > len(frame.body):
+            raise BadRequest(
+                f"a window of {len(frame.body)} bytes ends within a batch of {count} rows", field="batches"
+            )
+        sequences = np.frombuffer(frame.body, np.uint64, count, position)
+        deliver_at_ms = np.frombuffer(frame.body, np.int64, count, position + 8 * count)
+        if count and not 0 <= int(deliver_at_ms.min()) <= int(deliver_at_ms.max()) <= INSTANT_MS_MAX:
+            raise BadRequest("a window names a row that is due at no instant", field="batches")
+        hashes = np.frombuffer(frame.body, np.uint64, count, position + 16 * count)
+        found.append((facts, sequences, deliver_at_ms, hashes))
+        position += WINDOW_ROW_BYTES * count
+    return found
+
+
+def _nothing() -> None:
+    """Whoever waits for these outcomes waits for all of the answer."""
+
+
+def _nobody_waits(refused: DelaydError | None) -> None:
+    """The session goes on meanwhile."""

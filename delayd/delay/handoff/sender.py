@@ -1,0 +1,376 @@
+"""Sender: due rows of one target, turned into frames and followed until their outcome is durable (rules H1, H2, S3).
+
+Rows are here exactly once: waiting, refused and put off, or in an undecided batch.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import ROWS_MAX, Buffer, DispatchPart
+from delayd.clock import Clock
+from delayd.config import DelayConfig
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.filing.sources import Sources
+from delayd.delay.handoff.frames import collect, encode_dispatch, split_by_source, split_by_subject_and_hour
+from delayd.delay.handoff.target_ends import TargetEnds
+from delayd.delay.handoff.waiting import WaitingRows, lowest_offset
+from delayd.delay.handoff.window import SentBatch, Window
+from delayd.delay.rows import Rows, due_at_ms, join_rows, latest_due_ms
+from delayd.delay.timers.loader import NO_SEQUENCES, without
+from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
+from delayd.fence import Fence
+from delayd.log.dispatch import NewPart, Outcome
+from delayd.log_limit import LogLimit
+from delayd.wire.frame import Frame, HeadValue
+from delayd.wire.requests import LANDED_MOST, RequestType, need_instant, need_rows
+
+log = logging.getLogger(__name__)
+limited = LogLimit(log)
+
+REFUSED_RETRY_MS = 1_000
+SHORTAGE_RETRY_MS = 1_000
+BATCHES_A_FRAME = 256  # Many subjects in a frame cost by batch; this bounds the work between two looks at the clock.
+SMALL_FRAMES = 4  # What fills less than one part in four of a frame waits for the answer to the frame before it.
+
+OnAnswer = Callable[[Frame | DelaydError], None]
+
+
+class Wire(Protocol):
+    """An open connection to a target."""
+
+    def call(
+        self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer
+    ) -> object:
+        """Send a request; ``on_answer`` hears each frame of the answer, or one error."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who this delay server is, in every hello and batch."""
+
+    log_id: int
+    epoch: int
+    instance: int
+
+
+@dataclass(slots=True)
+class Refused:
+    """Rows of one batch that the target refused for good, and when they are tried again, alone.
+
+    ``tried_ms`` counts time between two refusals in one session only: a target that is away gives up nothing (rule S3).
+    """
+
+    rows: Rows
+    tried_ms: int
+    refused_at_ms: int
+    session: int
+    retry_at_ms: int
+
+
+class Sender:
+    """What is on its way to one target."""
+
+    def __init__(
+        self,
+        target: int,
+        origin: Origin,
+        clock: Clock,
+        config: DelayConfig,
+        sources: Sources,
+        names: list[bytes],
+        outcomes: OutcomeLog,
+        ends: TargetEnds,
+        put_back: Callable[[Rows], None],
+        fence: Fence,
+        hold: Callable[[Rows, DamagedData], None],
+    ) -> None:
+        self.waiting = WaitingRows()
+        self.window = Window(origin.epoch)
+        self.frames_in_flight = 0
+        self.dead_rows = 0
+        self._target = target
+        self._origin = origin
+        self._clock = clock
+        self._config = config
+        self._sources = sources
+        self._names = names
+        self._outcomes = outcomes
+        self._ends = ends
+        self._put_back = put_back
+        self._fence = fence
+        self._hold = hold  # Takes rows of one batch that can't be read.
+        # Decided rows among those that wait; rows that are offered later were checked before.
+        self._decided = NO_SEQUENCES
+        self._refused: list[Refused] = []
+        self._paused_until_ms = 0
+        self.later = ""  # Why the target puts off what it is sent, as it was told.
+
+    def pump(self, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
+        """Send what waits, as far as the window has room; the rest stays where the next answer finds all of it."""
+        now = self._clock.monotonic_ms()
+        if self._refused:
+            for refused in [refused for refused in self._refused if refused.retry_at_ms <= now]:
+                if self._has_room():
+                    self._refused.remove(refused)
+                    self._send(wire, session, current, refused.rows, refused)
+        while self._has_freight() and now >= self._paused_until_ms and self._has_room():
+            rows = self.waiting.take(self._config.frame_rows_max, self._config.frame_bytes_max)
+            rows = without(rows, self._decided)
+            if len(rows):
+                self._send(wire, session, current, rows, None)
+        if len(self._decided) and not len(self.waiting):
+            self._decided = NO_SEQUENCES
+
+    def settle(self, decided: NDArray[np.uint64]) -> None:
+        """These rows, sorted, have an outcome: those that wait are dropped when their turn comes, a frame at a time."""
+        if len(self.waiting):
+            self._decided = decided
+
+    def next_wake_ms(self) -> int | None:
+        """When something that was put off is to be tried again, in monotonic ms."""
+        if not self._refused and not self._paused_until_ms:
+            return None  # Asked for after every frame, and hardly ever is there anything.
+        # Without room there is nothing to do, and what makes room wakes the server by itself.
+        times = [refused.retry_at_ms for refused in self._refused] if self._has_room() else []
+        if self._paused_until_ms > self._clock.monotonic_ms():
+            times.append(self._paused_until_ms)
+        return min(times, default=None)
+
+    def lowest_message_log_offset(self) -> int | None:
+        """Lowest message log offset that one of the rows refers to (rule P6)."""
+        others = lowest_offset([*self.window.rows(), *(refused.rows for refused in self._refused)])
+        waiting = self.waiting.lowest_message_log_offset()
+        return others if waiting is None else waiting if others is None else min(others, waiting)
+
+    def parts(self) -> list[Rows]:
+        """View all rows that are here, in several arrays."""
+        return [*self.waiting.parts(), *self.window.rows(), *(refused.rows for refused in self._refused)]
+
+    def acknowledge(self, sent: SentBatch, offset: int, appended_at_ms: int) -> None:
+        """Record that the target holds a batch; it is decided when that is durable."""
+        sent.acknowledged = True
+        self._ends.name(self._target, offset)
+        part = NewPart(
+            sent.rows["sequence"],
+            sent.deliver_at_ms,
+            Outcome.DISPATCHED,
+            sent.claimed_at_ms,
+            self._target,
+            self._origin.epoch,
+            sent.batch_id,
+            appended_at_ms,
+            offset,
+            hashes=sent.hashes,
+        )
+        self._outcomes.record(sent.hour, part, partial(self.window.decide, sent.batch_id))
+
+    def give_up(self, doubt_until_ms: int | None) -> int:
+        """Record IN_DOUBT for every row that the target may hold; how many those are (rules S2, H5).
+
+        With ``doubt_until_ms`` an earlier life may have sent whatever was due by then; else only batches of this life
+        are in doubt.
+        """
+        found = [sent.rows for sent in self.window.unacknowledged()]
+        for sent in self.window.unacknowledged():
+            self.window.decide(sent.batch_id)
+        self.frames_in_flight = 0
+        if doubt_until_ms is not None:
+            waiting = self.waiting.take_all()
+            doubtful = due_at_ms(waiting) <= doubt_until_ms
+            found.append(waiting.take(np.flatnonzero(doubtful)))
+            self.waiting.add(waiting.take(np.flatnonzero(~doubtful)))
+        count = 0
+        for rows in found:
+            for hour in np.unique(rows["hour"]).tolist():
+                of_hour = rows.take(np.flatnonzero(rows["hour"] == hour))
+                for begin in range(0, len(of_hour), ROWS_MAX):
+                    part = of_hour[begin : begin + ROWS_MAX]
+                    told = NewPart(part["sequence"], due_at_ms(part), Outcome.IN_DOUBT, target_log_id=self._target)
+                    self._outcomes.record(hour, told, _nothing)
+                    count += len(part)
+        return count
+
+    def take_rest(self) -> Rows:
+        """Take what never left for the target: rows that wait, and those that it refused by name."""
+        rows = join_rows([self.waiting.take_all(), *(refused.rows for refused in self._refused)])
+        self._refused.clear()
+        return rows
+
+    def take_subject(self, number: int) -> Rows:
+        """Take what of one subject never left for the target, or was refused by it."""
+        rows = self.take_rest()
+        own = rows["subject"] == number
+        self.waiting.add(rows.take(np.flatnonzero(~own)))
+        return rows.take(np.flatnonzero(own))
+
+    def holds_subject(self, number: int) -> bool:
+        """Whether a batch of a subject is undecided at the target, or may be from an earlier life."""
+        if not self.window.earlier_settled:
+            return True
+        return any(bool((rows["subject"] == number).any()) for rows in self.window.rows())
+
+    def take_back(self) -> None:
+        """Let rows wait again that were sent and, as the target's answer shows, never arrived."""
+        for sent in reversed(self.window.unacknowledged()):
+            self.window.decide(sent.batch_id)
+            self.waiting.give_back(sent.rows)
+        self.frames_in_flight = 0
+
+    def _has_freight(self) -> bool:
+        """Whether what waits is to leave now: little leaves at once when nothing is under way, and else together.
+
+        Frames cost by the frame on both sides, so at load a target's answers set the pace, as in Nagle's RFC 896.
+        """
+        waiting = self.waiting
+        if not self.frames_in_flight:
+            return len(waiting) > 0
+        rows_max, bytes_max = self._config.frame_rows_max, self._config.frame_bytes_max
+        return SMALL_FRAMES * len(waiting) >= rows_max or SMALL_FRAMES * waiting.size_bytes >= bytes_max
+
+    def _has_room(self) -> bool:
+        return (
+            self.frames_in_flight < self._config.frames_in_flight_max
+            and self.window.size_bytes < self._config.undecided_bytes_max
+            and not self._outcomes.blocked
+            and not self._fence.is_up
+        )
+
+    def _send(
+        self, wire: Wire, session: int, current: Callable[[int], bool], rows: Rows, refused: Refused | None
+    ) -> None:
+        claimed_at_ms = self._clock.now_ms()
+        if latest_due_ms(rows) > claimed_at_ms:
+            # The clock was set back since these rows were taken: they are not due any more.
+            early = due_at_ms(rows) > claimed_at_ms
+            self._put_back(rows.take(np.flatnonzero(early)))
+            rows = rows.take(np.flatnonzero(~early))
+            if not len(rows):
+                return
+        parts, left = split_by_subject_and_hour(rows, BATCHES_A_FRAME)
+        self.waiting.give_back(left)
+        batches: list[bytes] = []
+        sent = [each for part in parts for each in self._build(part, claimed_at_ms, batches)]
+        if sent:
+            self.frames_in_flight += 1
+            head = {"session": session, "epoch": self._origin.epoch}
+            answered = partial(self._answered, wire, session, current, sent, refused)
+            wire.call(RequestType.DISPATCH, head, batches, answered)
+
+    def _build(self, rows: Rows, claimed_at_ms: int, batches: list[bytes]) -> list[SentBatch]:
+        hour, subject = int(rows["hour"][0]), self._names[int(rows["subject"][0])]
+        assert subject, "the name of a row's subject is remembered for as long as the row is"
+        try:
+            gathered = collect(rows, self._sources)
+        except DamagedData as error:
+            pieces = split_by_source(rows)
+            if len(pieces) > 1:
+                # What was stored beside the damaged batch is as good as ever.
+                return [sent for piece in pieces for sent in self._build(piece, claimed_at_ms, batches)]
+            self._hold(rows, error)
+            return []
+        except Shortage as error:
+            # Nothing is wrong with the file; the next try may find memory and descriptors.
+            if self.later != str(error):
+                self.later = str(error)
+                log.warning("reads_put_off reason=%r", self.later)
+            self._paused_until_ms = self._clock.monotonic_ms() + SHORTAGE_RETRY_MS
+            self.waiting.give_back(rows)
+            return []
+        w_epoch, w_id = self.window.w
+        batch_id = self.window.next_id()
+        part = DispatchPart(self._origin.log_id, self._origin.epoch, batch_id, w_epoch, w_id, claimed_at_ms, hour)
+        made, hashes = encode_dispatch(part, rows, gathered, subject)
+        batches += made
+        size_bytes = sum(map(len, made))
+        sent = SentBatch(batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, size_bytes, hashes)
+        self.window.add(sent)
+        return [sent]
+
+    def _answered(
+        self,
+        wire: Wire,
+        session: int,
+        current: Callable[[int], bool],
+        sent: list[SentBatch],
+        refused: Refused | None,
+        answer: Frame | DelaydError,
+    ) -> None:
+        if not current(session):
+            # What became of it is in the window that the next session asks for (rule H4).
+            return
+        if isinstance(answer, Frame):
+            try:
+                appended_at_ms, offsets = _read_answer(answer, sent)
+            except BadRequest as error:
+                answer = error
+            else:
+                self.frames_in_flight -= 1
+                if self.later:
+                    limited.info("target_takes", "target_takes target=%016x", self._target)
+                    self.later = ""
+                for batch, offset in zip(sent, offsets, strict=True):
+                    self.acknowledge(batch, offset, appended_at_ms)
+                self.pump(wire, session, current)
+                return
+        if isinstance(answer, RetryLater):
+            self.frames_in_flight -= 1
+            if self.later != str(answer):
+                self.later = str(answer)
+                limited.warning("target_later", "target_later target=%016x reason=%r", self._target, self.later)
+            self._paused_until_ms = self._clock.monotonic_ms() + (answer.retry_after_ms or REFUSED_RETRY_MS)
+            for batch in reversed(sent):
+                self.waiting.give_back(self.window.decide(batch.batch_id).rows)
+        elif isinstance(answer, CallerError | DispatchRefused) and not isinstance(answer, BadRequest):
+            self.frames_in_flight -= 1
+            for batch in sent:
+                self._put_off(self.window.decide(batch.batch_id), session, refused, answer)
+            self.pump(wire, session, current)
+        else:
+            # Whether it was appended is not known, and the next session's window says it.
+            limited.warning("session_ended", "session_ended target=%016x reason=%r", self._target, str(answer))
+            wire.close()
+
+    def _put_off(self, sent: SentBatch, session: int, refused: Refused | None, error: DelaydError) -> None:
+        now = self._clock.monotonic_ms()
+        tried_ms = 0
+        if refused is None:
+            limited.error(
+                "rows_refused", "rows_refused target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error)
+            )
+        else:
+            tried_ms = refused.tried_ms + (now - refused.refused_at_ms if refused.session == session else 0)
+        if tried_ms < self._config.dispatch_give_up_after_ms:
+            self._refused.append(Refused(sent.rows, tried_ms, now, session, now + REFUSED_RETRY_MS))
+            return
+        self.dead_rows += len(sent.rows)
+        log.error("rows_dead target=%016x rows=%d reason=%r", self._target, len(sent.rows), str(error))
+        part = NewPart(
+            sequences=sent.rows["sequence"],
+            deliver_at_ms=sent.deliver_at_ms,
+            outcome=Outcome.DEAD,
+            claimed_at_ms=sent.claimed_at_ms,
+            target_log_id=self._target,
+            hashes=sent.hashes,
+        )
+        self._outcomes.record(sent.hour, part, _nothing)
+
+
+def _read_answer(answer: Frame, sent: list[SentBatch]) -> tuple[int, list[int]]:
+    """When the target appended the batches, and their offsets there; BadRequest when it does not speak of them."""
+    rows = need_rows(answer.head, "batches", 2, LANDED_MOST)
+    if [batch_id for batch_id, _ in rows] != [batch.batch_id for batch in sent]:
+        raise BadRequest("the answer names other batches than were sent", field="batches")
+    return need_instant(answer.head, "appended_at_ms"), [offset for _, offset in rows]
+
+
+def _nothing() -> None:
+    """A dead row waits for nobody."""

@@ -1,0 +1,112 @@
+"""Target words: what operators have decided about targets, kept in the state (rules H5, H7, H8, S2).
+
+A target that is *lost* gets nothing any more, for good: rows that it may hold become IN_DOUBT, and its subjects are
+free for another one when that is durable. A target that is *accepted* goes on though it lost data.
+
+     said ──lost/ durable──▶ LOST, nothing is sent ──IN_DOUBT durable──▶ FREED, its subjects are asked for anew
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.delay.handoff.target_ends import KEY as END_KEY
+from delayd.delay.handoff.target_ends import PREFIX as END_PREFIX
+from delayd.operator_log import OperatorLog, Pairs
+from delayd.state import State
+
+LOST_PREFIX = b"lost/"
+ACCEPTED_PREFIX = b"accepted/"
+
+Parts = NDArray[np.void]
+
+
+class Lost(NamedTuple):
+    """A target that an operator has given up. Rows due later than `until_ms` never left for it."""
+
+    until_ms: int
+    freed: bool  # What it may hold is IN_DOUBT, durably.
+
+
+class Accepted(NamedTuple):
+    """A target that an operator has accepted: batches up to this one say nothing of where its log should end."""
+
+    epoch: int
+    batch_id: int
+
+
+class TargetWords:
+    """The words by log_id. What is changed here counts when its pairs are durable."""
+
+    def __init__(self, state: State) -> None:
+        self.lost: dict[int, Lost] = {}
+        for key, value in state.scan(LOST_PREFIX):
+            until_ms, freed = msgpack.unpackb(value)
+            self.lost[_log_id(key)] = Lost(int(until_ms), bool(freed))
+        self._operators = OperatorLog(state)
+
+    def unfreed(self) -> list[int]:
+        """Targets that were given up, and of which not all rows are known to be in doubt."""
+        return [log_id for log_id, lost in self.lost.items() if not lost.freed]
+
+    def without_freed(self, notes: Mapping[bytes, int]) -> dict[bytes, int]:
+        """Notes of subjects, without those of targets that hold nothing any more."""
+        freed = {log_id for log_id, lost in self.lost.items() if lost.freed}
+        return {subject: log_id for subject, log_id in notes.items() if log_id not in freed}
+
+    def lose(self, log_id: int, until_ms: int, now_ms: int) -> Pairs:
+        """Give a target up; `take_back` when that could not be stored."""
+        self.lost[log_id] = lost = Lost(until_ms, freed=False)
+        puts, removes = self._operators.entry(now_ms, f"target {log_id:016x} is lost")
+        return Pairs([*puts, (_key(LOST_PREFIX, log_id), msgpack.packb(lost))], removes)
+
+    def take_back(self, log_id: int) -> None:
+        """Nothing was stored of its loss."""
+        del self.lost[log_id]
+
+    def free(self, log_id: int) -> Pairs:
+        """All that it may hold is in doubt; `freed` when that is durable."""
+        return Pairs([(_key(LOST_PREFIX, log_id), msgpack.packb(self._freed(log_id)))], [])
+
+    def freed(self, log_id: int) -> None:
+        """It is durable that nothing may be at the target which is not in doubt."""
+        self.lost[log_id] = self._freed(log_id)
+
+    def is_freed(self, log_id: int) -> bool:
+        """Whether nothing of a target waits for its loss any more."""
+        lost = self.lost.get(log_id)
+        return lost is not None and lost.freed
+
+    def _freed(self, log_id: int) -> Lost:
+        return Lost(self.lost[log_id].until_ms, freed=True)
+
+    def accept(self, log_id: int, accepted: Accepted, now_ms: int) -> Pairs:
+        """Go on with a target that lost data: what its log should hold is counted anew."""
+        puts, removes = self._operators.entry(now_ms, f"target {log_id:016x} is accepted as it is")
+        puts += [(_key(ACCEPTED_PREFIX, log_id), msgpack.packb(accepted))]
+        return Pairs(puts, [*removes, END_KEY.pack(END_PREFIX, log_id)])
+
+
+def accepted_targets(state: State) -> dict[int, Accepted]:
+    """Where the counting of each accepted target begins."""
+    return {_log_id(key): Accepted(*map(int, msgpack.unpackb(value))) for key, value in state.scan(ACCEPTED_PREFIX)}
+
+
+def counts(parts: Parts, accepted: Accepted | None) -> NDArray[np.bool_]:
+    """Which parts of a dispatch log say how far the log of a target must reach: bool[n]."""
+    if accepted is None:
+        return np.ones(len(parts), np.bool_)
+    epoch, batch_id = np.uint64(accepted.epoch), np.uint64(accepted.batch_id)
+    same: NDArray[np.bool_] = (parts["epoch"] == epoch) & (parts["batch_id"] > batch_id)
+    return (parts["epoch"] > epoch) | same
+
+
+def _key(prefix: bytes, log_id: int) -> bytes:
+    return prefix + log_id.to_bytes(8, "big")
+
+
+def _log_id(key: bytes) -> int:
+    return int.from_bytes(key[-8:], "big")

@@ -1,0 +1,224 @@
+"""Targets: what an operator sees of realtime servers at a delay server, and says of one that is lost or lost data.
+
+Invariant: a word counts when it is durable, and each step of giving a target up is durable before the next one: the
+word, then IN_DOUBT for each row that the target may hold, then that its subjects are free (rules H5, S2). A start goes
+on where the last life ended.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from delayd.clock import Clock
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.handoff.dispatcher import Dispatcher
+from delayd.delay.handoff.link import ORIGIN_REFUSALS, Link
+from delayd.delay.handoff.refusers import Refusers
+from delayd.delay.handoff.target_ends import Counted, TargetEnds
+from delayd.delay.handoff.target_words import Accepted, TargetWords
+from delayd.delay.intake import Intake
+from delayd.delay.quarantine import Quarantine
+from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
+from delayd.executor import Done, Executor
+from delayd.log.schedule import RESTORED_STEP
+from delayd.operator_log import Pairs
+from delayd.state import State
+from delayd.wire.targets import TargetInfo
+
+OnDone = Callable[[DelaydError | str], None]
+"""Hears what an operator's word has done, or why nothing of it was stored."""
+
+RETRY_MS = 1_000  # Between tries to store that a lost target is free, on a full disk.
+
+log = logging.getLogger(__name__)
+
+
+class Targets:
+    """The words of operators, over the dispatcher's links. `worker` is the thread of the checkpoints."""
+
+    def __init__(
+        self,
+        state: State,
+        words: TargetWords,
+        dispatcher: Dispatcher,
+        outcomes: OutcomeLog,
+        ends: TargetEnds,
+        quarantine: Quarantine,
+        refusers: Refusers,
+        intake: Intake,
+        clock: Clock,
+        worker: Executor,
+        epoch: int,
+    ) -> None:
+        self._state = state
+        self._words = words
+        self._dispatcher = dispatcher
+        self._outcomes = outcomes
+        self._ends = ends
+        self._quarantine = quarantine
+        self._refusers = refusers
+        self._intake = intake
+        self._clock = clock
+        self._worker = worker
+        self._epoch = epoch
+        # Earlier lives sent nothing that was due later than this (rule H5).
+        self._doubt_until_ms = max(clock.now_ms(), intake.appended_at_ms)
+        self._unstored: list[tuple[int, int]] = []  # Targets whose freedom found the disk full, and rows in doubt.
+        self._store_at_ms = 0
+        # Given up by a life that ended before it was done.
+        self._unfreed = [log_id for log_id in words.unfreed() if log_id in dispatcher.links]
+        for log_id in self._unfreed:
+            dispatcher.links[log_id].lose()
+
+    def wake(self) -> None:
+        """Finish what the last life or a full disk has left, once what is due has left the wheel."""
+        if self._unstored and self._clock.monotonic_ms() >= self._store_at_ms:
+            unstored, self._unstored = self._unstored, []
+            for log_id, rows in unstored:
+                self._free(log_id, rows, _nobody_hears)
+        if self._unfreed and self._dispatcher.takes_due_rows:
+            unfreed, self._unfreed = self._unfreed, []
+            for log_id in unfreed:
+                self._give_up(log_id, self._words.lost[log_id].until_ms, _nobody_hears)
+
+    def listing(self) -> list[TargetInfo]:
+        """All targets, by log_id."""
+        links, lost = self._dispatcher.links, self._words.lost
+        subjects = Counter(self._dispatcher.targets.values())
+        return [_info(log_id, links.get(log_id), subjects[log_id]) for log_id in sorted(links.keys() | lost.keys())]
+
+    def lose(self, log_id: int, done: OnDone) -> None:
+        """Give a target up for good: what it may hold is in doubt, and its subjects are free for another one.
+
+        Raises:
+            UnknownServer: no subject is noted for it.
+            NotReady: rows that are due still wait for the clock, or for a quarantined hour.
+        """
+        link = self._link(log_id)
+        if not self._dispatcher.takes_due_rows:
+            raise NotReady("the clock is not confirmed yet, so what is due can't be told; see `delayd clock`")
+        if any(entry.hour is not None for entry in self._quarantine):
+            raise NotReady("hours are quarantined that may have rows at it; decide on them: `delayd quarantine list`")
+        # Each row that may be at the target is at the link from now on.
+        self._dispatcher.step()
+        until_ms = None if link.sender.window.earlier_settled else self._doubt_until_ms
+        now_ms = self._clock.now_ms()
+        link.hold()
+        # After a crash nobody knows which of the rows that were due had left.
+        pairs = self._words.lose(log_id, max(now_ms, self._doubt_until_ms), now_ms)
+        pairs.removes.append(self._refusers.losing(log_id))
+
+        def said(refused: DelaydError | None) -> None:
+            if refused is not None:
+                self._words.take_back(log_id)
+                link.go_on()
+                done(refused)
+                return
+            link.lose()
+            self._refusers.lose(log_id)
+            log.critical("target_lost target=%016x", log_id)
+            self._give_up(log_id, until_ms, done)
+
+        self._commit(pairs, said)
+
+    def accept(self, log_id: int, done: OnDone) -> None:
+        """Go on with a target that lost data, or that refuses this server as a restored one.
+
+        Raises UnknownServer, and BadArgument when it has no alarm.
+        """
+        link = self._link(log_id)
+        if not link.alarm:
+            raise BadArgument(f"target {log_id:016x} has no alarm, so there is nothing to accept")
+        restored = isinstance(link.refusal, ORIGIN_REFUSALS)
+        log.critical("target_accepted target=%016x reason=%r", log_id, link.alarm)
+
+        def store() -> None:
+            # Before the word is durable: a checkpoint right behind it would write the end back that it removes.
+            before = self._ends.reset(log_id)
+            last = Accepted(self._epoch, link.sender.window.last_id)
+            pairs = self._words.accept(log_id, last, self._clock.now_ms())
+            if restored:
+                pairs.puts.append(self._refusers.accepting(log_id))
+            self._commit(pairs, partial(said, before))
+
+        def said(before: Counted, refused: DelaydError | None) -> None:
+            if restored:
+                link.go_on()
+            if refused is not None:
+                self._ends.take_back(log_id, before)
+                done(refused)
+                return
+            if restored:
+                self._refusers.accept(log_id)
+            elif link.is_lost:
+                done(_not_noted(log_id))
+                return
+            link.accept(restored=restored)
+            done(f"target {log_id:016x} is accepted as it is and spoken to again")
+
+        if restored:
+            # The next start has the target forget this server, too, which it must not do once batches are in doubt
+            # there: so nothing is said to it until the word is stored.
+            link.hold()
+            # Sequences that were given after the backup was made may be at the target: none is given twice (I5).
+            self._intake.skip(RESTORED_STEP, store)
+        else:
+            store()
+
+    def _link(self, log_id: int) -> Link:
+        link = self._dispatcher.links.get(log_id)
+        if link is None or link.is_lost:
+            raise _not_noted(log_id)
+        return link
+
+    def _give_up(self, log_id: int, until_ms: int | None, done: OnDone) -> None:
+        rows = self._dispatcher.links[log_id].sender.give_up(until_ms)
+        self._outcomes.when_durable(partial(self._free, log_id, rows, done))
+        self._outcomes.flush()
+
+    def _free(self, log_id: int, rows: int, done: OnDone) -> None:
+        """All that the target may hold is in doubt, durably: store that its subjects are free."""
+
+        def freed(refused: DelaydError | None) -> None:
+            if refused is not None:
+                # Tried again until there is space; the next start does the same.
+                self._unstored.append((log_id, rows))
+                self._store_at_ms = self._clock.monotonic_ms() + RETRY_MS
+                done(refused)
+                return
+            self._words.freed(log_id)
+            self._dispatcher.links[log_id].sender.window.earlier_settled = True
+            self._dispatcher.free(log_id)
+            log.warning("target_freed target=%016x in_doubt=%d", log_id, rows)
+            done(f"target {log_id:016x} is given up; {rows:,} messages that it may hold are in doubt")
+
+        self._commit(self._words.free(log_id), freed)
+
+    def _commit(self, pairs: Pairs, done: Callable[[DelaydError | None], None]) -> None:
+        def written(ended: Done[None]) -> None:
+            try:
+                ended.result()
+            except DiskFull as error:
+                done(DiskReserve(f"nothing was stored: {error.message}"))
+            else:
+                done(None)
+
+        self._worker.submit(partial(self._state.commit, pairs.puts, pairs.removes), written)
+
+
+def _info(log_id: int, link: Link | None, subjects: int) -> TargetInfo:
+    if link is None or link.is_lost:
+        return TargetInfo(log_id, "", "lost", subjects, 0, 0, "")
+    address = f"{link.address[0]}:{link.address[1]}" if link.address else ""
+    state = "refused" if link.alarm else link.phase.value
+    waiting, undecided = len(link.sender.waiting), len(link.sender.window)
+    return TargetInfo(log_id, address, state, subjects, waiting, undecided, link.alarm)
+
+
+def _not_noted(log_id: int) -> UnknownServer:
+    return UnknownServer(f"no subject is noted for target {log_id:016x}; see `delayd target list`")
+
+
+def _nobody_hears(told: DelaydError | str) -> None:
+    """Whoever said it has gone with the life in which it was said."""

@@ -1,0 +1,122 @@
+"""Waiting rows: due, of one target, not handed over yet; in the order in which they came due."""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayd.batch import FEW_ROWS
+from delayd.delay.rows import Rows, join_rows
+from delayd.delay.timers.loader import without
+from delayd.delay.timers.ready import NO_ROWS
+from delayd.location import message_log_offset
+
+JOINED_ROWS = 4_096  # Arrays are joined up to this length: a queue of single rows is a few arrays, each 128 KB.
+
+
+class WaitingRows:
+    """A queue of row arrays, taken from the front by rows and bytes."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0  # What the rows need in frames.
+        self._parts: deque[Rows] = deque()
+        self._lowest: deque[int | None] = deque()  # The lowest location of each array, once somebody has asked for it.
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, rows: Rows) -> None:
+        """Put rows behind the others."""
+        if len(rows):
+            self._parts.append(rows)
+            self._lowest.append(None)
+            self._count += len(rows)
+            if len(self._parts) > 1:
+                self._join_last()
+            self.size_bytes += size_of(rows)
+
+    def give_back(self, rows: Rows) -> None:
+        """Put rows that were taken before the others."""
+        if len(rows):
+            self._parts.appendleft(rows)
+            self._lowest.appendleft(None)
+            self._count += len(rows)
+            self.size_bytes += size_of(rows)
+
+    def take(self, rows_max: int, bytes_max: int) -> Rows:
+        """Take up to so many rows with up to so many bytes, at least one."""
+        if self._count <= rows_max and self.size_bytes <= bytes_max:
+            return self.take_all()
+        taken: list[Rows] = []
+        while self._parts and rows_max > 0 and bytes_max > 0:
+            part = self._parts.popleft()
+            self._lowest.popleft()
+            fits = int(np.searchsorted(np.cumsum(part["length"][:rows_max], dtype=np.int64), bytes_max, "right"))
+            fits = max(fits, 0 if taken else 1)
+            if fits < len(part):
+                self._parts.appendleft(part[fits:])
+                self._lowest.appendleft(None)
+            if not fits:
+                break
+            taken.append(part[:fits])
+            rows_max -= fits
+            size_bytes = size_of(taken[-1])
+            bytes_max -= size_bytes
+            self.size_bytes -= size_bytes
+        rows = taken[0] if len(taken) == 1 else join_rows(taken)
+        self._count -= len(rows)
+        return rows
+
+    def take_all(self) -> Rows:
+        """Take every row."""
+        parts = self._clear()
+        if not parts:
+            return NO_ROWS
+        return parts[0] if len(parts) == 1 else join_rows(parts)
+
+    def remove(self, decided: NDArray[np.uint64]) -> None:
+        """Drop rows whose sequences are among ``decided``, sorted."""
+        for part in self._clear():
+            self.add(without(part, decided))
+
+    def parts(self) -> list[Rows]:
+        """View the rows, in several arrays."""
+        return list(self._parts)
+
+    def lowest_message_log_offset(self) -> int | None:
+        """Lowest message log offset that a row refers to (rule P6), None without such a row.
+
+        Rows that were there when it was asked for last are not looked at again, but for those at the front.
+        """
+        for index, (part, lowest) in enumerate(zip(self._parts, self._lowest, strict=True)):
+            if lowest is None:
+                self._lowest[index] = int(part["location"].min())
+        locations = [lowest for lowest in self._lowest if lowest is not None]
+        return message_log_offset(min(locations)) if locations else None
+
+    def _clear(self) -> deque[Rows]:
+        parts, self._parts, self._count, self.size_bytes = self._parts, deque(), 0, 0
+        self._lowest.clear()
+        return parts
+
+    def _join_last(self) -> None:
+        """Join the last arrays while the older one is no longer than the newer: each row is copied a few times only."""
+        while len(self._parts) > 1 and len(self._parts[-2]) <= len(self._parts[-1]) < JOINED_ROWS:
+            newer = self._parts.pop()
+            self._lowest.pop()
+            self._parts[-1] = join_rows([self._parts[-1], newer])
+            self._lowest[-1] = None
+
+
+def size_of(rows: Rows) -> int:
+    """Bytes that rows need in frames."""
+    if len(rows) <= FEW_ROWS:
+        return sum(rows["length"].tolist())
+    return int(rows["length"].sum(dtype=np.int64))
+
+
+def lowest_offset(parts: "deque[Rows] | list[Rows]") -> int | None:
+    """Lowest message log offset of rows in several arrays, None without any."""
+    lowest = [int(part["location"].min()) for part in parts if len(part)]
+    return message_log_offset(min(lowest)) if lowest else None

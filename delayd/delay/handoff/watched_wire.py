@@ -1,0 +1,76 @@
+"""WatchedWire: a connection to a target that notices when the target says nothing any more.
+
+A machine without power, a stopped process or a dead switch ends no connection: TCP itself would wait for a quarter of
+an hour. Invariant: the peer is silent only when something, in the end a PING, was asked of it for the whole limit and
+nothing was heard. An answer that waits for a slow disk is no silence, for PINGs are answered without the disk.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from delayd.batch import Buffer
+from delayd.clock import Clock
+from delayd.delay.handoff.sender import OnAnswer, Wire
+from delayd.errors import DelaydError
+from delayd.wire.frame import MORE, Frame, HeadValue
+from delayd.wire.requests import RequestType
+
+# The server looks each second. When it did not for so long, it stood still itself, and answers wait in its sockets.
+STOOD_STILL_MS = 2_500
+
+
+class WatchedWire:
+    """A `Wire`; whoever uses it calls `look` from time to time. All times are monotonic."""
+
+    def __init__(self, wire: Wire, clock: Clock, silence_ms_max: int) -> None:
+        self._wire = wire
+        self._clock = clock
+        self._silence_ms_max = silence_ms_max
+        self._under_way = 0
+        self._heard_ms = 0  # Last sign of life; the first request, when nothing was under way before it.
+        self._looked_ms = 0
+        self._pinged = False
+
+    def call(self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer) -> None:
+        """See Wire."""
+        if not self._under_way:
+            self._heard_ms = self._looked_ms = self._clock.monotonic_ms()
+            self._pinged = False
+        self._under_way += 1
+        self._wire.call(frame_type, head, body, partial(self._heard, on_answer))
+
+    def close(self) -> None:
+        """See Wire."""
+        self._wire.close()
+
+    def look(self) -> bool:
+        """Ask for a sign of life when half of the limit is over; whether the peer has been silent for all of it."""
+        if not self._under_way:
+            return False
+        now = self._clock.monotonic_ms()
+        if now - self._looked_ms > STOOD_STILL_MS:
+            self._heard_ms, self._pinged = now, False
+        self._looked_ms = now
+        silent_ms = now - self._heard_ms
+        if silent_ms >= self._silence_ms_max:
+            return True
+        if silent_ms >= self._silence_ms_max // 2 and not self._pinged:
+            self._pinged = True
+            self.call(RequestType.PING, {}, (), _alive)
+        return False
+
+    def next_look_ms(self) -> int | None:
+        """When `look` has something to do though nothing happens."""
+        if not self._under_way:
+            return None
+        return self._heard_ms + (self._silence_ms_max if self._pinged else self._silence_ms_max // 2)
+
+    def _heard(self, on_answer: OnAnswer, answer: Frame | DelaydError) -> None:
+        self._heard_ms, self._pinged = self._clock.monotonic_ms(), False
+        if isinstance(answer, DelaydError) or not answer.flags & MORE:
+            self._under_way -= 1
+        on_answer(answer)
+
+
+def _alive(answer: Frame | DelaydError) -> None:
+    """That an answer came is all that was asked for."""

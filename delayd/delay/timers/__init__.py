@@ -1,0 +1,9 @@
+"""Timers: rows of the coming hours, in memory, until they are due (rules P5, P7).
+
+A map, from the disk to the instant at which a row is due.
+
+    earlier             which rows an earlier life of this server handed over, by the dispatch logs
+    loader, loading     read the schedule logs of the coming hours, some minutes ahead
+    wheel               the timers of all loaded hours
+    hour_wheel, ready   one hour of it, and the rows whose slots are open
+"""

@@ -1,0 +1,276 @@
+"""One hour of the wheel: 7,200 slots of 500 ms, each gathered and sorted only when it opens.
+
+Invariant: slots open in order; the rows of opened slots, and those due before the hour begins, stand in `ReadyRows`,
+all others in runs or in the tail.
+
+A run is rows ordered by slot, sorted further only within big slots. What an hour holds on disk becomes one run, by
+`prepare`. Live rows go to a tail in the order they come, and a full tail becomes a run. After Varghese and Lauck,
+"Hashed and Hierarchical Timing Wheels" (1987): the hours on disk are the upper level, a slot is the lower one, and its
+sort the last step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from delayd.batch import FEW_ROWS
+from delayd.delay.rows import COARSE_FROM_MS, Rows, copy_rows, decode_due, due_by, join_rows, new_rows
+from delayd.delay.timers.ready import NEVER, NO_ROWS, SORTED_ROWS_MIN, ReadyRows
+from delayd.hours import HOUR_MS, hour_start_ms
+from delayd.location import SCHEDULE_BIT
+
+SLOT_MS = 500  # Bounds what is sorted at once; firing is to the millisecond all the same.
+SLOTS = HOUR_MS // SLOT_MS
+assert SLOTS * SLOT_MS == HOUR_MS, "slots fill the hour"
+OPEN_AHEAD_MS = 50  # Opening a slot of 1 M rows takes less, so that it never delays the slot's first row.
+OPEN_SLOTS_MAX = (1 << 16) // SLOT_MS  # Due times within slots opened at once fit a u16, whose sort is a radix sort.
+TAIL_ROWS = 65_536  # Rows in arrival order; ordering a full tail takes 2 to 3 ms.
+FOLD_RUNS = 4  # This many runs of at most a quarter tail fold into one: else short delays would leave thousands behind.
+
+_GONE = 0xFFFF  # Slot of a tail row that was taken out.
+_NOT_IN_MESSAGE_LOG = 0xFFFF_FFFF_FFFF_FFFF
+_SLOT_EDGES = np.arange(1, SLOTS + 2, dtype=np.uint16)  # 0 is left for rows due before the hour begins.
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Rows of one hour ordered by slot: slot s is ``rows[bounds[s]:bounds[s + 1]]``; before the first is what is due
+    before the hour begins.
+
+    ``lowest_location[s]`` is the lowest location of the rows in slot s and after; message log locations compare lower
+    than those of a schedule log.
+    """
+
+    rows: Rows
+    bounds: npt.NDArray[np.int64]
+    lowest_location: npt.NDArray[np.uint64]
+
+
+def prepare(rows: Rows) -> PreparedRows:
+    """Order the rows of one hour by slot: pure, and made of numpy calls that release the GIL."""
+    due_ms = np.ascontiguousarray(rows["due_ms"])
+    assert not len(due_ms) or int(due_ms.max()) < HOUR_MS, "a row is due before its filing hour ends"
+    slots = (np.maximum(due_ms, np.int32(-1)) // np.int32(SLOT_MS) + np.int32(1)).astype(np.uint16)
+    order = slots.argsort(kind="stable")  # A stable sort of a 16-bit key is a radix sort.
+    bounds = slots.take(order).searchsorted(_SLOT_EDGES)
+    for slot in np.flatnonzero(np.diff(bounds) >= SORTED_ROWS_MIN).tolist():
+        # A big slot is sorted here, for on the loop it would take long.
+        members = order[bounds[slot] : bounds[slot + 1]]
+        within = (due_ms.take(members) - np.int32(slot * SLOT_MS)).astype(np.uint16)
+        order[bounds[slot] : bounds[slot + 1]] = members.take(within.argsort(kind="stable"))
+    ordered = rows.take(order)
+    lowest = np.full(SLOTS + 1, _NOT_IN_MESSAGE_LOG, np.uint64)
+    filled = np.flatnonzero(bounds[:-1] != bounds[1:])
+    if len(filled):
+        lowest[filled] = np.minimum.reduceat(ordered["location"], bounds[filled])
+    return PreparedRows(ordered, bounds, np.minimum.accumulate(lowest[::-1])[::-1])
+
+
+class HourWheel:
+    """Pending rows of one filing hour; every ``due_ms`` counts from the hour's start."""
+
+    __slots__ = (
+        "_alive",
+        "_next_slot",
+        "_opened",
+        "_ready",
+        "_runs",
+        "_tail",
+        "_tail_count",
+        "_tail_slots",
+        "start_ms",
+    )
+
+    def __init__(self, hour: int, tail_rows: int = TAIL_ROWS) -> None:
+        self.start_ms = hour_start_ms(hour)
+        self._ready = ReadyRows()
+        self._runs: list[PreparedRows] = []
+        self._tail = new_rows(tail_rows)
+        self._tail_slots = np.empty(tail_rows, np.uint16)
+        self._tail_count = 0  # Rows in the tail, those that are gone included.
+        self._alive = 0  # Rows in runs and tail that are not yet in ready.
+        self._opened = 0  # First slot that is not open.
+        self._next_slot = SLOTS  # First slot from there that holds a row; SLOTS when none does.
+
+    def __len__(self) -> int:
+        return self._alive + len(self._ready)
+
+    def attach(self, prepared: PreparedRows) -> None:
+        """Take over prepared rows; rows of slots that are open become ready, everything else costs nothing."""
+        late = int(prepared.bounds[self._opened])
+        if late:
+            rows = prepared.rows[:late]
+            self._ready.add(rows, int(rows["due_ms"].min()))
+        if late < len(prepared.rows):
+            self._runs.append(prepared)
+            self._alive += len(prepared.rows) - late
+            self._next_slot = min(self._next_slot, _slot_at(prepared, late))
+
+    def insert(self, rows: Rows) -> None:
+        """Copy in live rows, in any order and number."""
+        if len(rows) == 1:  # The commonest case, in plain integers: a third of the time of the arrays below.
+            due_ms = int(rows["due_ms"][0])
+            slot = due_ms // SLOT_MS
+            assert slot < SLOTS, "a row is due before its filing hour ends"
+            if slot < self._opened:
+                self._ready.add(rows, due_ms)
+                return
+            at = self._tail_count
+            copy_rows(self._tail, at, rows)
+            self._tail_slots[at] = slot
+            self._tail_added(1, slot)
+            return
+        if not len(rows):
+            return
+        due = rows["due_ms"]
+        if len(rows) <= FEW_ROWS:
+            times = due.tolist()
+            first_ms, last_ms = min(times), max(times)
+        else:
+            first_ms, last_ms = int(due.min()), int(due.max())
+        assert last_ms < HOUR_MS, "a row is due before its filing hour ends"
+        opened_ms = self._opened * SLOT_MS
+        if first_ms < opened_ms:
+            late = due < np.int32(opened_ms)
+            self._ready.add(rows.take(np.flatnonzero(late)), first_ms)
+            rows = rows.take(np.flatnonzero(~late))
+            if not len(rows):
+                return
+            due = rows["due_ms"]
+            first_ms = int(due.min())
+        slots = (due // np.int32(SLOT_MS)).astype(np.uint16)
+        start = 0
+        while start < len(rows):
+            at = self._tail_count
+            count = min(len(rows) - start, len(self._tail) - at)
+            copy_rows(self._tail, at, rows[start : start + count])
+            self._tail_slots[at : at + count] = slots[start : start + count]
+            self._tail_added(count, first_ms // SLOT_MS)
+            start += count
+
+    def take_due(self, now_ms: int, rows_max: int) -> Rows:
+        """Hand out up to ``rows_max`` rows due at ``now_ms``, in due order, opening no more slots than that takes."""
+        due_ms_max = min(now_ms - self.start_ms, HOUR_MS - 1)
+        if due_ms_max < -COARSE_FROM_MS:
+            due_ms_max = due_by(due_ms_max)
+        parts: list[Rows] = []
+        while True:
+            rows = self._ready.take(due_ms_max, rows_max)
+            if len(rows):
+                parts.append(rows)
+                rows_max -= len(rows)
+            if rows_max <= 0 or self._next_slot * SLOT_MS > due_ms_max:
+                break
+            self._open_until(due_ms_max // SLOT_MS + 1)
+        if not parts:
+            return NO_ROWS
+        return parts[0] if len(parts) == 1 else join_rows(parts)
+
+    def open_ahead(self, now_ms: int) -> None:
+        """Open the next slot when its time is near; not while due rows wait, whose slots then stay cheap and closed."""
+        ahead_ms = min(now_ms - self.start_ms + OPEN_AHEAD_MS, HOUR_MS - 1)
+        if self._next_slot * SLOT_MS <= ahead_ms and self._ready.first_due_ms > now_ms - self.start_ms:
+            self._open_until(ahead_ms // SLOT_MS + 1)
+
+    def next_due_ms(self) -> int | None:
+        """Instant at which a row is due or a slot is to be opened, whichever is first; it may have passed."""
+        due_ms = self._ready.first_due_ms
+        if self._next_slot < SLOTS:
+            due_ms = min(due_ms, self._next_slot * SLOT_MS - OPEN_AHEAD_MS)
+        if due_ms < -COARSE_FROM_MS:
+            due_ms = decode_due(due_ms)
+        return None if due_ms == NEVER else self.start_ms + due_ms
+
+    def lowest_location(self) -> int | None:
+        """Lowest location of any row held, exactly; None when no row refers to the message log."""
+        locations = [int(run.lowest_location[self._opened]) for run in self._runs]
+        parts = self._ready.parts()
+        if self._tail_count:
+            parts.append(self._tail.take(self._tail_alive()))
+        locations += [int(rows["location"].min()) for rows in parts if len(rows)]
+        lowest = min(locations, default=_NOT_IN_MESSAGE_LOG)
+        return None if lowest >= SCHEDULE_BIT else lowest
+
+    def rows(self) -> Rows:
+        """Copy all rows held, in no particular order."""
+        return join_rows(self.parts())
+
+    def parts(self) -> list[Rows]:
+        """View all rows held, in several arrays."""
+        parts = self._ready.parts() + [run.rows[int(run.bounds[self._opened]) :] for run in self._runs]
+        return [*parts, self._tail.take(self._tail_alive())]
+
+    def _tail_added(self, count: int, first_slot: int) -> None:
+        self._tail_count += count
+        self._alive += count
+        if first_slot < self._next_slot:
+            self._next_slot = first_slot
+        if self._tail_count == len(self._tail):
+            self._empty_tail()
+
+    def _tail_alive(self) -> npt.NDArray[np.int64]:
+        return np.flatnonzero(self._tail_slots[: self._tail_count] != np.uint16(_GONE))
+
+    def _empty_tail(self) -> None:
+        """Make room in a full tail: close its ranks when half of it is gone, else order it into a run."""
+        alive = self._tail_alive()
+        rows = self._tail if len(alive) == len(self._tail) else self._tail.take(alive)
+        if len(alive) <= len(self._tail) // 2:
+            copy_rows(self._tail, 0, rows)
+            self._tail_slots[: len(alive)] = self._tail_slots.take(alive)
+            self._tail_count = len(alive)
+            return
+        self._tail_count = 0
+        self._runs.append(prepare(rows))
+        left_max = len(self._tail) // FOLD_RUNS
+        small = [index for index, run in enumerate(self._runs) if self._left(run) <= left_max][:FOLD_RUNS]
+        if len(small) == FOLD_RUNS:  # No more at once: they make one tail at most.
+            folded = [self._runs.pop(index) for index in reversed(small)]
+            self._runs.append(prepare(join_rows([run.rows[int(run.bounds[self._opened]) :] for run in folded])))
+
+    def _left(self, run: PreparedRows) -> int:
+        return len(run.rows) - int(run.bounds[self._opened])
+
+    def _open_until(self, end: int) -> None:
+        """Open slots from the next that holds rows up to slot ``end`` at most, few enough to be sorted at once."""
+        first = self._next_slot
+        end = self._opening_end(first, min(end, first + OPEN_SLOTS_MAX))
+        parts = [run.rows[int(run.bounds[first]) : int(run.bounds[end])] for run in self._runs]
+        if self._tail_count:
+            picked = np.flatnonzero(self._tail_slots[: self._tail_count] < np.uint16(end))
+            parts.append(self._tail.take(picked))
+            self._tail_slots[picked] = _GONE
+        parts = [rows for rows in parts if len(rows)]
+        rows = parts[0] if len(parts) == 1 else join_rows(parts)
+        self._opened = end
+        self._alive -= len(rows)
+        self._runs = [run for run in self._runs if self._left(run)]
+        self._next_slot = self._find_next_slot()
+        self._ready.push(rows, np.ascontiguousarray(rows["due_ms"]))
+
+    def _opening_end(self, first: int, end: int) -> int:
+        """Cut an opening back to about a tail of rows, so that a long silence is caught up with in short steps."""
+        if end <= first + 1:
+            return first + 1
+        rows_before = np.zeros(end - first, np.int64)
+        for run in self._runs:
+            rows_before += run.bounds[first + 1 : end + 1]
+            rows_before -= run.bounds[first]
+        return first + 1 + int(rows_before[:-1].searchsorted(np.int64(len(self._tail))))
+
+    def _find_next_slot(self) -> int:
+        slots = [_slot_at(run, int(run.bounds[self._opened])) for run in self._runs]
+        if self._tail_count:
+            tail_slot = int(self._tail_slots[: self._tail_count].min())
+            if tail_slot == _GONE:
+                self._tail_count = 0
+            else:
+                slots.append(tail_slot)
+        return min(slots, default=SLOTS)
+
+
+def _slot_at(prepared: PreparedRows, position: int) -> int:
+    return int(prepared.rows["due_ms"][position]) // SLOT_MS

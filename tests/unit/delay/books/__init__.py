@@ -1,0 +1,1 @@
+"""Tests of the delay server's books: outcomes, seals, and hours that end."""

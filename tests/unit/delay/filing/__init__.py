@@ -1,0 +1,1 @@
+"""Tests of how the delay server files its message log under hours."""
