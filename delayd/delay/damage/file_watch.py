@@ -14,11 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.clock import Clock
-<<<<<<< HEAD:delayd/delay/file_watch.py
-from delayd.delay.hour_table import HourFile, HourTable, OutcomeEnd
-=======
-from delayd.delay.filing.hour_table import HourFile, HourTable
->>>>>>> a084fce (delay, client: folders that tell the story):delayd/delay/damage/file_watch.py
+from delayd.delay.filing.hour_table import HourFile, HourTable, OutcomeEnd
 from delayd.delay.quarantine import Kind, Quarantine
 from delayd.disk import Disk, open_named
 from delayd.errors import DamagedData, DataError, NewerFormat, read_error

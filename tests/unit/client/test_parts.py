@@ -12,24 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-<<<<<<< HEAD
-from delayd.client.arguments import ProducerSettings
-from delayd.client.consumer import AsyncConsumer
-from delayd.client.due_columns import wish_column
-=======
->>>>>>> a084fce (delay, client: folders that tell the story)
 from delayd.client.instants import HORIZON_MS, ServerClock, monotonic_us, wish
 from delayd.client.limits import check_subject, need_address, pack_headers
+from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.pulling.consumer import Consumer
 from delayd.client.retry import LAST_MS, Backoff, spread_ms
-<<<<<<< HEAD
-from delayd.client.room import Room
-from delayd.client.send_future import SendFuture
-from delayd.client.slots import Slots
-from delayd.client.sync_consumer import Consumer
-from delayd.client.sync_producer import Producer
-from delayd.errors import BadArgument, BadInstant, BadSetting, CallerError, HourFull, PastHorizon
-=======
 from delayd.client.sending.arguments import ProducerSettings
 from delayd.client.sending.due_columns import wish_column
 from delayd.client.sending.producer import Producer
@@ -37,8 +24,7 @@ from delayd.client.sending.receipt import BatchFailed, BatchReceipt, Failure, Re
 from delayd.client.sending.room import Room
 from delayd.client.sending.send_future import SendFuture
 from delayd.client.sending.slots import Slots
-from delayd.errors import BadInstant, BadSetting, CallerError, HourFull, PastHorizon
->>>>>>> a084fce (delay, client: folders that tell the story)
+from delayd.errors import BadArgument, BadInstant, BadSetting, CallerError, HourFull, PastHorizon
 from delayd.hours import INSTANT_MS_MIN
 from delayd.log_id import LogId
 
