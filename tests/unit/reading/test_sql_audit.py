@@ -5,18 +5,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
 from delayd.disk import Disk
+from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.reading import plan
-from delayd.reading.books import AuditReport, audit_directory
+from delayd.reading.books import AuditReport, audit_directory, report_plan
 from delayd.reading.directory import Directory
-from delayd.reading.export import export_directory
+from delayd.reading.export import export_directory, export_plan
 from delayd.reading.schedule import ScheduleSnapshot, take_snapshot
-from tests.books import HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
-from tests.sql_audit import audit_by_sql, differences
+from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
+from tests.simulation.audit import BOOKS
+from tests.sql_audit import SCRIPT, audit_by_sql, differences
+from tests.tamper.honest import honest
 from tests.three_audits import audit_three_ways
 
 NOW_MS = START_MS + HOUR_MS + 120_000
@@ -266,3 +270,40 @@ def test_the_comparison_notices_a_difference(books: Books, tmp_path: Path) -> No
     assert any("duplicate is 0 by delayd, 1 by SQL" in line for line in told)
     assert any("only the SQL finds" in line and f"{rows[0]}, 'DUPLICATE'" in line for line in told)
     assert f"{REALTIME_ID:016x}" not in "".join(told)
+
+
+def test_tallies_and_consumption_are_views_of_what_realtime_servers_say(tmp_path: Path) -> None:
+    disk, now_ms = honest()
+    plan_, tails = plan.plan_audit(disk, BOOKS, now_ms)
+    export_plan(disk, plan_, str(tmp_path / "out"), tails=tails)
+    report = report_plan(disk, BOOKS, now_ms, plan_, tails, None)
+    with duckdb.connect() as connection:
+        connection.execute(f"set file_search_path = '{tmp_path / 'out'}'")
+        connection.execute(SCRIPT.read_text())
+        tallies = connection.execute("select hour, tallied, untallied, given, agree from tallies").fetchall()
+        groups = connection.execute("select pulled, acknowledged, adds_up from consumption").fetchall()
+    given = {hour_name(hour.hour): hour.dispatched for hour in report.hours if hour.dispatched}
+    told = Counter[str]()
+    for hour, _, _, count, _ in tallies:
+        told[hour] += count or 0
+    assert {hour: count for hour, count in told.items() if count} == given
+    # Deleted hours, and what has no outcome yet, stand on one side alone; of all else both sides say the same.
+    assert {agree for *_, count, agree in tallies if count is not None} == {True}
+    assert {agree for *_, count, agree in tallies if count is None} == {None}
+    assert any(tallied for _, tallied, *_ in tallies) and any(untallied for _, _, untallied, *_ in tallies)
+    assert sorted(groups) == sorted((books.pulled, books.acknowledged, True) for books in report.groups)
+
+
+@pytest.mark.parametrize(("differing", "messages", "agree"), [(0, 41, True), (0, 40, False), (1, 41, False)])
+def test_a_tally_is_held_against_what_its_server_was_given(
+    books: Books, tmp_path: Path, differing: int, messages: int, agree: bool
+) -> None:
+    sound(books)
+    books.tally([(0, 1 << 40, DELAY_ID, HOUR, differing, messages, 0, 0, 1, 0)])
+    books.see_all(NOW_MS)
+    export_directory(books.root, str(tmp_path / "out"), now_ms=NOW_MS)
+    with duckdb.connect() as connection:
+        connection.execute(f"set file_search_path = '{tmp_path / 'out'}'")
+        connection.execute(SCRIPT.read_text())
+        found = connection.execute("select * exclude (log_id, origin) from tallies where hour = ?", [hour_name(HOUR)])
+        assert found.fetchall() == [(hour_name(HOUR), messages, 0, differing, 41, agree)]
