@@ -48,7 +48,7 @@ from .handoff import Hello, Origin
 from .index import Subject
 from .intake import read_frame
 from .kept import Marks, encode_lives, encode_name, encode_origin
-from .log_files import LogFiles
+from .log_files import LogFiles, OnCheckpoint
 from .operators import Operators
 from .peer import Peer
 from .pull_commit import PullCommit
@@ -138,6 +138,9 @@ class Core:
         self._index.on_damage = self._rebuilder.want
         self._file = file
         self._retain_wanted = False
+        self._window_from = 0  # An operator has given up what was in doubt below.
+        self._told_of: list[OnCheckpoint] = []  # Who wants to hear of the next checkpoint that begins,
+        self._tells: list[OnCheckpoint] = []  # and of the one that is under way.
         self._reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
@@ -176,6 +179,7 @@ class Core:
         self._files.on_whole = self._pulls.quarantine.try_soon
         self._files.on_pull_log_rolled = self.checkpoint
         self._files.on_window = self._window_read
+        self._files.on_checkpoint_wanted = self._tell_of_checkpoint
         indexes = SegmentIndexes(disk, recovered.message_log.place, recovered.identity.epoch)
         self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, indexes, executors.work, clock)
         self._closed.on_failure = self.fail
@@ -279,8 +283,14 @@ class Core:
         """Take a checkpoint, unless one is under way."""
         if self._checkpoints.under_way or self._failed:
             return
+        self._tells, self._told_of = self._told_of, []
         self._checkpoints.begin()
         self._go_on_copying(self._begin_snapshot())
+
+    def _tell_of_checkpoint(self, heard: OnCheckpoint) -> None:
+        """Say what becomes of a checkpoint that begins from now on."""
+        self._told_of.append(heard)
+        self.checkpoint()
 
     def stop(self, stopped: Callable[[], None]) -> None:
         """Take no more, finish what is under way, take a checkpoint, then call back."""
@@ -508,11 +518,15 @@ class Core:
     def _begin_snapshot(self) -> Snapshot:
         """Fix what a checkpoint will say; groups and consume logs are copied afterwards, as they are now."""
         unread = self._files.window_offset
+        if self._files.drops_window:
+            # Also what can be read: a later start reads all of it, or none.
+            self._window_from = self._indexed_offset
+        in_doubt = max(self._window_from, self._origins.window_offset(self._indexed_offset))
         marks = Marks(
             self._indexed_offset,
             self._indexed_crc32c,
             self._next_sequence,
-            unread if unread is not None else self._origins.window_offset(self._indexed_offset),
+            unread if unread is not None else in_doubt,
             *self._pull_marks(),
             self._checkpoints.last.kept_from,
             self._closed.end,
@@ -660,6 +674,12 @@ class Core:
             self._forget_some()
             executors = self._executors
             remove_old(self._state, executors.commit, executors.work, snapshot, self._old_removed)
+        tells, self._tells = self._tells, []
+        for tell in tells:
+            # The state may hold what was not published.
+            tell(None if snapshot.counted else error)
+        if self._told_of and self._stopping is None:
+            self.checkpoint()
         self._go_on_stopping()
 
     def _go_on_stopping(self) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from delayd.clock import Clock
-from delayd.errors import DamagedData, DataError, HandoffRefused
+from delayd.errors import DamagedData, DataError, DelaydError, HandoffRefused
 from delayd.executor import Done, Executor, Priority, run
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log
@@ -28,6 +28,10 @@ WINDOW_AGAIN = "the file is read again now; nothing is lost by it"
 WINDOW_DROP = "delay servers go on: what they had handed over and heard nothing of may be delivered twice"
 
 log = logging.getLogger(__name__)
+
+
+OnCheckpoint = Callable[[DelaydError | None], None]
+"""Hears that a checkpoint which began after it was wanted is durable, or why it is not."""
 
 
 class Entry(NamedTuple):
@@ -53,6 +57,7 @@ class LogFiles:
         self.on_whole: Callable[[], None] = lambda: None  # A file of the message log can be read again.
         self.on_pull_log_rolled: Callable[[], None] = lambda: None
         self.on_window: Callable[[list[CommitGroup]], None] = lambda groups: None
+        self.on_checkpoint_wanted: Callable[[OnCheckpoint], None] = lambda counted: None
         self.unread_pulls = unread_pulls
         unread_pulls.on_due = self._set_due
         self._look_ms = clock.monotonic_ms() + LOOK_MS
@@ -62,6 +67,7 @@ class LogFiles:
         self._entries: dict[str, Entry] = {}
         self._window_offset = window_offset
         self._reading_window = False
+        self.drops_window = False  # An operator gives up what is in doubt, and the next checkpoint says so.
         if window_damage is not None:
             self._put(WINDOW, window_damage)
         self._watches = {MESSAGE: self._watch(MESSAGE, message_log, commit.submit, lambda: None)}
@@ -89,8 +95,8 @@ class LogFiles:
 
     @property
     def window_offset(self) -> int | None:
-        """From where on what is in doubt must be read again; None when all of it is known."""
-        return self._window_offset if WINDOW in self._entries else None
+        """From where on what is in doubt must be read again; None when all of it is known, or is being given up."""
+        return self._window_offset if WINDOW in self._entries and not self.drops_window else None
 
     def check_window(self) -> None:
         """Refuse a hello while nobody can say what arrived."""
@@ -127,9 +133,19 @@ class LogFiles:
         else:
             self._watches[id_.split("/")[1]].look(told)
 
-    def drop_window(self) -> None:
-        """An operator goes on without knowing what was in doubt."""
-        self._lift(WINDOW)
+    def drop_window(self, told: Told) -> None:
+        """An operator goes on without knowing what was in doubt; a checkpoint says so before anybody is greeted."""
+
+        def checkpointed(refused: DelaydError | None) -> None:
+            self.drops_window = False
+            if refused is not None:
+                told(False, f"nothing was stored: {refused.message}")
+                return
+            self._lift(WINDOW)
+            told(True, "it was given up")
+
+        self.drops_window = True
+        self.on_checkpoint_wanted(checkpointed)
 
     def _watch(self, name: str, log_: Log, append: Append, rolled: Callable[[], None]) -> LogWatch:
         put, lift = partial(self._put_file, name), partial(self._lift_file, name)

@@ -65,16 +65,10 @@ class Operators:
         """Give one up for good."""
         id_ = need_str(frame.head, "id")
         answer = partial(peer.answer, frame.request_id, decided_head(id_, True, "it was given up"))
-        if id_ == WINDOW and id_ in self._files:
+        if id_ in (WINDOW, PULL) and id_ in self._files:
             log.warning("operator drops=%s", id_)
-            self._files.drop_window()
-            answer()
-            return
-        if id_ == PULL and id_ in self._files:
-            log.warning("operator drops=%s", id_)
-            self._files.unread_pulls.drop(
-                lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told))
-            )
+            drop = self._files.drop_window if id_ == WINDOW else self._files.unread_pulls.drop
+            drop(lambda done, told: peer.answer(frame.request_id, decided_head(id_, done, told)))
             return
         lost = self._lost(id_)
         bad = self._pulls.quarantine.find(id_)
