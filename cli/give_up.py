@@ -72,8 +72,8 @@ def _decide(disk: RealDisk, state: State, home: str, kind: FileKind, yes: bool) 
     )
     kinds = [kind]
     if kind is FileKind.REALTIME:
-        # Its entries name messages by numbers that will be given again.
-        kinds.append(FileKind.PULL)
+        # Its entries name messages by numbers that will be given again, so it goes first: no start may find them.
+        kinds.insert(0, FileKind.PULL)
     put_aside: list[str] = []
     for each in kinds:
         why = "it is given up with the message log"

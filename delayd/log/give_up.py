@@ -1,6 +1,6 @@
 """Give up the damaged end of a log that a start must read: its server then starts without what lies behind the damage.
 
-Invariant: nothing is removed. What is given up lies aside under its own name, and the log goes on from its last good
+Invariant: nothing is lost. What is given up lies aside under its own name, and the log goes on from its last good
 group, or from where the last checkpoint counts it, so that no offset means two things.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from delayd.disk import Disk, list_named, open_named
 from delayd.errors import DamagedData, DataError
@@ -73,29 +74,36 @@ def give_up(
     disk.make_folder(place.folder)
     disk.make_folder(aside)
     new = f"{place.folder}/{segment_name(damage.start)}"
-    _write_good(disk, place, damage, f"{new}{COPY_SUFFIX}", now_ms)
+    _write_good(disk, place, damage, f"{new}{COPY_SUFFIX}", now_ms, groups)
     put_aside: list[str] = []
+    to_cut: list[tuple[str, FileHeader]] = []
+    to_remove: list[str] = []
     for path, base in _files(disk, place):
         following = [other for _, other in _files(disk, place) if other > base]
         if following and following[0] <= damage.start:
             continue
-        log_name, name = place.folder.rpartition("/")[2], path.rpartition("/")[2]
-        target = f"{aside}/{log_name}-{name}{ASIDE_SUFFIX}"
-        if base >= damage.start:
-            disk.rename(path, target)
-        elif _cut(disk, path, FileHeader(place.kind, place.log_id, base), damage.start, target) is None:
+        header = FileHeader(place.kind, place.log_id, base)
+        target = _free_name(disk, f"{aside}/{place.folder.rpartition('/')[2]}-{path.rpartition('/')[2]}")
+        if base < damage.start and not _reaches(disk, path, header, damage.start):
             continue
+        # A copy, for the good groups in it must stay where a start finds them until the new file has them.
+        _copy(disk, path, target)
         put_aside.append(target)
+        if base > damage.start:
+            to_remove.append(path)
+        elif base < damage.start:
+            to_cut.append((path, header))
     disk.sync_folder(aside)
+    # What is good, and what the operator's word adds to it, takes the place of the damaged file in one step. A crash
+    # before or behind it leaves a log that can be given up once more, and no good group is lost by that.
     disk.rename(f"{new}{COPY_SUFFIX}", new)
     disk.sync_folder(place.folder)
-    log = open_log(disk, place, now_ms, damage.start, damage.crc32c, leave_out=True)
-    try:
-        if groups:
-            log.append(groups, now_ms)
-            log.flush()
-    finally:
-        log.close()
+    for path, header in to_cut:
+        _cut(disk, path, header, damage.start)
+    for path in to_remove:
+        disk.remove(path)
+    disk.sync_folder(place.folder)
+    open_log(disk, place, now_ms, damage.start, damage.crc32c, leave_out=True).close()
     return put_aside
 
 
@@ -106,8 +114,10 @@ def _files(disk: Disk, place: LogPlace) -> list[tuple[str, int]]:
     ]
 
 
-def _write_good(disk: Disk, place: LogPlace, damage: Damage, path: str, now_ms: int) -> None:
-    """Write a file that begins at the checkpoint and holds the good groups behind it."""
+def _write_good(
+    disk: Disk, place: LogPlace, damage: Damage, path: str, now_ms: int, groups: Sequence[NewGroup]
+) -> None:
+    """Write a file that begins at the checkpoint and holds the good groups behind it, then ``groups``; durable."""
     if disk.exists(path):
         disk.remove(path)
     file = open_named(disk, path, create=True)
@@ -115,41 +125,63 @@ def _write_good(disk: Disk, place: LogPlace, damage: Damage, path: str, now_ms: 
         header = FileHeader(place.kind, place.log_id, damage.start, 0, now_ms, damage.crc32c)
         file.pwritev([header.encode()], 0)
         made = Segment(disk, path, file, header)
-        at = damage.start
         for source, base in _files(disk, place):
-            if not base <= at < damage.good_until:
+            if not base <= made.end < damage.good_until:
                 continue
             read = open_named(disk, source)
             try:
-                scan = Segment(disk, source, read, FileHeader(place.kind, place.log_id, base)).scan(at, None)
+                scan = Segment(disk, source, read, FileHeader(place.kind, place.log_id, base)).scan(made.end, None)
                 while scan.offset < damage.good_until and (group := next(scan, None)):
                     file.pwritev([group.buffer], made.position(group.header.offset))
-                at = scan.offset
+                    made.end, made.crc32c = group.end, group.header.header_crc32c
             finally:
                 read.close()
         file.sync()
+        made.durable = made.end
+        if groups:
+            made.append(groups)
+            made.flush()
     finally:
         file.close()
 
 
-def _cut(disk: Disk, path: str, header: FileHeader, offset: int, target: str) -> str | None:
-    """Cut a file where the new one begins, after a copy of it was put aside; None when it does not reach there."""
+def _free_name(disk: Disk, path: str) -> str:
+    """A name that nothing has that was put aside before."""
+    name = f"{path}{ASIDE_SUFFIX}"
+    for number in count(2):
+        if not disk.exists(name):
+            break
+        name = f"{path}.{number}{ASIDE_SUFFIX}"
+    return name
+
+
+def _reaches(disk: Disk, path: str, header: FileHeader, offset: int) -> bool:
+    """Whether a file has bytes behind an offset."""
+    file = open_named(disk, path)
+    try:
+        return file.size() > Segment(disk, path, file, header).position(offset)
+    finally:
+        file.close()
+
+
+def _copy(disk: Disk, path: str, target: str) -> None:
+    """Copy a file; durable on return, but for the folder's entry."""
+    file, copy = open_named(disk, path), open_named(disk, target, create=True)
+    try:
+        size = file.size()
+        for position in range(0, size, READ_BYTES):
+            copy.pwritev([file.pread(min(READ_BYTES, size - position), position)], position)
+        copy.sync()
+    finally:
+        copy.close()
+        file.close()
+
+
+def _cut(disk: Disk, path: str, header: FileHeader, offset: int) -> None:
+    """Cut a file where the new one begins; durable on return."""
     file = open_named(disk, path, write=True)
     try:
-        segment, size = Segment(disk, path, file, header), file.size()
-        if size <= segment.position(offset):
-            return None
-        if disk.exists(target):
-            disk.remove(target)
-        copy = open_named(disk, target, create=True)
-        try:
-            for position in range(0, size, READ_BYTES):
-                copy.pwritev([file.pread(min(READ_BYTES, size - position), position)], position)
-            copy.sync()
-        finally:
-            copy.close()
-        file.truncate(segment.position(offset))
+        file.truncate(Segment(disk, path, file, header).position(offset))
         file.sync()
     finally:
         file.close()
-    return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -11,8 +12,10 @@ from delayd.log.give_up import find_damage, give_up
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.segment import FileKind
-from delayd.testing.disk import MemoryDisk
+from delayd.testing.disk import Crash, MemoryDisk
+from delayd.testing.tree import PowerLoss
 from tests.batches import messages
+from tests.memory_files import content, files
 
 PLACE = LogPlace("/data/message", FileKind.REALTIME, 7, segment_bytes=900)
 ASIDE = "/data/quarantine"
@@ -99,3 +102,37 @@ def test_a_log_goes_on_behind_its_last_good_group(
     log.flush()
     again = open_log(after.after_crash(), PLACE, 8, start, crc32c, leave_out=True)
     assert numbers(again, start) == [*good, 9_000, 9_001]
+
+
+@pytest.mark.parametrize("way", [None, PowerLoss.ALL_LOST, PowerLoss.REORDERED])
+@pytest.mark.parametrize("checkpoint", [0, 4, 5])
+@pytest.mark.parametrize("how", [flip, gone])
+def test_a_crash_while_a_log_is_given_up_loses_no_good_group_and_no_word(
+    how: Callable[[MemoryDisk, str, int], None], checkpoint: int, way: PowerLoss | None
+) -> None:
+    word = [NewGroup(GroupKind.CONTROL, [], 2, 500, 9_000)]
+    for at in count(1):
+        disk, start, crc32c, offsets = logged(12, checkpoint)
+        path, position = file_of(disk, offsets[7])
+        whole = content(disk, path)
+        how(disk, path, position + 70)
+        damage = find_damage(disk, PLACE, start, crc32c, 6)
+        assert damage is not None
+        good = [number for number, offset in enumerate(offsets) if start <= offset < damage.good_until]
+        disk.faults.crash_at = len(disk.operations) + at
+        try:
+            give_up(disk, PLACE, damage, ASIDE, 6, word)
+            return
+        except Crash:
+            found = disk.after_kill() if way is None else disk.after_crash(way, at)
+        if (left := find_damage(found, PLACE, start, crc32c, 7)) is not None:
+            give_up(found, PLACE, left, ASIDE, 7, word)
+        found = found.after_crash()
+        kept = numbers(open_log(found, PLACE, 8, start, crc32c, leave_out=True), start)
+        assert kept[: len(good)] == good and set(kept[len(good) :]) == {9_000}, f"died {way} at {at}"
+        if how is flip:
+            # Nothing is removed: what was damaged is where it was, or aside.
+            found.make_folder(ASIDE)
+            names = [*files(found, ASIDE), *files(found, PLACE.folder)]
+            tail = whole[position + 71 :]
+            assert any(tail in content(found, name) for name in names), f"died {way} at {at}"
