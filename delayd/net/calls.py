@@ -17,15 +17,17 @@ from delayd.errors import (
     BadVersion,
     ConnectionLost,
     DelaydError,
+    FrameDamaged,
     RequestTimedOut,
     TooManyConnections,
 )
 from delayd.net.writer import Writer
 from delayd.wire.frame import ERROR, MORE, Frame, HeadValue, encode_frame
-from delayd.wire.requests import error_from_head
+from delayd.wire.requests import ANSWERED_IN_FRAMES, error_from_head
 
 OnAnswer = Callable[[Frame | DelaydError], None]
 
+SEVERAL_FRAMES = "an answer came in several frames where one was expected"
 _REQUEST_ID_MAX = (1 << 32) - 1  # 0 is the connection itself.
 
 
@@ -62,7 +64,8 @@ class Calls:
         request_id = self._next_id()
         pieces = encode_frame(frame_type, request_id, head, body)
         timer = None if timeout_ms is None else self._loop.call_later(timeout_ms / 1000, self._timed_out, request_id)
-        self._under_way[request_id] = _Call(on_answer, pieces, self._writer.flushes, timer)
+        several = frame_type in ANSWERED_IN_FRAMES
+        self._under_way[request_id] = _Call(on_answer, pieces, self._writer.flushes, timer, several)
         self._writer.write(pieces)
         return request_id
 
@@ -73,15 +76,24 @@ class Calls:
             self._close(call)
 
     def answered(self, frame: Frame) -> None:
-        """An answer has come; one to a forgotten request is dropped."""
+        """An answer has come; one to a forgotten request is dropped.
+
+        Whoever asked hears of more than one frame only where the request is one that has such answers.
+        """
         self._heard = True
         call = self._under_way.get(frame.request_id)
         if call is None:
             return
-        if not frame.flags & MORE:
-            del self._under_way[frame.request_id]
-            self._close(call)
-        self._run(call.on_answer, outcome(frame))
+        answer = outcome(frame)
+        if frame.flags & MORE and call.several and not isinstance(answer, DelaydError):
+            self._run(call.on_answer, answer)
+            return
+        del self._under_way[frame.request_id]
+        self._close(call)
+        if frame.flags & MORE and not isinstance(answer, DelaydError):
+            # It may have been done; what follows has no request any more.
+            answer = lost(FrameDamaged(SEVERAL_FRAMES), sent=True)
+        self._run(call.on_answer, answer)
 
     def end_all(self, ending: DelaydError) -> None:
         """The connection is gone: every call raises that, and whether its bytes may have left."""
@@ -120,6 +132,7 @@ class _Call(NamedTuple):
     pieces: list[Buffer]
     flushes: int
     timer: asyncio.TimerHandle | None
+    several: bool  # Whether its answer may come in several frames.
 
 
 def lost(ending: DelaydError, *, sent: bool) -> ConnectionLost:

@@ -37,7 +37,7 @@ from delayd.errors import (
 )
 from delayd.log_limit import LogLimit
 from delayd.net.budget import DEBT_UNITS_MAX, MAY_BE_HEAVY, SHARE_UNITS, UNIT_BYTES, UNITS_A_S, UNITS_OF_TYPE, Budget
-from delayd.net.calls import Calls, OnAnswer, lost, outcome
+from delayd.net.calls import SEVERAL_FRAMES, Calls, OnAnswer, lost, outcome
 from delayd.net.writer import Writer
 from delayd.wire.frame import ANSWER, BODY_BYTES_MAX, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
 from delayd.wire.limits import RequestLimits
@@ -179,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(answer, DelaydError):
                 answered.set_exception(answer)
             elif answer.flags & MORE:
-                answered.set_exception(FrameDamaged("an answer came in several frames where one was expected"))
+                answered.set_exception(FrameDamaged(SEVERAL_FRAMES))
             else:
                 answered.set_result(answer)
 
@@ -195,7 +195,8 @@ class Connection(asyncio.BufferedProtocol):
         on_answer: OnAnswer,
         timeout_ms: float | None = None,
     ) -> int:
-        """Ask without a future: `on_answer` is called with each frame of the answer, or once with an error.
+        """Ask without a future: `on_answer` is called with each frame of the answer, of which there is one but for a
+        HELLO (`ANSWERED_IN_FRAMES`), or once with an error.
 
         Returns the request id for `forget`. The time limit is for the whole answer. On a connection that has ended the
         error comes at the next turn of the loop. The body's buffers must not change until the answer has come.

@@ -79,6 +79,10 @@ class RequestType(IntEnum):
     PULL_END = 47
 
 
+ANSWERED_IN_FRAMES = frozenset({RequestType.HELLO})
+"""Requests whose answers may come in several frames; of every other request one frame ends it."""
+
+
 def request_type(number: int) -> RequestType:
     """The type of a request; UnknownRequest when this version has none of that number."""
     try:

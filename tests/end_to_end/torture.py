@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,7 +25,7 @@ from delayd.reading.books import AuditReport
 from tests.three_audits import audit_three_ways
 
 from .torture_books import check_books
-from .torture_cluster import KINDS, ROLES, Cluster, Failed
+from .torture_cluster import KINDS, ROLES, Cluster, Failed, shuffled
 from .torture_faults import EXCUSED, FAULTS, Faults
 from .torture_ledger import Fate, Ledger
 from .torture_load import CONSUMERS, LEASE, Load
@@ -40,6 +41,12 @@ AFTER_BURST_MS = (0, 40)
 HERD_SHARE = 0.35  # This share strikes when many messages are due at once: handed over, and nobody was told yet.
 AFTER_HERD_MS = (-10, 60)
 SHOWN_MAX = 20
+MUST_HAPPEN = (
+    *(f"{number} {role}" for number in ("SIGKILL", "SIGSTOP") for role in ROLES),
+    *("read with EIO", "clock +1 h", "clock -1 h", "copy", "backup", "restore"),
+    *("hostile neighbour", "connections cut", "bytes read late", "ended in its start"),
+)
+"""What a run whose rounds have had every card of the deck must have seen, or it fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +57,14 @@ class Result:
     ledger: Ledger
     report: AuditReport | None
     drain_s_max: float
+    drains_s: float
+    happened: Counter[str]
+    never: tuple[str, ...]  # What must happen in so many rounds, and did not.
 
     @property
     def good(self) -> bool:
         """Whether every promise was kept."""
-        return not self.ledger.violations and self.report is not None
+        return not (self.ledger.violations or self.never) and self.report is not None
 
 
 class Torture:
@@ -76,6 +86,9 @@ class Torture:
         self._cluster = Cluster(data, self._draw, lease_ms, self._faults.environment)
         self._retry_s = 0.0  # What could not be read is tried again after so long.
         self._drain_s_max = 0.0
+        self._drains_s = 0.0
+        self._deck = [kind for kind in kinds for _ in range(ALL_KINDS[kind])]
+        self._next_kind = shuffled(self._draw, self._deck)
         self._done = 0
 
     async def run(self) -> Result:
@@ -93,7 +106,11 @@ class Torture:
         finally:
             self._cluster.kill(ROLES)
         self._faults.remove()
-        return Result(self._done, self._ledger, report, self._drain_s_max)
+        happened = self._cluster.happened
+        # Rounds that had every card of the deck.
+        whole = self._done >= len(self._deck) and set(self._kinds) == ALL_KINDS.keys()
+        never = tuple(name for name in MUST_HAPPEN if whole and not happened[name])
+        return Result(self._done, self._ledger, report, self._drain_s_max, self._drains_s, happened, never)
 
     async def _strike(self, load: Load) -> None:
         ledger = self._ledger
@@ -115,8 +132,7 @@ class Torture:
 
     async def _round(self) -> str:
         """Do one of the terrible things; says which."""
-        weights = [ALL_KINDS[kind] for kind in self._kinds]
-        (kind,) = self._draw.choices(self._kinds, weights)
+        kind = next(self._next_kind)
         if kind in KINDS:
             told = await self._cluster.round(kind, self._draw)
         else:
@@ -159,6 +175,7 @@ class Torture:
             await asyncio.sleep(0.1)
         drain_s = time.monotonic() - began
         self._drain_s_max = max(self._drain_s_max, drain_s)
+        self._drains_s += drain_s
         # A message that was acknowledged and comes again does so when a lease would have ended.
         await asyncio.sleep(LEASE / timedelta(seconds=1))
         report = await asyncio.to_thread(check_books, self._data, ledger, _now_ms(), stopped=False)
@@ -223,14 +240,18 @@ def show(result: Result, took_s: float) -> None:
     """Print the summary."""
     ledger = result.ledger
     fates = ", ".join(f"{fate.value} {ledger.count(fate)}" for fate in Fate)
-    print(f"{result.rounds} rounds in {took_s:.0f} s; sent {len(ledger.sent)} ({fates})")
+    a_round_s = took_s / max(1, result.rounds)
+    print(f"{result.rounds} rounds in {took_s:.0f} s, {a_round_s:.1f} s each, {result.drains_s:.0f} s of them drains")
+    print(f"sent {len(ledger.sent)} ({fates})")
     print(f"delivered {ledger.deliveries}, of them again {ledger.repeated}; slowest drain {result.drain_s_max:.1f} s")
     print(f"errors that clients met: {ledger.faults}")
     if result.report is not None:
         print(f"audit: {_figures(result.report)}")
     for violation in ledger.violations[:SHOWN_MAX]:
         print(f"VIOLATION {violation}")
-    print(f"violations: {len(ledger.violations)}")
+    happened = ", ".join(f"{name} {count}" for name, count in sorted(result.happened.items()))
+    never = f"; NEVER {', '.join(result.never)}" if result.never else ""
+    print(f"violations: {len(ledger.violations)}; happened: {happened}{never}")
 
 
 def _figures(report: AuditReport) -> str:

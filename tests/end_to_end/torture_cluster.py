@@ -8,7 +8,8 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from delayd.config import Value
@@ -18,8 +19,8 @@ from .torture_cut import cut_connections
 from .torture_neighbour import annoy
 
 ROLES = ("meta", "delay", "realtime")
-# What a round does, and how often of them all.
-KINDS = {"one": 30, "two": 12, "all": 10, "stopped": 10, "terminated": 13, "cut": 10, "late": 10, "hostile": 12}
+# What a round does, and how often among all cards of the deck that rounds are drawn from.
+KINDS = {"one": 15, "two": 6, "all": 5, "stopped": 5, "terminated": 6, "cut": 5, "late": 5, "hostile": 6}
 READY_S = 30.0  # To recover and say so; a start takes half a second on an idle machine.
 STOPPED_S = (0.5, 3.0)
 APART_S = 0.25  # The deaths of one round, and its starts, are this far apart.
@@ -43,6 +44,8 @@ class Cluster:
         ports = random.Random(draw.random())
         meta = ServerProcess("meta", data, {"heartbeat_ms": 200, "lease_ms": 1_000}, environment)
         self._looked = dict.fromkeys(ROLES, 0)  # How much of each log was looked at.
+        self.happened: Counter[str] = Counter()  # What was done to servers, and how often.
+        self._stopped = shuffled(draw, ROLES)
         meta.port = _free_port(ports)
         checkpoint: dict[str, Value] = {
             "checkpoint_every_ms": draw.choice((60, 700, 5_000)),
@@ -97,6 +100,7 @@ class Cluster:
         """SIGKILL those that run."""
         for role in roles:
             if self.servers[role].running:
+                self.happened[f"SIGKILL {role}"] += 1
                 self.servers[role].kill()
 
     async def round(self, kind: str, draw: random.Random) -> str:
@@ -106,19 +110,22 @@ class Cluster:
         others = draw.sample([role for role in ROLES if role != one], {"two": 1, "all": 2}.get(kind, 0))
         roles = (one, *others)
         if kind == "stopped":
-            return await self._stop_one(roles[0], draw)
+            return await self._stop_one(next(self._stopped), draw)
         if kind == "hostile":
+            self.happened["hostile neighbour"] += 1
             return f"{await annoy(HOST, self.servers[one].port, draw)} at {one}"
         if kind == "late":
             return await self._deliver_late(draw)
         if kind == "cut":
             cut = cut_connections(self.servers[roles[0]].pid, draw, draw.choice((0.5, 1.0)))
+            self.happened["connections cut"] += cut
             return f"cut {cut} connections of {roles[0]}"
         if kind == "terminated":
             code = await asyncio.to_thread(self.servers[roles[0]].terminate)
             if code != 0:
                 raise Failed(f"{roles[0]} ended with {code} after SIGTERM")
             told = f"SIGTERM {roles[0]}"
+            self.happened[told] += 1
         else:
             for role in roles:
                 self.kill((role,))
@@ -157,6 +164,7 @@ class Cluster:
     async def _stop_one(self, role: str, draw: random.Random) -> str:
         stopped_s = draw.uniform(*STOPPED_S)
         self.servers[role].signal(signal.SIGSTOP)
+        self.happened[f"SIGSTOP {role}"] += 1
         await asyncio.sleep(stopped_s)
         if draw.random() < 0.25:
             self.kill((role,))
@@ -172,6 +180,7 @@ class Cluster:
         cut = cut_connections(self.servers["delay"].pid, draw, 1.0, frozenset((realtime.port,)))
         await asyncio.sleep(draw.uniform(*STOPPED_S))
         realtime.signal(signal.SIGCONT)
+        self.happened["bytes read late"] += 1
         return f"SIGSTOP realtime, cut {cut} connections of delay to it, SIGCONT"
 
     async def _end_while_it_starts(self, role: str, draw: random.Random) -> str:
@@ -181,12 +190,19 @@ class Cluster:
         if not self.servers[role].running:
             raise Failed(f"{role} ended while it started: {self.servers[role].log[-4_000:]}")
         number = draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+        self.happened["ended in its start"] += 1
         self.servers[role].signal(number)
         code = await asyncio.to_thread(self.servers[role].wait)
         # Before Python has come to its first line, the kernel ends it.
         if code not in ((-number,) if number == signal.SIGKILL else (0, -number)):
             raise Failed(f"{role} ended with {code} after {number.name}: {self.servers[role].log[-4_000:]}")
         return f", {number.name} {role} {after_s:.2f} s into its start"
+
+
+def shuffled(draw: random.Random, cards: Sequence[str]) -> Iterator[str]:
+    """Each of the cards in any order, and then all again: none is missed for long."""
+    while True:
+        yield from draw.sample(cards, len(cards))
 
 
 def _free_port(draw: random.Random) -> int:

@@ -27,7 +27,7 @@ from .torture_cluster import Cluster, Failed
 from .torture_ledger import Ledger
 from .wall_clock import WallClock
 
-FAULTS = {"disk": 12, "clock": 10, "copied": 6, "restored": 10}  # How often, beside the kinds of the cluster.
+FAULTS = {"disk": 6, "clock": 5, "copied": 3, "restored": 5}  # How often, beside the kinds of the cluster.
 # Lines that are critical, and right in such a round.
 EXCUSED = {"restored": ("fenced by=", "target_refused", "origin_restored")}
 UNREADABLE = (
@@ -64,7 +64,7 @@ class Faults:
     async def round(self, kind: str, cluster: Cluster, draw: random.Random) -> str:
         """Do one of them, and undo it; says what it was."""
         if kind == "disk":
-            return await self._fail_reads(draw)
+            return await self._fail_reads(cluster, draw)
         if kind == "clock":
             return await self._step_clock(cluster, draw)
         if kind == "copied":
@@ -79,12 +79,14 @@ class Faults:
 
     # The disk.
 
-    async def _fail_reads(self, draw: random.Random) -> str:
+    async def _fail_reads(self, cluster: Cluster, draw: random.Random) -> str:
         assert self._disk is not None
         part, failed_s, before = draw.choice(UNREADABLE), draw.uniform(*UNREADABLE_S), self._disk.failed
         with self._disk.failing(part):
             await asyncio.sleep(failed_s)
-        return f"EIO from {part} for {failed_s:.1f} s, {self._disk.failed - before} reads failed"
+        failed = self._disk.failed - before
+        cluster.happened["read with EIO"] += failed
+        return f"EIO from {part} for {failed_s:.1f} s, {failed} reads failed"
 
     # The clock.
 
@@ -95,6 +97,7 @@ class Faults:
             self._ledger.clock_is_ahead(HOUR_MS)
         self._wall.step(HOUR_MS if ahead else -HOUR_MS)
         told = f"clock {'+' if ahead else '-'}1 h"
+        cluster.happened[told] += 1
         await asyncio.sleep(draw.uniform(*STEPPED_S))
         if ahead and believed:
             await self._trust(cluster)
@@ -140,6 +143,7 @@ class Faults:
         await asyncio.to_thread(shutil.copytree, self._data / role, elsewhere / role)
         server.signal(signal.SIGCONT)
         copy = server.elsewhere(elsewhere)
+        cluster.happened["copy"] += 1
         told = f"a copy of {role} beside it"
         try:
             await asyncio.to_thread(copy.start)
@@ -172,6 +176,7 @@ class Faults:
             raise Failed(f"delay ended with {code} after SIGTERM")
         await asyncio.to_thread(shutil.copytree, self._data / "delay", backup / "delay")
         self._backup_from = len(self._ledger.sent)
+        cluster.happened["backup"] += 1
         return f"SIGTERM delay, a backup of it, back in {await cluster.start(('delay',)):.1f} s"
 
     async def _restore(self, cluster: Cluster, draw: random.Random) -> str:
@@ -191,6 +196,7 @@ class Faults:
         shutil.rmtree(place)
         true.rename(place)
         self._backup_from = None
+        cluster.happened["restore"] += 1
         took_s = await cluster.start(("delay",))
         await asyncio.sleep(LEASE_S)
         return f"delay restored from a copy and noticed, its true directory back in {took_s:.1f} s"

@@ -31,6 +31,7 @@ class Hostile:
         self.role = role
         self.counts: Counter[str] = Counter()
         self.session: Session | None = None
+        self.cluster_id = 0  # As the server has told it, behind its proof.
         self.heard: Callable[[Frame], None] = lambda answer: None  # Told each answer that is no error.
         self._port = port
         self._secret = secret
@@ -106,11 +107,11 @@ class Hostile:
         if len(self._waiting) > UNANSWERED_MAX:
             self.close()
 
-    def ask(self, kind: RequestType, head: Head) -> Frame:
+    def ask(self, kind: RequestType, head: Head, body: bytes = b"") -> Frame:
         """One request that is answered; ConnectionError if it is not."""
         assert self._socket is not None
         request_id = self.next_id()
-        self._socket.sendall(b"".join(bytes(piece) for piece in encode_frame(kind, request_id, head)))
+        self._socket.sendall(b"".join(bytes(piece) for piece in encode_frame(kind, request_id, head, [body])))
         while True:
             for answer in self._receive():
                 if answer.request_id == request_id:
@@ -153,6 +154,7 @@ class Hostile:
         shown: Head = {"proof": self._secret.dialler_proof(exchange), "cluster_id": exchange.cluster_id}
         answer = self.ask(RequestType.PROVE, shown)
         assert not answer.flags & ERROR, f"the {self.role} server takes no proof: {answer.head}"
+        self.cluster_id = exchange.cluster_id
         if self.role == "realtime":
             self._greet(exchange.log_id)
 

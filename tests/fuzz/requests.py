@@ -247,14 +247,14 @@ class Requests:
         if chance < 0.7:
             return frame(kind, request_id, random.choice(RAW_HEADS), body)
         if chance < 0.8:
-            return frame(kind, request_id, _flipped(_packed(head), random), body)
+            return frame(kind, request_id, flipped(_packed(head), random), body)
         if chance < 0.96 or not body:
             return frame(kind, request_id, _packed(head), self._mutated(body) if body else b"")
         if chance < 0.98:
             kind = random.choice([0, 9, 99, 255, *RequestType])
             return frame(kind, request_id, _packed(head), body)
         # The framing itself: this ends the connection.
-        return _flipped(frame(kind, request_id, _packed(head), body), random)
+        return flipped(frame(kind, request_id, _packed(head), body), random)
 
     def _head(self, kind: int, session: Session | None) -> dict[str, HeadValue]:
         fields = SPECS[self._role].get(RequestType(kind), {})
@@ -374,10 +374,10 @@ class Requests:
         return bytes(with_true_checksums(changed)) if random.random() < 0.9 and len(changed) > 40 else bytes(changed)
 
 
-def frame(kind: int, request_id: int, packed: bytes, body: bytes = b"") -> bytes:
+def frame(kind: int, request_id: int, packed: bytes, body: bytes = b"", flags: int = 0) -> bytes:
     """One frame with a checksum that holds; the body is cut to whole words."""
     body = body[: len(body) & -8]
-    begin = HEADER.pack(MAGIC, VERSION, kind & 255, 0, request_id, len(packed), len(body))
+    begin = HEADER.pack(MAGIC, VERSION, kind & 255, flags, request_id, len(packed), len(body))
     checksum = crc32c(packed, crc32c(begin)).to_bytes(4, "little")
     assert len(begin) + 4 == HEADER_BYTES
     return b"".join((begin, checksum, packed, bytes(-len(packed) & 7), body))
@@ -388,7 +388,8 @@ def _packed(head: Mapping[str, HeadValue]) -> bytes:
     return packed
 
 
-def _flipped(data: bytes, random: Random) -> bytes:
+def flipped(data: bytes, random: Random) -> bytes:
+    """The same bytes, some of which are others."""
     changed = bytearray(data)
     for _ in range(random.choice([1, 1, 2, 5])):
         if changed:

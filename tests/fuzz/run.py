@@ -1,4 +1,5 @@
-"""One run of the fuzzer: real servers, hostile connections of strangers and of trusted peers, and an honest neighbour.
+"""One run of the fuzzer: real servers, hostile connections of strangers and trusted peers, targets that lie, and an
+honest neighbour.
 
 A run first sweeps each field of each request over all boundary values, then draws mutations until it has made its
 number of requests. The hostile side is one thread: three servers share the other processor, so it is fast enough.
@@ -17,16 +18,22 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+from delayd.batch import ProducerPart
 from delayd.secret import SECRET_FILE, Secret, read_secret
+from delayd.wire.frame import HeadValue
+from delayd.wire.requests import RequestType
+from tests.batches import messages
 from tests.end_to_end.up_process import Up, up
 
 from .client import Hostile, loop_wait_ms
 from .requests import SPECS, Requests
+from .target import LyingTargets
 
 ROLES = ("meta", "delay", "realtime")
 BURST = 64
 MEETINGS = 4  # Each of the two connections that meet sends so many words between two rounds of bursts.
 WARM_BURSTS = 20  # Before memory is measured for the first time: tables, threads and caches exist then.
+MOVE_EVERY = 20  # Rounds; operators' words that are fuzzed may move subjects, too.
 LAST_LINES = 60  # So many are shown when a process ends: why it did is among them.
 REST_S = 3.0  # After the last request, before memory is measured again.
 
@@ -101,24 +108,32 @@ def _fuzz(
         line.heard = source.heard
     before: dict[str, int] = {}
     begun = time.monotonic()
+    keeper = Keeper(ports, secret, random, now_ms)
     try:
-        swept = [(line, source, source.sweep()) for line, source in lines[: 2 * len(ROLES)] if sweep]
-        while swept:
-            swept = [each for each in swept if _sweep_on(*each)]
-            if not before and sum(line.counts["requests"] for line, _ in lines) > WARM_BURSTS * BURST * len(lines):
-                before = {role: rss_mib(pid) for role, pid in pids.items()}
-        while sum(line.counts["requests"] for line, _ in lines) < requests:
-            for line, source in lines:
-                line.open()
-                line.burst([source.drawn(line.next_id(), line.session) for _ in range(BURST)])
-            for first, second in zip(lines[: len(ROLES)], lines[-len(ROLES) :], strict=True):
-                _meet(first, second)
-            if not before:
-                before = {role: rss_mib(pid) for role, pid in pids.items()}
-            if any(len(servers.ready(role)) > 1 for role in ROLES):
-                break
+        with LyingTargets(secret, keeper.cluster_id, now_ms, seed) as liars:
+            swept = [(line, source, source.sweep()) for line, source in lines[: 2 * len(ROLES)] if sweep]
+            while swept:
+                keeper.keep(liars)
+                swept = [each for each in swept if _sweep_on(*each)]
+                if not before and sum(line.counts["requests"] for line, _ in lines) > WARM_BURSTS * BURST * len(lines):
+                    before = {role: rss_mib(pid) for role, pid in pids.items()}
+            while sum(line.counts["requests"] for line, _ in lines) < requests:
+                keeper.keep(liars)
+                for line, source in lines:
+                    line.open()
+                    line.burst([source.drawn(line.next_id(), line.session) for _ in range(BURST)])
+                for first, second in zip(lines[: len(ROLES)], lines[-len(ROLES) :], strict=True):
+                    _meet(first, second)
+                if not before:
+                    before = {role: rss_mib(pid) for role, pid in pids.items()}
+                if any(len(servers.ready(role)) > 1 for role in ROLES):
+                    break
+        report.counts.update({f"lying target {name}": count for name, count in liars.counts.items()})
+        if liars.failure is not None:
+            report.errors.append(f"the lying targets ended: {liars.failure!r}")
     except (AssertionError, OSError) as error:
         report.errors.append(f"{type(error).__name__}: {error}")
+    keeper.close()
     report.seconds = time.monotonic() - begun
     for line, source in lines:
         line.close()
@@ -127,6 +142,45 @@ def _fuzz(
         report.counts["requests"] += line.counts["requests"]
     time.sleep(REST_S)
     report.rss_mib = {role: (before.get(role, 0), rss_mib(pid)) for role, pid in pids.items()}
+
+
+class Keeper:
+    """Has meta send a delay server to the lying targets, and gives it messages for them."""
+
+    def __init__(self, ports: dict[str, int], secret: Secret, random: Random, now_ms: int) -> None:
+        self._meta = Hostile("meta", ports["meta"], secret, random)
+        self._delay = Hostile("delay", ports["delay"], secret, random)
+        self._producer_id = random.getrandbits(62) | 1
+        self._number = 0
+        self._now_ms = now_ms
+        self._meta.open()
+        self.cluster_id = self._meta.cluster_id
+
+    def keep(self, liars: LyingTargets) -> None:
+        """Register them once more, move their subjects there, and send one message to each."""
+        self._meta.open()
+        self._delay.open()
+        subjects: list[HeadValue] = [f"liar.{number}" for number in range(len(liars.targets))]
+        for target in liars.targets:
+            self._meta.ask(RequestType.REGISTER, target.registered())
+        if self._number % MOVE_EVERY == 0:
+            self._meta.ask(RequestType.ROUTES, {"subjects": subjects, "assign": True})
+            for subject, target in zip(subjects, liars.targets, strict=True):
+                self._meta.ask(RequestType.MOVE_ROUTE, {"subject": subject, "to": target.log_id})
+        self._number += 1
+        batch = messages(
+            [b"to a liar"] * len(subjects),
+            due=[self._now_ms] * len(subjects),
+            subjects=[str(subject).encode() for subject in subjects],
+            subject_of=list(range(len(subjects))),
+            part=ProducerPart(self._producer_id, self._number, self._number),
+        )
+        self._delay.ask(RequestType.SEND, {}, batch)
+
+    def close(self) -> None:
+        """End its connections."""
+        self._meta.close()
+        self._delay.close()
 
 
 def _meet(first: tuple[Hostile, Requests], second: tuple[Hostile, Requests]) -> None:

@@ -20,6 +20,8 @@ def test_rule_E1_no_request_ends_a_server_or_harms_its_neighbour(tmp_path: Path)
     assert report.counts["requests"] >= REQUESTS
     assert report.rss_over_start_mib <= RSS_MIB_MAX
     assert set(report.loop_wait_ms) == set(SPECS)
+    assert report.counts["lying target asked HELLO"] and report.counts["lying target asked DISPATCH"], report.counts
+    assert report.counts["lying target lies"]
     assert report.counts["true handles"], "acknowledgements name what was given out"
     for role in SPECS:
         assert report.counts[f"{role} answered"] and report.counts[f"{role} refused"]

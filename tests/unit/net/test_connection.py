@@ -19,6 +19,7 @@ from delayd.errors import (
 )
 from delayd.net.connection import DEAD_PEER_MS, PROBE_AFTER_S, PROBE_EVERY_S, Connection, connect
 from delayd.wire.frame import Frame, encode_frame
+from delayd.wire.requests import RequestType
 
 from .loopback import HOST, Echo, Loopback, answer_nothing, answer_the_same, error_of, on_loop, settled, until
 
@@ -75,6 +76,26 @@ def test_an_answer_of_several_frames_calls_back_for_each_and_then_never_again() 
         client.abort()
         await client.closed
         assert len(parts) == 3
+
+    on_loop(scenario)
+
+
+def test_rule_E1_an_answer_of_several_frames_to_any_other_request_is_one_error() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        def in_parts(connection: Connection, frame: Frame) -> None:
+            for _ in range(3):
+                connection.answer(frame.request_id, {}, more=True)
+            connection.answer(frame.request_id, {})
+
+        client = await loopback.pair(Echo(in_parts))
+        for kind in RequestType:
+            if kind is RequestType.HELLO:
+                continue
+            heard: list[Frame | DelaydError] = []
+            client.call(kind, {}, (), heard.append)
+            assert isinstance(await error_of(client.request(kind, {})), ConnectionLost)
+            (answer,) = heard
+            assert isinstance(answer, ConnectionLost) and answer.sent
 
     on_loop(scenario)
 
