@@ -319,7 +319,8 @@ class _Wire:
             on_answer(answer)
             self._rearm()
 
-        self._connection.call(frame_type, head, body, answered)
+        # Little is sent only when nothing is under way, and then there is nothing to gather it with (decision 0008).
+        self._connection.call(frame_type, head, body, answered, now=True)
 
     def close(self) -> None:
         self._connection.close()

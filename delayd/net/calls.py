@@ -59,6 +59,8 @@ class Calls:
         body: Sequence[Buffer],
         on_answer: OnAnswer,
         timeout_ms: float | None,
+        *,
+        now: bool = False,
     ) -> int:
         """Write a request; see Connection.call."""
         request_id = self._next_id()
@@ -66,7 +68,7 @@ class Calls:
         timer = None if timeout_ms is None else self._loop.call_later(timeout_ms / 1000, self._timed_out, request_id)
         several = frame_type in ANSWERED_IN_FRAMES
         self._under_way[request_id] = _Call(on_answer, pieces, self._writer.flushes, timer, several)
-        self._writer.write(pieces)
+        self._writer.write(pieces, now=now)
         return request_id
 
     def forget(self, request_id: int) -> None:

@@ -194,15 +194,18 @@ class Connection(asyncio.BufferedProtocol):
         body: Sequence[Buffer],
         on_answer: OnAnswer,
         timeout_ms: float | None = None,
+        *,
+        now: bool = False,
     ) -> int:
         """Ask without a future: `on_answer` is called with each frame of the answer, of which there is one but for a
         HELLO (`ANSWERED_IN_FRAMES`), or once with an error.
 
         Returns the request id for `forget`. The time limit is for the whole answer. On a connection that has ended the
-        error comes at the next turn of the loop. The body's buffers must not change until the answer has come.
+        error comes at the next turn of the loop. The body's buffers must not change until the answer has come. With
+        `now` the request leaves at once, and is not gathered with others of this turn of the loop.
         """
         if self.is_open:
-            return self._calls.ask(frame_type, head, body, on_answer, timeout_ms)
+            return self._calls.ask(frame_type, head, body, on_answer, timeout_ms, now=now)
         ending = self._ending or ConnectionLost(f"the connection to {self.peer} is closed", sent=False)
         self._loop.call_soon(self._guard, on_answer, lost(ending, sent=False))
         return _CONNECTION_ITSELF
@@ -411,7 +414,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.refuse(error)
                 return
             pieces = encode_frame(frame_type, request_id, error_head(error), (), ANSWER | ERROR)
-        self._writer.write(pieces)
+        # The last answer that is owed need not wait for the end of the turn, in which others may be served for long.
+        self._writer.write(pieces, now=not self._asked and not self._reader.may_have_next)
         if not self._writer.writable:
             self._count_untaken()
 

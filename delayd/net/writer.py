@@ -52,11 +52,14 @@ class Writer:
         self._pending.clear()
         self._waiting.clear()
 
-    def write(self, pieces: list[Buffer]) -> None:
-        """Send one frame at the end of this turn; emptying `pieces` before it left takes it back."""
+    def write(self, pieces: list[Buffer], *, now: bool = False) -> None:
+        """Send one frame at the end of this turn; emptying `pieces` before it left takes it back.
+
+        With ``now`` it leaves at once, with all before it: nothing is to come that it could be gathered with.
+        """
         self._pending.append(pieces)
         self._pending_bytes += sum(map(len, pieces))
-        if self.writable and self._pending_bytes > WRITE_NOW_BYTES:
+        if self.writable and (now or self._pending_bytes > WRITE_NOW_BYTES):
             # Also so that the transport says in this very turn when it is full, before more is answered.
             self.flush()
             return

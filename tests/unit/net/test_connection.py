@@ -51,6 +51,54 @@ def test_answers_may_come_in_any_order() -> None:
     on_loop(scenario)
 
 
+def test_the_last_answer_that_is_owed_leaves_at_once_and_takes_those_before_it_along() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        waiting: list[int] = []
+        left: list[int] = []
+
+        def answer_three(connection: Connection, frame: Frame) -> None:
+            waiting.append(frame.request_id)
+            if len(waiting) == 3:
+                for request_id in waiting:
+                    connection.answer(request_id, {"id": request_id})
+                    left.append(connection.buffered_bytes)
+
+        client = await loopback.pair(Echo(answer_three))
+        await asyncio.gather(*(client.request(20, {}) for _ in range(3)))
+        assert 0 < left[0] < left[1] and left[2] == 0
+
+    on_loop(scenario)
+
+
+def test_requests_that_came_together_are_answered_in_one_write() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        left: list[int] = []
+
+        def answer_and_look(connection: Connection, frame: Frame) -> None:
+            answer_the_same(connection, frame)
+            left.append(connection.buffered_bytes)
+
+        client = await loopback.pair(Echo(answer_and_look))
+        await asyncio.gather(*(client.request(20, {}) for _ in range(10)))
+        assert all(left[:9]) and left[9] == 0
+
+    on_loop(scenario)
+
+
+def test_a_request_that_is_not_to_be_gathered_leaves_at_once() -> None:
+    async def scenario(loopback: Loopback) -> None:
+        client = await loopback.pair(Echo())
+        answers: list[Frame | DelaydError] = []
+        client.call(20, {"n": 1}, (), answers.append)
+        assert client.buffered_bytes > 0
+        client.call(20, {"n": 2}, (), answers.append, now=True)
+        assert client.buffered_bytes == 0
+        await until(lambda: len(answers) == 2, "both are answered")
+        assert [frame.head["n"] for frame in answers if isinstance(frame, Frame)] == [1, 2]
+
+    on_loop(scenario)
+
+
 def test_a_body_of_64_mib_goes_there_and_back() -> None:
     async def scenario(loopback: Loopback) -> None:
         client = await loopback.pair(Echo())
