@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard delayd realtime meta cli spark bench examples tests pyspark_delayd.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pythons bench lint clean
+.PHONY: help demo test test-parallel test-apart pythons bench lint clean
 
 help:
 	@echo "make demo    schedule 20,000 messages, kill the delay server in the middle, show that none is lost"
@@ -21,10 +21,17 @@ help:
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
-# Two workers share what can run side by side; what needs the machine for itself, and Spark with its own JVM, comes after.
+# Three workers on two cores, because many tests wait for timers and processes. Beside them run the tests with a process
+# of their own to wait for: Spark's JVM, and the builds of packages. What needs the machine for itself comes last.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serial and not spark"
-	$(BIN)/python -m pytest -m "serial or spark"
+	$(MAKE) --jobs 2 --output-sync=target test-parallel test-apart
+	$(BIN)/python -m pytest -m serial
+
+test-parallel: $(STAMP)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not serial and not spark and not packaging"
+
+test-apart: $(STAMP)
+	$(BIN)/python -m pytest -p no:cacheprovider -m "spark or packaging"
 
 pythons:
 	.ci/pythons

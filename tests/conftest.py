@@ -1,8 +1,11 @@
-"""What every test shares: hypothesis says how to repeat a failure, and a folder gives its tests their marker."""
+"""What every test shares: temporary folders in memory, a way to repeat a failure, and a folder's marker."""
 
+import os
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,7 +19,18 @@ settings.register_profile(
 settings.load_profile("delayd")
 
 _TESTS = Path(__file__).parent
-_FOLDERS_WITH_A_MARKER = ("spark", "crash")
+_FOLDERS_WITH_A_MARKER = ("spark", "crash", "packaging")
+_MEMORY = "/dev/shm"
+_MEMORY_BYTES_MIN = 2 << 30  # The folders of all tests that run at the same time fit in it many times.
+
+
+def pytest_configure() -> None:
+    """Keep temporary folders in memory if there is room: some files of tests sync thousands of times to a disk.
+
+    ``PYTEST_DEBUG_TEMPROOT`` or ``--basetemp`` put them elsewhere.
+    """
+    if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES_MIN:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
@@ -31,6 +45,13 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 def _lines_of_its_own() -> None:
     """A test finds each line of the log that it waits for, however many of its kind other tests have caused."""
     forget_all()
+
+
+@pytest.fixture
+def folder_on_disk() -> Iterator[Path]:
+    """A temporary folder on the machine's disk, for tests of what a disk does."""
+    with TemporaryDirectory(prefix="delayd-test-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

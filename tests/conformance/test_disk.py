@@ -22,8 +22,8 @@ def disk(request: pytest.FixtureRequest) -> Iterator[Disk]:
 
 
 @pytest.fixture
-def root(disk: Disk, tmp_path: Path) -> str:
-    path = str(tmp_path / "data")
+def root(disk: Disk, folder_on_disk: Path) -> str:
+    path = str(folder_on_disk / "data")
     disk.make_folder(path)
     return path
 

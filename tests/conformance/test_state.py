@@ -16,7 +16,7 @@ Damage = Callable[[State, bytes], State]
 
 
 @pytest.fixture
-def damage(tmp_path: Path) -> Damage:
+def damage(folder_on_disk: Path) -> Damage:
     """Turns a bit of a stored value over; the state is opened anew."""
 
     def flip(state: State, key: bytes) -> State:
@@ -24,7 +24,7 @@ def damage(tmp_path: Path) -> Damage:
             state.flip(key, 3)
             return state
         state.close()
-        folder = tmp_path / "new" / "state.lmdb"
+        folder = folder_on_disk / "new" / "state.lmdb"
         data = bytearray((folder / "data.mdb").read_bytes())
         for place in [found.end() for found in re.finditer(re.escape(key), data)]:
             data[place] ^= 8
@@ -35,8 +35,8 @@ def damage(tmp_path: Path) -> Damage:
 
 
 @pytest.fixture(params=["lmdb", "memory"])
-def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[State]:
-    made = LmdbState(str(tmp_path / "new" / "state.lmdb")) if request.param == "lmdb" else MemoryState()
+def state(request: pytest.FixtureRequest, folder_on_disk: Path) -> Iterator[State]:
+    made = LmdbState(str(folder_on_disk / "new" / "state.lmdb")) if request.param == "lmdb" else MemoryState()
     yield made
     made.close()
 

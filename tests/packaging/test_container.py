@@ -14,8 +14,6 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from delayd.address import META_PORT
 from delayd.config import DELAY_PORT, REALTIME_PORT
 from tests.end_to_end.up_process import Up, watched
@@ -23,8 +21,6 @@ from tests.packaging.commands import REPOSITORY, build
 
 DATA = "/var/lib/delayd"
 STEPS = ["ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"]
-
-pytestmark = pytest.mark.serial  # A second build beside it would share hatchling's files in the repository.
 
 
 class Step(NamedTuple):

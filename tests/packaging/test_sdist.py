@@ -4,14 +4,10 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-import pytest
-
 import delayd
 from tests.packaging.commands import build
 
 FOLDER = f"delayd-{delayd.__version__}"
-
-pytestmark = pytest.mark.serial  # A second build beside it would share hatchling's files in the repository.
 
 
 def test_the_sdist_has_sources_tests_and_documents_and_nothing_that_tools_left(sdist: Path) -> None:

@@ -14,8 +14,6 @@ from tests.packaging.commands import REPOSITORY, run
 OWN_NAMES = {"delayd", "pyspark_delayd.py"}
 INFORMATION = f"delayd-{delayd.__version__}.dist-info"
 
-pytestmark = pytest.mark.serial  # A second build beside it would share hatchling's files in the repository.
-
 
 def names_in(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:

@@ -70,7 +70,7 @@ def folders_synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_write_that_the_kernel_splits_anywhere_is_continued(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pwritev = os.pwritev
     column = np.arange(40, dtype="<i8")
@@ -79,14 +79,14 @@ def test_a_write_that_the_kernel_splits_anywhere_is_continued(
         return pwritev(descriptor, [b"".join(memoryview(buffer).tobytes() for buffer in buffers)[:7]], position)
 
     monkeypatch.setattr(os, "pwritev", seven_bytes)
-    file = disk.open(str(tmp_path / "a"), create=True)
+    file = disk.open(str(folder_on_disk / "a"), create=True)
     file.pwritev([b"head", b"", column.data, b"tail"], 2)
     assert file.pread(1_000, 2) == b"head" + column.tobytes() + b"tail"
     file.close()
 
 
 def test_no_call_has_more_buffers_than_the_kernel_takes(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: list[int] = []
     pwritev = os.pwritev
@@ -96,19 +96,19 @@ def test_no_call_has_more_buffers_than_the_kernel_takes(
         return pwritev(descriptor, buffers, position)
 
     monkeypatch.setattr(os, "pwritev", counted)
-    file = disk.open(str(tmp_path / "a"), create=True)
+    file = disk.open(str(folder_on_disk / "a"), create=True)
     file.pwritev([b"x"] * (2 * BUFFERS_MAX + 1), 0)
     assert counts == [BUFFERS_MAX, BUFFERS_MAX, 1]
     file.close()
 
 
 def test_a_short_read_before_the_end_is_continued(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a").write_bytes(bytes(range(100)))
+    (folder_on_disk / "a").write_bytes(bytes(range(100)))
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda descriptor, size, position: pread(descriptor, min(size, 7), position))
-    file = disk.open(str(tmp_path / "a"))
+    file = disk.open(str(folder_on_disk / "a"))
     assert file.pread(90, 5) == bytes(range(5, 95))
     assert file.pread(90, 50) == bytes(range(50, 100))
     preadv, buffer = os.preadv, bytearray(90)
@@ -118,8 +118,8 @@ def test_a_short_read_before_the_end_is_continued(
     file.close()
 
 
-def test_rule_L3_a_write_past_a_limit_raises_and_leaves_a_part(disk: RealDisk, tmp_path: Path) -> None:
-    file = disk.open(str(tmp_path / "a"), create=True)
+def test_rule_L3_a_write_past_a_limit_raises_and_leaves_a_part(disk: RealDisk, folder_on_disk: Path) -> None:
+    file = disk.open(str(folder_on_disk / "a"), create=True)
     file.pwritev([b"kept"], 0)
     with file_size_limit(10_000), pytest.raises(OSError) as refused:
         file.pwritev([bytes(20_000)], 4)
@@ -137,12 +137,12 @@ def test_a_full_disk_is_named(disk: RealDisk) -> None:
     file.close()
 
 
-def test_a_used_up_quota_is_a_full_disk(disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_used_up_quota_is_a_full_disk(disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def over_quota(descriptor: int, size: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(os, "ftruncate", over_quota)
-    file = disk.open(str(tmp_path / "a"), create=True)
+    file = disk.open(str(folder_on_disk / "a"), create=True)
     with pytest.raises(DiskFull):
         file.truncate(10)
     file.close()
@@ -150,21 +150,21 @@ def test_a_used_up_quota_is_a_full_disk(disk: RealDisk, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("call", ["fdatasync", "fsync"])
 def test_a_failed_sync_says_that_the_server_must_stop(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    file = disk.open(str(tmp_path / "a"), create=True)
+    file = disk.open(str(folder_on_disk / "a"), create=True)
     monkeypatch.setattr(os, call, _fails)
     with pytest.raises(SyncFailed, match="Input/output error") as failed:
         if call == "fdatasync":
             file.sync()
         else:
-            disk.sync_folder(str(tmp_path))
-    assert failed.value.path.startswith(str(tmp_path))
+            disk.sync_folder(str(folder_on_disk))
+    assert failed.value.path.startswith(str(folder_on_disk))
     file.close()
 
 
 def test_a_failed_sync_of_the_file_system_is_raised(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FailingLibrary:
         def syncfs(self, descriptor: int) -> int:
@@ -173,30 +173,30 @@ def test_a_failed_sync_of_the_file_system_is_raised(
 
     monkeypatch.setattr(disk, "_libc", FailingLibrary())
     with pytest.raises(SyncFailed, match="Input/output error"):
-        disk.sync_filesystem(str(tmp_path))
+        disk.sync_filesystem(str(folder_on_disk))
 
 
 def test_rule_L1_no_sync_counts_after_one_that_failed(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = disk.open(f"{tmp_path}/kept", create=True)
+    file = disk.open(f"{folder_on_disk}/kept", create=True)
     with monkeypatch.context() as failing:
         failing.setattr(os, "fsync", _fails)
         with pytest.raises(SyncFailed):
-            disk.sync_folder(str(tmp_path))
+            disk.sync_folder(str(folder_on_disk))
     syncs: list[Callable[[], None]] = [
-        lambda: disk.sync_folder(str(tmp_path)),
+        lambda: disk.sync_folder(str(folder_on_disk)),
         file.sync,
-        lambda: disk.sync_filesystem(str(tmp_path)),
+        lambda: disk.sync_filesystem(str(folder_on_disk)),
     ]
     for sync in syncs:
-        with pytest.raises(SyncFailed, match=f"a sync of {tmp_path} failed before"):
+        with pytest.raises(SyncFailed, match=f"a sync of {folder_on_disk} failed before"):
             sync()
     file.close()
 
 
 def test_rule_L1_of_two_folder_syncs_at_a_time_both_fail(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The kernel tells one of them of the error; the other would say that its new file is durable.
     under_way, go_on = threading.Event(), threading.Event()
@@ -211,9 +211,9 @@ def test_rule_L1_of_two_folder_syncs_at_a_time_both_fail(
 
     monkeypatch.setattr(os, "fsync", told_once)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(disk.sync_folder, str(tmp_path))
+        first = pool.submit(disk.sync_folder, str(folder_on_disk))
         assert under_way.wait(10)
-        second = pool.submit(disk.sync_folder, str(tmp_path))
+        second = pool.submit(disk.sync_folder, str(folder_on_disk))
         assert not wait([second], timeout=0.05).done
         go_on.set()
         assert isinstance(first.exception(10), SyncFailed)
@@ -222,19 +222,19 @@ def test_rule_L1_of_two_folder_syncs_at_a_time_both_fail(
 
 @pytest.mark.parametrize("first_use", ["make_folder", "open", "lock"])
 def test_the_file_system_is_synced_on_a_descriptor_older_than_the_writes(
-    disk: RealDisk, tmp_path: Path, first_use: str
+    disk: RealDisk, folder_on_disk: Path, first_use: str
 ) -> None:
     # Syncfs tells a descriptor only of errors since its open.
     before = open_descriptors()
     if first_use == "make_folder":
-        disk.make_folder(str(tmp_path / "data"))
+        disk.make_folder(str(folder_on_disk / "data"))
     elif first_use == "open":
-        disk.open(str(tmp_path / "a"), create=True).close()
+        disk.open(str(folder_on_disk / "a"), create=True).close()
     else:
-        disk.lock(str(tmp_path / "LOCK")).release()
+        disk.lock(str(folder_on_disk / "LOCK")).release()
     opened = open_descriptors() - before
     assert len(opened) == 1
-    disk.sync_filesystem(str(tmp_path))
+    disk.sync_filesystem(str(folder_on_disk))
     assert open_descriptors() - before == opened
 
 
@@ -252,23 +252,23 @@ def test_before_linux_5_8_the_file_system_reports_no_sync_errors(
 
 
 def test_rule_L4_each_new_parent_is_synced_and_a_known_folder_costs_nothing(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = folders_synced(monkeypatch)
-    disk.make_folder(str(tmp_path / "a" / "b" / "c"))
-    assert synced[-3:] == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    disk.make_folder(str(folder_on_disk / "a" / "b" / "c"))
+    assert synced[-3:] == [str(folder_on_disk), str(folder_on_disk / "a"), str(folder_on_disk / "a" / "b")]
     synced.clear()
-    disk.make_folder(str(tmp_path / "a" / "b" / "c"))
+    disk.make_folder(str(folder_on_disk / "a" / "b" / "c"))
     assert synced == []
 
 
 def test_rule_L4_a_folder_left_by_a_process_that_died_is_made_durable(
-    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: RealDisk, folder_on_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a").mkdir()
+    (folder_on_disk / "a").mkdir()
     synced = folders_synced(monkeypatch)
-    disk.make_folder(str(tmp_path / "a"))
-    assert synced == [str(tmp_path)]
+    disk.make_folder(str(folder_on_disk / "a"))
+    assert synced == [str(folder_on_disk)]
 
 
 def test_what_can_not_be_written_is_named(disk: RealDisk) -> None:
@@ -277,8 +277,8 @@ def test_what_can_not_be_written_is_named(disk: RealDisk) -> None:
     assert refused.value.path == f"{READ_ONLY_FOLDER}/delayd-test"
 
 
-def test_rule_L7_another_process_holds_the_lock_until_it_ends(disk: RealDisk, tmp_path: Path) -> None:
-    path = str(tmp_path / "LOCK")
+def test_rule_L7_another_process_holds_the_lock_until_it_ends(disk: RealDisk, folder_on_disk: Path) -> None:
+    path = str(folder_on_disk / "LOCK")
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD_A_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -292,10 +292,10 @@ def test_rule_L7_another_process_holds_the_lock_until_it_ends(disk: RealDisk, tm
     disk.lock(path, "delay").release()
 
 
-def test_rule_L7_no_child_inherits_a_descriptor(disk: RealDisk, tmp_path: Path) -> None:
+def test_rule_L7_no_child_inherits_a_descriptor(disk: RealDisk, folder_on_disk: Path) -> None:
     before = open_descriptors()
-    file = disk.open(str(tmp_path / "a"), create=True)
-    lock = disk.lock(str(tmp_path / "LOCK"), "delay")
+    file = disk.open(str(folder_on_disk / "a"), create=True)
+    lock = disk.lock(str(folder_on_disk / "LOCK"), "delay")
     opened = open_descriptors() - before
     assert len(opened) == 3
     for descriptor in opened:
@@ -304,9 +304,9 @@ def test_rule_L7_no_child_inherits_a_descriptor(disk: RealDisk, tmp_path: Path) 
     file.close()
 
 
-def test_a_disk_leaves_no_descriptor_open_when_it_is_dropped(tmp_path: Path) -> None:
+def test_a_disk_leaves_no_descriptor_open_when_it_is_dropped(folder_on_disk: Path) -> None:
     before = open_descriptors()
     disk = RealDisk()
-    disk.sync_filesystem(str(tmp_path))
+    disk.sync_filesystem(str(folder_on_disk))
     del disk
     assert open_descriptors() == before
