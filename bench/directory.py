@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, ColumnId, DispatchPart, ProducerPart, SchedulePart
 from delayd.content import Region, hash_items, subject_states
+from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.books.sealing import compare
-from delayd.delay.recovery import read_outcomes
 from delayd.disk import Disk, RealDisk
 from delayd.encode import encode, encode_subject_table
 from delayd.hours import hour_of_ms

@@ -13,7 +13,7 @@ from pathlib import Path
 from delayd.batch import Batch, Buffer
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.delay.core import DelayCore, Threads
-from delayd.delay.handoff.sender import OnAnswer, Wire
+from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.producers import Accepted
 from delayd.disk import RealDisk
 from delayd.errors import DelaydError

@@ -11,8 +11,8 @@ import numpy as np
 
 from delayd.batch import BatchKind, ColumnId, Columns, DispatchPart, ProducerPart, SchedulePart, parse
 from delayd.content import content_hash
+from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.books.sealing import compare
-from delayd.delay.recovery import read_outcomes
 from delayd.disk import Disk, RealDisk
 from delayd.encode import encode, encode_subject_table, lay_out
 from delayd.gather import Pick, compose, gather

@@ -11,8 +11,9 @@ from delayd.delay import core, intake, recovery
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.schedule_writer import ScheduleWriter
 from delayd.delay.handoff.link import Link, Phase
-from delayd.delay.handoff.sender import Sender, Wire
+from delayd.delay.handoff.sender import Sender
 from delayd.delay.handoff.window import SentBatch
+from delayd.delay.handoff.wire import Wire
 from delayd.delay.intake import Mark, Written
 from delayd.delay.producers import Producers
 from delayd.delay.recovery import Recovered

@@ -8,14 +8,16 @@ from contextlib import contextmanager
 import numpy as np
 
 from delayd.batch import ColumnId
-from delayd.delay.filing.hour_table import HourTable
-from delayd.delay.recovery import list_dispatch_logs, read_outcomes
-from delayd.delay.timers.loader import read_schedule_log
+from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
+from delayd.delay.filing.hour_table import HourFile, HourTable
+from delayd.delay.filing.schedule_log import scan_schedule_log
+from delayd.delay.stored import Stored
 from delayd.disk import Disk
+from delayd.errors import DamagedData
 from delayd.hours import hour_start_ms
 from delayd.log.dispatch import Outcome
 from delayd.log.schedule import schedule_path
-from delayd.log.segment import FileKind, open_segment
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
 from delayd.reading.seals import verify_seals
 from delayd.testing.disk import Faults, MemoryDisk
 
@@ -84,3 +86,17 @@ def filed_rows(disk: Disk, log_id: int, hours: HourTable, deleted: Container[int
         for rows in in_order.values():
             assert rows == sorted(rows), "what one checkpoint files of an hour rises by due instant and sequence"
     return found
+
+
+def read_schedule_log(
+    disk: Disk, folder: str, log_id: int, hour: int, file: HourFile
+) -> tuple[list[Stored], DamagedData | None]:
+    """Read the batches that the checkpoint counts, and what stopped the reading early, if anything did."""
+    stored: list[Stored] = []
+    try:
+        for entry in scan_schedule_log(disk, folder, log_id, hour, file):
+            stored.append(entry)
+    except DamagedData as damage:
+        # What is wrong with the file as a whole is said at its first group: then no batch of it counts.
+        return [] if damage.position <= FILE_HEADER_BYTES else stored, damage
+    return stored, None

@@ -13,11 +13,11 @@ from random import Random
 
 from delayd.batch import ProducerPart, parse
 from delayd.config import DelayConfig
+from delayd.delay.books.dispatch_logs import list_dispatch_logs
 from delayd.delay.core import DelayCore, Threads
 from delayd.delay.filing.hour_table import PREFIX, HourTable, load_hours
-from delayd.delay.handoff.sender import Wire
+from delayd.delay.handoff.wire import Wire
 from delayd.delay.producers import Accepted
-from delayd.delay.recovery import list_dispatch_logs
 from delayd.errors import DelaydError
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.reading.seals import verify_seals

@@ -13,6 +13,7 @@ A message comes in (I1, P1)
     intake              makes batches durable in the message log, in group commits
     subjects            gives each subject a small number
     table               reads many batches as a few long columns and makes pending rows of them
+    stored              a verified batch, and where it stands in its log
     rows                a pending row: 32 bytes in memory
 It passes through the folders
     filing              it is filed under its hour, in that hour's schedule log (P2 to P4)
@@ -21,7 +22,8 @@ It passes through the folders
     books               its outcome is recorded, and its hour is sealed and deleted (S1 to S4)
     settled             the instant before which everything that fell due has an outcome (S7)
 A start, and what is damaged (L5, L9, L10)
-    recovery            from a directory to all that is in memory; `kept` reads the state
+    recovery            from a directory to all that is in memory
+    kept, state_values  read the state; the values of it that several parts use
     quarantine          what can't be read, by name
     damage              what is tried again until it is whole, or given up by an operator
 """

@@ -34,15 +34,15 @@ from delayd.delay.handoff.target_words import Accepted as AcceptedTarget
 from delayd.delay.handoff.target_words import TargetWords, accepted_targets
 from delayd.delay.handoff.targets import Targets
 from delayd.delay.intake import Committed, Intake, Mark
-from delayd.delay.kept import TARGET_PREFIX, encode_dropped
 from delayd.delay.producers import Accepted, Allowance, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
 from delayd.delay.recovery import ends_of_all, note_ends, open_seals, recover
-from delayd.delay.rows import Rows, hour_span
+from delayd.delay.rows import NO_SEQUENCES, Rows, hour_span
 from delayd.delay.settled import settled
+from delayd.delay.state_values import TARGET_PREFIX, encode_dropped
 from delayd.delay.table import message_rows
 from delayd.delay.timers.earlier import EarlierOutcomes
-from delayd.delay.timers.loader import NO_SEQUENCES, LoadedHour
+from delayd.delay.timers.loader import LoadedHour
 from delayd.delay.timers.loading import Loading
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DiskFull

@@ -17,7 +17,7 @@ from delayd.batch import Batch, ColumnId
 from delayd.clock import JUMP_MS, Clock
 from delayd.config import DelayConfig
 from delayd.delay.producers import Allowance, Producers, Waiter
-from delayd.delay.table import Stored
+from delayd.delay.stored import Stored
 from delayd.errors import (
     BadInstant,
     ClockInDoubt,

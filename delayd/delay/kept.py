@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -39,19 +38,17 @@ from delayd.delay.filing.hour_table import (
 )
 from delayd.delay.producers import PREFIX as PRODUCER_PREFIX
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.timers.loader import open_schedule_log
+from delayd.delay.state_values import DROPPED_KEY, TARGET_PREFIX, decode_dropped
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue, key_text
-from delayd.log.checkpoint import Payload, Value, read_checkpoint
+from delayd.log.checkpoint import Payload, read_checkpoint
 from delayd.log.dispatch import END_ROW
-from delayd.log.schedule import Skipped, decode_hours, schedule_path
+from delayd.log.schedule import Skipped, decode_hours, open_schedule_log, schedule_path
 from delayd.state import State
 
 log = logging.getLogger(__name__)
 
-TARGET_PREFIX = b"target/"
 CHECKPOINT_KEY = b"checkpoint"
-DROPPED_KEY = b"dropped"  # Rows of schedule logs that operators gave up (rule S5).
 
 Pairs = list[tuple[bytes, bytes]]
 
@@ -125,16 +122,6 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> Kept:
         kept.targets[key[len(TARGET_PREFIX) :]] = msgpack.unpackb(value)
     kept.targets_lost = {error.key[len(TARGET_PREFIX) :]: error for error in damaged}
     return kept
-
-
-def encode_dropped(dropped: Mapping[int, int]) -> list[Value]:
-    """Rows that operators gave up as the state and the checkpoint file have them: ``[[hour, rows], …]``."""
-    return [[hour, rows] for hour, rows in sorted(dropped.items())]
-
-
-def decode_dropped(pairs: Value) -> dict[int, int]:
-    """Read what `encode_dropped` made."""
-    return dict(cast("list[tuple[int, int]]", pairs))
 
 
 def heal_hours(state: State, kept: Kept) -> None:

@@ -4,7 +4,7 @@ The order is the rule: epoch, dispatch logs, message log, then the hours; nothin
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
@@ -12,10 +12,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import Batch
 from delayd.clock import Clock
 from delayd.config import DelayConfig
-from delayd.delay.books.outcomes import append_parts, reopen_dispatch_log
+from delayd.delay.books.dispatch_logs import list_dispatch_logs, open_dispatch_log, read_outcomes
+from delayd.delay.books.outcomes import reopen_dispatch_log
 from delayd.delay.books.seal_log import SealLog, open_seal_log
 from delayd.delay.filing.hour_table import HourTable, OutcomeEnd
 from delayd.delay.filing.pending import PendingRows
@@ -24,17 +24,19 @@ from delayd.delay.handoff.target_words import accepted_targets, counts
 from delayd.delay.intake import Mark
 from delayd.delay.kept import Kept, heal_hours, read_kept
 from delayd.delay.producers import Producers
-from delayd.delay.quarantine import forget_quarantine, missing_parts, outcomes_beside, quarantine_path
+from delayd.delay.quarantine import outcomes_beside, quarantine_path
+from delayd.delay.rows import NO_SEQUENCES
+from delayd.delay.stored import stored_batches
 from delayd.delay.subjects import Subjects
-from delayd.delay.table import Stored, message_rows
-from delayd.delay.timers.loader import NO_SEQUENCES, load_hour, order_hour
+from delayd.delay.table import message_rows
+from delayd.delay.timers.loader import load_hour, order_hour
 from delayd.delay.timers.wheel import Wheel
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue
-from delayd.hours import hour_from_name, hour_of_ms
+from delayd.hours import hour_of_ms
 from delayd.identity import Identity
 from delayd.log.control import decode_records
-from delayd.log.dispatch import OutcomeRows, decode_outcomes
+from delayd.log.dispatch import OutcomeRows
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log, LogPlace, open_needed_log
 from delayd.log.schedule import Skipped, dispatch_path
@@ -215,16 +217,6 @@ def _find_targets(
     return {subject: error for subject, error in lost.items() if subject not in targets}
 
 
-def stored_batches(group: CommitGroup) -> list[Stored]:
-    """The batches of a data group, with their places and first sequences."""
-    stored: list[Stored] = []
-    sequence = group.header.base_sequence
-    for offset, batch in group.batches():
-        stored.append(Stored(offset, sequence, batch))
-        sequence += batch.count
-    return stored
-
-
 class _Replay:
     """What the message log says above the checkpoint, group by group (rule P1: it decides nothing)."""
 
@@ -373,72 +365,3 @@ def note_ends(ends: dict[int, int], outcomes: OutcomeRows, accepted: Mapping[int
         parts = outcomes.parts[outcomes.parts["target_log_id"] == target]
         offsets = parts["target_offset"][counts(parts, accepted.get(target))]
         ends[target] = max(ends.get(target, 0), int(offsets.max(initial=0)))
-
-
-def open_dispatch_log(
-    disk: Disk, folder: str, log_id: int, epoch: int, hour: int, known: int, beside: Sequence[int], now_ms: int
-) -> tuple[Segment, OutcomeRows] | None:
-    """Open an hour's dispatch log, with what came to be known while it was damaged; None when it holds nothing yet.
-
-    ``beside`` numbers the files that tell so; they are gone once all of it is in the log.
-
-    Raises:
-        DamagedData, Shortage: it does not check or can't be read; all up to the offset ``known`` was durable.
-    """
-    segment = reopen_dispatch_log(disk, dispatch_path(folder, hour), log_id, known, hour)
-    if segment is None:
-        return None
-    try:
-        outcomes = read_outcomes(segment)
-        for number in beside:
-            other = reopen_dispatch_log(disk, quarantine_path(folder, hour, number), log_id, 0, hour)
-            if other is None:
-                continue
-            try:
-                parts = missing_parts(read_outcomes(other), outcomes)
-            finally:
-                other.close()
-            if parts:
-                append_parts(segment, hour, parts, epoch, now_ms)
-                outcomes = read_outcomes(segment)
-        if beside:
-            forget_quarantine(disk, folder, hour, beside)
-    except BaseException:
-        segment.close()
-        raise
-    return segment, outcomes
-
-
-def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:
-    """Hours that have a dispatch log, rising, with its path."""
-    found: list[tuple[int, str]] = []
-    for day in disk.list_folder(f"{folder}/dispatch"):
-        for name in disk.list_folder(f"{folder}/dispatch/{day}"):
-            # One that was being written again when its server died has another name.
-            if name.endswith(".log"):
-                found.append((hour_from_name(name.removesuffix(".log")), f"{folder}/dispatch/{day}/{name}"))
-    return found
-
-
-def read_outcomes(
-    segment: Segment, until: int | None = None, give_way: Callable[[], None] = lambda: None
-) -> OutcomeRows:
-    """Decode the outcomes of an hour: all of the file, or those below the offset ``until``, where a group ends.
-
-    ``give_way`` is called between groups, for what is more urgent.
-
-    Raises:
-        DamagedData: a group does not check, or none ends at ``until``.
-    """
-    scan = segment.scan(0, 0)
-    batches: list[Batch] = []
-    while until is None or scan.offset < until:
-        group = next(scan, None)
-        if group is None:
-            break
-        batches.extend(batch for _, batch in group.batches())
-        give_way()
-    if scan.reason or (until is not None and scan.offset != until):
-        reason = scan.reason or f"no group ends at offset {until}, up to which it was fsynced"
-        raise DamagedData(segment.path, segment.position(scan.offset), reason)
-    return decode_outcomes(batches)

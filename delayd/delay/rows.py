@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,9 @@ COARSE_MAX = (1 << 30) - 1  # 34 years in seconds: what was due longer before it
 OPAQUE_ROW = np.dtype((np.void, ROW_BYTES))
 
 Rows = npt.NDArray[np.void]  # Its dtype is ROW.
+NO_ROWS: Final[Rows] = np.zeros(0, ROW)
+NO_SEQUENCES: Final = np.empty(0, np.uint64)
+TABLE_ROWS = 8  # A look-up table may be this sparse; then it is as large as one u64 column.
 
 
 def new_rows(count: int) -> Rows:
@@ -131,3 +135,27 @@ def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint3
         due[coarse] = -COARSE_FROM_MS - np.minimum((-COARSE_FROM_MS - due[coarse]) // COARSE_MS, COARSE_MAX)
     assert not len(due) or int(due.max()) < HOUR_MS, "a row is filed no earlier than the hour in which it is due"
     return due.astype(np.int32)
+
+
+def without(rows: Rows, decided: npt.NDArray[np.uint64]) -> Rows:
+    """Rows whose sequence is not among ``decided``, which is sorted."""
+    if not len(decided) or not len(rows):
+        return rows
+    return rows.take(np.flatnonzero(~among(rows["sequence"], decided)))
+
+
+def among(sequences: npt.NDArray[np.uint64], decided: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which sequences are among ``decided``, which is sorted."""
+    if not len(decided):
+        return np.zeros(len(sequences), np.bool_)
+    low, span = decided[0], int(decided[-1] - decided[0]) + 1
+    if span <= TABLE_ROWS * len(sequences):
+        # Mostly an hour's sequences lie close together: a look into a table takes a tenth of a search.
+        is_decided = np.zeros(span + 1, np.bool_)
+        is_decided[decided - low] = True
+        found: npt.NDArray[np.bool_] = is_decided.take(np.minimum(sequences - low, np.uint64(span)).astype(np.int64))
+        return found
+    places = np.searchsorted(decided, sequences)
+    places[places == len(decided)] = 0
+    found = decided.take(places) == sequences
+    return found

@@ -13,7 +13,7 @@ from functools import partial
 from delayd.batch import Buffer
 from delayd.config import DelayConfig, describe
 from delayd.delay.core import DelayCore, Threads
-from delayd.delay.handoff.sender import OnAnswer, Wire
+from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.identity import draw_id

@@ -12,18 +12,11 @@ from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS, Batch, ColumnId, Int64s
 from delayd.delay.rows import COARSE_FROM_MS, ONE_ROW, ROW, Rows, due_within, encode_due, filing_hours, new_rows
+from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
 from delayd.gather import ROW_COLUMNS_BYTES
 from delayd.hours import HOUR_MS
 from delayd.location import ROW_BITS, pack_locations
-
-
-class Stored(NamedTuple):
-    """A verified batch in a log: its offset there, and the sequence of its first row."""
-
-    offset: int
-    base_sequence: int
-    batch: Batch
 
 
 class Table(NamedTuple):

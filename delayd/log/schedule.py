@@ -3,7 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from delayd.disk import Disk
+from delayd.errors import DamagedData
 from delayd.hours import hour_name
+from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 
 SEALED = 1  # Flags of an hour: each of its rows has exactly one outcome (rule S1).
 DEAD = 2  # Some of them are DEAD, so the hour is not to be deleted (rule S2).
@@ -32,3 +35,21 @@ def dispatch_path(folder: str, hour: int) -> str:
 def decode_hours(table: bytes) -> HourRows:
     """View the hour table of a checkpoint: HOUR_ROW[n], by rising hour."""
     return np.frombuffer(table, HOUR_ROW)
+
+
+def open_schedule_log(disk: Disk, path: str, log_id: int, hour: int, *, write: bool = False) -> Segment:
+    """Open an hour's schedule log, or the file beside it, for reading.
+
+    Raises:
+        DamagedData, Shortage: it is gone, another hour's, or can't be read.
+    """
+    try:
+        segment = open_segment(disk, path, FileKind.SCHEDULE, log_id, write=write)
+    except FileNotFoundError:
+        raise DamagedData(path, 0, "the file is gone") from None
+    except UnfinishedFile:
+        raise DamagedData(path, 0, "its file header is cut short") from None
+    if segment.header.number != hour:
+        segment.close()
+        raise DamagedData(path, 0, f"its header says that it is of hour {hour_name(segment.header.number)}")
+    return segment

@@ -99,3 +99,12 @@ def decode_seals(batch: Batch) -> list[Seal]:
     start = batch.offsets[ColumnId.SEAL]
     rows = SEAL.iter_unpack(batch.buffer[start : start + SEAL.size * batch.count])
     return [Seal(log_id, number, SealFacts(hour, *facts), previous) for log_id, hour, number, *facts, previous in rows]
+
+
+class SealMark(NamedTuple):
+    """A place in the chain: offset and checksum of the log there, how many seals are before it, and the last one's."""
+
+    offset: int = 0
+    crc32c: int = 0
+    seals: int = 0
+    sha256: bytes = NO_SEAL

@@ -10,7 +10,6 @@ from delayd.batch import BatchKind, ColumnId, SchedulePart
 from delayd.delay.books.outcomes import reopen_dispatch_log
 from delayd.delay.filing.hour_table import HourTable, merge_hours
 from delayd.delay.filing.schedule_writer import ScheduleWriter
-from delayd.delay.timers.loader import read_schedule_log
 from delayd.disk import File
 from delayd.log.consume import ConsumeTail, append_entries, check_tail, consume_place, read_entries
 from delayd.log.group import GroupKind, NewGroup
@@ -19,6 +18,7 @@ from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
 from delayd.testing.disk import MemoryDisk
 from tests.batches import messages
+from tests.delay_files import read_schedule_log
 
 FOLDER = "/data"
 LOG_ID = 0x99

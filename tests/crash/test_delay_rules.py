@@ -8,14 +8,14 @@ import pytest
 
 from delayd.delay.books import retention
 from delayd.delay.books.retention import Retention, Verdict
-from delayd.delay.books.seal_log import SealLog, SealMark
+from delayd.delay.books.seal_log import SealLog
 from delayd.delay.books.sealing import compare
 from delayd.delay.filing.hour_table import HourFile, OutcomeEnd, hour_key, hour_put
-from delayd.delay.timers.loader import scan_schedule_log
+from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
 from delayd.log.schedule import dispatch_path, schedule_path
-from delayd.log.seal import Seal, SealFacts, encode_seal
+from delayd.log.seal import Seal, SealFacts, SealMark, encode_seal
 from tests.crash import delay_deaths
 from tests.crash.harness import Report
 from tests.delay_harness import small_slots

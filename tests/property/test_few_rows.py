@@ -16,8 +16,9 @@ from delayd.delay.handoff import frames, waiting
 from delayd.delay.handoff.frames import split_by_subject_and_hour
 from delayd.delay.handoff.waiting import size_of
 from delayd.delay.rows import COARSE_FROM_MS, ROW, hour_span, latest_due_ms
+from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
-from delayd.delay.table import Stored, message_rows
+from delayd.delay.table import message_rows
 from delayd.errors import BatchMalformed, MessageTooLarge
 from delayd.hours import HOUR_MS
 from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX

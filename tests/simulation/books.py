@@ -10,13 +10,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from delayd.batch import ColumnId
+from delayd.delay.books.dispatch_logs import list_dispatch_logs
 from delayd.delay.filing.hour_table import HourTable
-from delayd.delay.recovery import list_dispatch_logs
-from delayd.delay.timers.loader import read_schedule_log
 from delayd.log.dispatch import Outcome, decode_outcomes
 from delayd.log.group import CommitGroup
 from delayd.log.segment import FileKind
 from delayd.testing.disk import MemoryDisk
+from tests.delay_files import read_schedule_log
 from tests.delay_harness import FOLDER
 from tests.simulation.readings import Readings
 

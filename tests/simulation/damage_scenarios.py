@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from delayd.delay.books.dispatch_logs import list_dispatch_logs
 from delayd.delay.filing.hour_table import OUTCOME_PREFIX, OutcomeEnd, load_outcome_ends
-from delayd.delay.recovery import list_dispatch_logs
 from delayd.hours import NAME_DIGITS, hour_from_name
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.schedule import REMOVED, decode_hours

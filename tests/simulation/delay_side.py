@@ -11,7 +11,7 @@ from typing import Protocol
 
 from delayd.batch import Buffer, ColumnId, parse
 from delayd.delay.core import DelayCore
-from delayd.delay.handoff.sender import Wire
+from delayd.delay.handoff.wire import Wire
 from delayd.delay.quarantine import Kind
 from delayd.errors import DelaydError, ServerStopped
 from delayd.testing.clock import SimClock

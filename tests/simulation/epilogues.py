@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from delayd.delay.recovery import list_dispatch_logs, read_outcomes
+from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError, NotReady
 from delayd.hours import HOUR_MS, hour_of_ms
 from delayd.log.dispatch import Outcome

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delayd.delay.recovery import list_dispatch_logs, read_outcomes
+from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.segment import FileKind, create_segment, open_segment

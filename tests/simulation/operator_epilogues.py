@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from delayd.delay.books.dispatch_logs import list_dispatch_logs
 from delayd.delay.filing.hour_table import OUTCOME_PREFIX, OutcomeEnd, load_outcome_ends
 from delayd.delay.quarantine import Kind
-from delayd.delay.recovery import list_dispatch_logs
 from delayd.errors import DelaydError
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.dispatch import Outcome

@@ -17,6 +17,7 @@ from delayd.delay import intake as delay_intake
 from delayd.delay import recovery as delay_recovery
 from delayd.delay.books import outcomes as delay_outcomes
 from delayd.delay.books import retention as delay_retention
+from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.books.outcomes import Flushed, OutcomeLog
 from delayd.delay.books.retention import Retention, SegmentRetention
 from delayd.delay.books.seal_log import SealLog
@@ -28,12 +29,12 @@ from delayd.delay.handoff import link as delay_link
 from delayd.delay.handoff import targets as delay_targets
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import InDoubt, Link
-from delayd.delay.handoff.sender import Sender, Wire
+from delayd.delay.handoff.sender import Sender
 from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.window import Window
+from delayd.delay.handoff.wire import Wire
 from delayd.delay.intake import Intake
 from delayd.delay.producers import Accepted, Allowance, Producers, Waiter
-from delayd.delay.recovery import read_outcomes
 from delayd.delay.requests import Requests
 from delayd.delay.rows import Rows
 from delayd.delay.timers.earlier import EarlierOutcomes

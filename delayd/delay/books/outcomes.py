@@ -6,7 +6,7 @@ An outcome counts only when it is durable: W passes a batch (rule H1) and a sess
 import errno
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX
 from delayd.clock import Clock
+from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import OutcomeEnd
 from delayd.delay.quarantine import outcomes_beside, quarantine_path
-from delayd.delay.timers.loader import among
+from delayd.delay.rows import among
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.executor import Done, Executor
@@ -42,23 +43,6 @@ class Recorded(NamedTuple):
     hour: int
     part: NewPart
     on_durable: Callable[[], object]
-
-
-class HandedOver(NamedTuple):
-    """Rows whose outcome DISPATCHED is durable: their sequences, and the content hashes under which they left."""
-
-    sequences: NDArray[np.uint64]
-    hashes: NDArray[np.uint64]
-
-
-NOTHING_HANDED_OVER = HandedOver(np.empty(0, np.uint64), np.empty(0, np.uint64))
-
-
-def sort_handed_over(pieces: Sequence[HandedOver]) -> HandedOver:
-    """Join several, by rising sequence."""
-    sequences, hashes = map(np.concatenate, zip(NOTHING_HANDED_OVER, *pieces, strict=True))
-    order = np.argsort(sequences, kind="stable")
-    return HandedOver(sequences.take(order), hashes.take(order))
 
 
 class Flushed(NamedTuple):

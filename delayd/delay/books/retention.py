@@ -11,8 +11,9 @@ from functools import partial
 from typing import NamedTuple
 
 from delayd.clock import Clock
+from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.books.seal_log import SealDiffers, SealLog, SealMark
+from delayd.delay.books.seal_log import SealDiffers, SealLog
 from delayd.delay.books.sealing import ContentDiffers, compare
 from delayd.delay.filing.hour_table import (
     HourFile,
@@ -23,10 +24,9 @@ from delayd.delay.filing.hour_table import (
     hour_put,
     outcome_key,
 )
+from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.delay.filing.sources import Sources
 from delayd.delay.quarantine import Quarantine
-from delayd.delay.recovery import read_outcomes
-from delayd.delay.timers.loader import scan_schedule_log
 from delayd.delay.timers.wheel import Wheel
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
@@ -36,7 +36,7 @@ from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import NO_OUTCOMES, OutcomeRows
 from delayd.log.log import Log
 from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours, dispatch_path, schedule_path
-from delayd.log.seal import SealFacts
+from delayd.log.seal import SealFacts, SealMark
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.state import State
 

@@ -6,7 +6,6 @@ is found again, never written a second time. For one thread, the worker.
 
 import logging
 from collections.abc import Container
-from typing import NamedTuple
 
 import msgpack
 
@@ -15,22 +14,13 @@ from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue, key_text
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, open_log
-from delayd.log.seal import NO_SEAL, Seal, SealFacts, decode_seals, encode_seal, seal_place
+from delayd.log.seal import Seal, SealFacts, SealMark, decode_seals, encode_seal, seal_place
 from delayd.log.watch import write_again
 from delayd.state import State
 
 KEY = b"seal"
 
 log = logging.getLogger(__name__)
-
-
-class SealMark(NamedTuple):
-    """A place in the chain: offset and checksum of the log there, how many seals are before it, and the last one's."""
-
-    offset: int = 0
-    crc32c: int = 0
-    seals: int = 0
-    sha256: bytes = NO_SEAL
 
 
 class SealDiffers(Exception):

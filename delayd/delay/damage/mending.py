@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX
 from delayd.clock import Clock
+from delayd.delay.books.dispatch_logs import open_dispatch_log, read_outcomes
 from delayd.delay.books.outcomes import OutcomeLog, reopen_dispatch_log
 from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
@@ -38,14 +39,14 @@ from delayd.delay.filing.hour_table import (
     outcome_put,
 )
 from delayd.delay.filing.pending import PendingRows
+from delayd.delay.filing.schedule_log import scan_groups
 from delayd.delay.filing.sources import Sources
-from delayd.delay.kept import DROPPED_KEY, encode_dropped
 from delayd.delay.quarantine import Kind, Quarantine, outcomes_beside, quarantine_path, schedule_beside_path
-from delayd.delay.recovery import open_dispatch_log, read_outcomes
-from delayd.delay.rows import Rows, due_at_ms
+from delayd.delay.rows import NO_SEQUENCES, Rows, among, due_at_ms, without
+from delayd.delay.state_values import DROPPED_KEY, encode_dropped
 from delayd.delay.subjects import Subjects
 from delayd.delay.timers.earlier import EarlierOutcomes
-from delayd.delay.timers.loader import NO_SEQUENCES, LoadedHour, among, load_hour, scan_groups, without
+from delayd.delay.timers.loader import LoadedHour, load_hour
 from delayd.delay.timers.wheel import Wheel
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError, DiskFull

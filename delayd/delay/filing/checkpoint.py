@@ -17,14 +17,13 @@ import numpy as np
 
 from delayd.clock import Clock, ClockEvidence
 from delayd.config import DelayConfig
-from delayd.delay.books.outcomes import HandedOver, sort_handed_over
-from delayd.delay.books.seal_log import SealMark
+from delayd.delay.filing.handed_over import HandedOver, sort_handed_over
 from delayd.delay.filing.hour_table import BESIDE_PREFIX, HourTable, OutcomeEnd, hour_puts, merge_hours, outcome_put
 from delayd.delay.filing.pending import PendingRows, Taken
 from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.delay.intake import Mark
-from delayd.delay.kept import TARGET_PREFIX
 from delayd.delay.producers import Producers
+from delayd.delay.state_values import TARGET_PREFIX
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done, Executor
@@ -33,6 +32,7 @@ from delayd.log.checkpoint import CheckpointFile, Value
 from delayd.log.dispatch import END_ROW
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, Skipped
+from delayd.log.seal import SealMark
 from delayd.state import State
 
 log = logging.getLogger(__name__)

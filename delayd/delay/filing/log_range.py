@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from delayd.batch import Int64s
 from delayd.content import NOT_STATED, Region
-from delayd.delay.rows import filing_hours
+from delayd.delay.rows import among, filing_hours
+from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
-from delayd.delay.table import Stored, subjects_of, tabulate
-from delayd.delay.timers.loader import among
+from delayd.delay.table import subjects_of, tabulate
 from delayd.errors import DamagedData
 from delayd.gather import ROW_COLUMNS_BYTES
 from delayd.hours import HOUR_MS

@@ -13,17 +13,16 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, Int64s, SchedulePart
 from delayd.content import NOT_STATED, hash_items, subject_states
-from delayd.delay.books.outcomes import HandedOver
+from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import HourFile, HourTable
 from delayd.delay.filing.log_range import LogRange, Rising
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.timers.loader import open_schedule_log
 from delayd.disk import Disk, File
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.gather import SUBJECT_NONE, Gathered, compose
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
-from delayd.log.schedule import schedule_path
+from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
 
 PART_BYTES = 512 << 20  # Rows in memory at a time; the message log is read once more for each part.

@@ -11,13 +11,12 @@ from delayd.batch import BYTES_MAX, HEADER, Batch, parse
 from delayd.content import differing_row
 from delayd.delay.quarantine import schedule_beside_path
 from delayd.delay.rows import BESIDE
-from delayd.delay.table import Stored
-from delayd.delay.timers.loader import open_schedule_log
+from delayd.delay.stored import Stored
 from delayd.disk import Disk
 from delayd.errors import BatchMalformed, DamagedData
 from delayd.location import OFFSET_MAX, ROW_BITS, SCHEDULE_BIT
 from delayd.log.log import Log
-from delayd.log.schedule import schedule_path
+from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import Segment
 
 READ_AHEAD_BYTES = 64 << 10  # Holds most batches, so that one read does where the length is not known.

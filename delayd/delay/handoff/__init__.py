@@ -6,7 +6,8 @@ A map, in the order in which a row passes.
     waiting             rows of one target that are due and not handed over
     sender, frames      make frames of rows and follow each frame until its outcome is durable
     window              which batches of a target are not decided, and W
-    link, watched_wire  the connection to one target and its sessions
+    link                the sessions with one target
+    wire, watched_wire  the connection to it, and how its silence is noticed
 What operators, meta and dispatch logs say about targets
     moves               subjects that an operator gives to another target
     targets             what an operator sees of targets, and says of one that is lost or lost data

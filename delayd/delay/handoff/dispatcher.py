@@ -18,9 +18,8 @@ from delayd.batch import FEW_ROWS
 from delayd.clock import Clock
 from delayd.delay.handoff.link import Link, Phase
 from delayd.delay.handoff.waiting import lowest_offset
-from delayd.delay.rows import Rows
+from delayd.delay.rows import NO_SEQUENCES, Rows, without
 from delayd.delay.subjects import Subjects
-from delayd.delay.timers.loader import NO_SEQUENCES, without
 from delayd.delay.timers.wheel import Wheel
 from delayd.log.control import encode_records
 

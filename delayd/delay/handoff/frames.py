@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, Int64s
 from delayd.content import NOT_STATED, hash_bare
-from delayd.delay.rows import Rows
-from delayd.delay.timers.ready import NO_ROWS
+from delayd.delay.rows import NO_ROWS, Rows
 from delayd.encode import encode_one
 from delayd.gather import Gathered, Pick, compose, gather, gather_singles, reorder
 from delayd.location import ROW_BITS, ROW_MASK

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from delayd.clock import Clock
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.handoff.refusers import Refusers
-from delayd.delay.handoff.sender import Origin, Sender, Wire
+from delayd.delay.handoff.sender import Origin, Sender
 from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.watched_wire import WatchedWire
+from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import Rows
 from delayd.errors import (
     BadArgument,

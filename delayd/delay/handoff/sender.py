@@ -4,15 +4,14 @@ Rows are here exactly once: waiting, refused and put off, or in an undecided bat
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import ROWS_MAX, Buffer, DispatchPart
+from delayd.batch import ROWS_MAX, DispatchPart
 from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
@@ -21,13 +20,13 @@ from delayd.delay.handoff.frames import collect, encode_dispatch, split_by_sourc
 from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.waiting import WaitingRows, lowest_offset
 from delayd.delay.handoff.window import SentBatch, Window
-from delayd.delay.rows import Rows, due_at_ms, join_rows, latest_due_ms
-from delayd.delay.timers.loader import NO_SEQUENCES, without
+from delayd.delay.handoff.wire import Wire
+from delayd.delay.rows import NO_SEQUENCES, Rows, due_at_ms, join_rows, latest_due_ms, without
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.fence import Fence
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
-from delayd.wire.frame import Frame, HeadValue
+from delayd.wire.frame import Frame
 from delayd.wire.requests import LANDED_MOST, RequestType, need_instant, need_rows
 
 log = logging.getLogger(__name__)
@@ -37,20 +36,6 @@ REFUSED_RETRY_MS = 1_000
 SHORTAGE_RETRY_MS = 1_000
 BATCHES_A_FRAME = 256  # Many subjects in a frame cost by batch; this bounds the work between two looks at the clock.
 SMALL_FRAMES = 4  # What fills less than one part in four of a frame waits for the answer to the frame before it.
-
-OnAnswer = Callable[[Frame | DelaydError], None]
-
-
-class Wire(Protocol):
-    """An open connection to a target."""
-
-    def call(
-        self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer
-    ) -> object:
-        """Send a request; ``on_answer`` hears each frame of the answer, or one error."""
-
-    def close(self) -> None:
-        """End the connection."""
 
 
 @dataclass(frozen=True, slots=True)

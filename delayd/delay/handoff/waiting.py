@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS
-from delayd.delay.rows import Rows, join_rows
-from delayd.delay.timers.loader import without
-from delayd.delay.timers.ready import NO_ROWS
+from delayd.delay.rows import NO_ROWS, Rows, join_rows, without
 from delayd.location import message_log_offset
 
 JOINED_ROWS = 4_096  # Arrays are joined up to this length: a queue of single rows is a few arrays, each 128 KB.

@@ -10,7 +10,7 @@ from functools import partial
 
 from delayd.batch import Buffer
 from delayd.clock import Clock
-from delayd.delay.handoff.sender import OnAnswer, Wire
+from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.errors import DelaydError
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.requests import RequestType

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.filing.pending import PendingRows
-from delayd.delay.timers.loader import NO_SEQUENCES, among
+from delayd.delay.rows import NO_SEQUENCES, among
 from delayd.errors import DamagedData
 
 Sequences = NDArray[np.uint64]

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from delayd.batch import FEW_ROWS
-from delayd.delay.rows import COARSE_FROM_MS, Rows, copy_rows, decode_due, due_by, join_rows, new_rows
-from delayd.delay.timers.ready import NEVER, NO_ROWS, SORTED_ROWS_MIN, ReadyRows
+from delayd.delay.rows import COARSE_FROM_MS, NO_ROWS, Rows, copy_rows, decode_due, due_by, join_rows, new_rows
+from delayd.delay.timers.ready import NEVER, SORTED_ROWS_MIN, ReadyRows
 from delayd.hours import HOUR_MS, hour_start_ms
 from delayd.location import SCHEDULE_BIT
 

@@ -14,9 +14,10 @@ from functools import partial
 
 from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.filing.pending import PendingRows
+from delayd.delay.rows import without
 from delayd.delay.subjects import Subjects
 from delayd.delay.timers.earlier import EarlierOutcomes
-from delayd.delay.timers.loader import LoadedHour, load_hour, order_hour, without
+from delayd.delay.timers.loader import LoadedHour, load_hour, order_hour
 from delayd.delay.timers.wheel import PreparedRows, Wheel
 from delayd.disk import Disk
 from delayd.errors import Shortage

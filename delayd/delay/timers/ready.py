@@ -14,13 +14,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from delayd.delay.rows import Rows, join_rows, new_rows
+from delayd.delay.rows import NO_ROWS, Rows, join_rows
 from delayd.hours import HOUR_MS
 
 SORTED_ROWS_MIN = 5_000  # From here on it pays to look whether opened rows are in order already.
 LATE_ARRAYS_MAX = 64  # Bounds the Python objects that late rows cost while nobody takes.
 NEVER: Final = HOUR_MS  # No row of an hour is due this late after its start.
-NO_ROWS: Final = new_rows(0)
 
 
 class ReadyRows:

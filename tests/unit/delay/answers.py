@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from delayd.delay.recovery import list_dispatch_logs, read_outcomes
+from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.errors import DelaydError
 from delayd.log.dispatch import Outcome
 from delayd.log.segment import FileKind, open_segment

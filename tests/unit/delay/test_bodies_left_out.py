@@ -3,7 +3,7 @@
 import pytest
 
 from delayd.batch import Batch, ColumnId
-from delayd.delay.timers.loader import load_hour, read_schedule_log
+from delayd.delay.timers.loader import load_hour
 from delayd.hours import hour_of_ms
 from delayd.log.log import open_log
 from delayd.log.schedule import schedule_path
@@ -13,6 +13,7 @@ from delayd.testing.clock import START_MS
 from delayd.testing.tree import PowerLoss
 from delayd.validate import check_batch
 from tests.batches import bodies_of
+from tests.delay_files import read_schedule_log
 from tests.delay_harness import FOLDER, World, wanted
 
 HOUR_MS = 3_600_000

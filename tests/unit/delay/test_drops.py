@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.quarantine import Kind
-from delayd.delay.recovery import read_outcomes
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.dispatch import Outcome
 from delayd.log.schedule import dispatch_path, schedule_path

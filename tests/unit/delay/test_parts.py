@@ -8,12 +8,12 @@ import pytest
 from numpy.typing import NDArray
 
 from delayd.batch import BYTES_MAX, HEADER
+from delayd.delay.books.dispatch_logs import list_dispatch_logs
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.hour_table import HourFile, HourTable
 from delayd.delay.filing.pending import PendingRows, full_hours
 from delayd.delay.filing.sources import read_batch
 from delayd.delay.handoff.waiting import WaitingRows
-from delayd.delay.recovery import list_dispatch_logs
 from delayd.delay.rows import Rows, new_rows
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms

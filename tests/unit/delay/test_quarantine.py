@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.recovery import read_outcomes
 from delayd.errors import BadArgument
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.dispatch import Outcome

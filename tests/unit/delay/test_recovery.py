@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from delayd.delay.books.dispatch_logs import read_outcomes
 from delayd.delay.core import DelayCore
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.quarantine import quarantine_path
-from delayd.delay.recovery import read_outcomes, recover
+from delayd.delay.recovery import recover
 from delayd.delay.timers.loader import load_hour
 from delayd.errors import DamagedData, NewerFormat
 from delayd.hours import hour_name, hour_of_ms

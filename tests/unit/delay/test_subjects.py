@@ -10,9 +10,9 @@ import pytest
 
 from delayd.batch import BatchKind, ProducerPart, parse
 from delayd.delay import subjects as module
-from delayd.delay.kept import TARGET_PREFIX
 from delayd.delay.producers import Accepted
 from delayd.delay.rows import ROW, new_rows
+from delayd.delay.state_values import TARGET_PREFIX
 from delayd.delay.subjects import TABLES_BYTES_MAX, Subjects
 from delayd.errors import DelaydError, SlowDown
 from delayd.log.control import decode_records

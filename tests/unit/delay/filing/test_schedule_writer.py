@@ -11,7 +11,7 @@ from delayd.delay.filing import log_range, schedule_writer
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.filing.schedule_writer import BATCH_BYTES, BATCH_ROWS
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.timers.loader import load_hour, read_schedule_log
+from delayd.delay.timers.loader import load_hour
 from delayd.hours import hour_name, hour_of_ms
 from delayd.log.group import BYTES_MAX
 from delayd.log.schedule import schedule_path
@@ -21,6 +21,7 @@ from delayd.testing.disk import CAPACITY_BYTES, Crash
 from delayd.testing.tree import PowerLoss
 from delayd.validate import check_batch
 from tests.batches import bodies_of, messages
+from tests.delay_files import read_schedule_log
 from tests.delay_harness import FOLDER, PRODUCER_ID, World, wanted
 
 HOUR_MS = 3_600_000

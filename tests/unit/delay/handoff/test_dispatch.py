@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from delayd.delay.books.dispatch_logs import list_dispatch_logs, read_outcomes
 from delayd.delay.core import DelayCore
 from delayd.delay.handoff.link import Link
 from delayd.delay.handoff.sender import BATCHES_A_FRAME, REFUSED_RETRY_MS
-from delayd.delay.recovery import list_dispatch_logs, read_outcomes
 from delayd.errors import BatchMalformed, DiskReserve, DispatchRefused
 from delayd.hours import hour_of_ms
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes

@@ -1,0 +1,22 @@
+"""Wire: what the handoff needs of a connection to a target; the shell brings it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from delayd.batch import Buffer
+from delayd.errors import DelaydError
+from delayd.wire.frame import Frame, HeadValue
+
+OnAnswer = Callable[[Frame | DelaydError], None]
+
+
+class Wire(Protocol):
+    """An open connection to a target."""
+
+    def call(
+        self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer
+    ) -> object:
+        """Send a request; ``on_answer`` hears each frame of the answer, or one error."""
+
+    def close(self) -> None:
+        """End the connection."""

@@ -1,0 +1,24 @@
+"""Stored batches: where a verified batch stands in a log."""
+
+from typing import NamedTuple
+
+from delayd.batch import Batch
+from delayd.log.group import CommitGroup
+
+
+class Stored(NamedTuple):
+    """A verified batch in a log: its offset there, and the sequence of its first row."""
+
+    offset: int
+    base_sequence: int
+    batch: Batch
+
+
+def stored_batches(group: CommitGroup) -> list[Stored]:
+    """The batches of a data group, with their places and first sequences."""
+    stored: list[Stored] = []
+    sequence = group.header.base_sequence
+    for offset, batch in group.batches():
+        stored.append(Stored(offset, sequence, batch))
+        sequence += batch.count
+    return stored
