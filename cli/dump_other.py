@@ -11,7 +11,7 @@ from enum import Enum
 import msgpack
 import numpy as np
 
-from delayd.disk import Disk
+from delayd.disk import Disk, open_named
 from delayd.errors import BadArgument, DamagedData, key_text
 from delayd.holder import LOCK, is_held
 from delayd.hours import hour_name
@@ -55,7 +55,7 @@ _FLAGS = {SEALED: "sealed", DEAD: "dead", REMOVED: "removed"}
 
 def file_kind(disk: Disk, path: str) -> FileForm:
     """Which form a file has, by its first bytes: a copy may have any name."""
-    file = disk.open(path)
+    file = open_named(disk, path)
     try:
         head = file.pread(FILE_HEADER_BYTES, 0)
     finally:

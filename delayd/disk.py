@@ -321,6 +321,8 @@ class RealDisk:
         with _named_errors(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise NotWritable(path, "it is no file")
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

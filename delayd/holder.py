@@ -36,12 +36,15 @@ def is_held(lock: os.stat_result) -> bool:
 def leaving(path: str) -> str:
     """Name the holder of the LOCK ``path`` that is about to end; empty when nobody holds it or its holder serves on."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK the open of a pipe that has this name would never return.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return ""  # No server was here, or not one of this user: the server that starts finds out which.
     try:
         held = is_held(os.fstat(descriptor))
         lines = os.pread(descriptor, LINES_BYTES_MAX, 0).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""  # A folder or a pipe of this name: the server that starts says so.
     finally:
         os.close(descriptor)
     found = _LINE.fullmatch(lines[0]) if held and lines else None

@@ -15,7 +15,7 @@ import numpy as np
 
 from delayd.clock import JudgedClock
 from delayd.disk import Disk, File
-from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, NotWritable, ServerStopped, Shortage
+from delayd.errors import DamagedData, DataError, DiskFull, NotWritable, ServerStopped, Shortage
 from delayd.executor import Done, Executor
 from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, append_entries, entries_of
@@ -28,6 +28,7 @@ from .kept import Marks, Pair, copied, encode_group_copy, encode_marks, encode_s
 OFFSET_MAX = 1 << 63  # Above every offset.
 SYNC_FILES_MIN = 64  # From this many consume logs on one syncfs is cheaper than a sync of each.
 OPEN_FILES_MAX = 512  # Held open until they are synced (rule L4).
+RETRY_MS_MAX = 5_000  # One that was put off is tried again after so long: a disk that is full gets free by files.
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Snapshot:
     tails: list[ConsumeTail] = field(default_factory=list)
     damaged: list[tuple[Subject, DamagedData]] = field(default_factory=list)  # Consume logs that took no entries.
     counted: bool = False  # The state holds it, though it may not have been published.
+    unpublished: DataError | OSError | None = None  # Why its file could not be written.
 
 
 class Checkpointer:
@@ -93,6 +95,7 @@ class Checkpointer:
         self._every_ms = every_ms
         self._every_bytes = every_bytes
         self._due_ms = clock.monotonic_ms() + every_ms
+        self._not_before_ms = 0
         self.under_way = False
 
     @property
@@ -102,10 +105,12 @@ class Checkpointer:
 
     def is_due(self, end: int) -> bool:
         """Whether time or the bytes since the last one ask for it; ``end`` is that of the message log."""
-        elapsed = self._clock.monotonic_ms() >= self._due_ms
-        return not self.under_way and (elapsed or end - self.last.indexed_offset >= self._every_bytes)
+        now_ms = self._clock.monotonic_ms()
+        if self.under_way or now_ms < self._not_before_ms:
+            return False
+        return now_ms >= self._due_ms or end - self.last.indexed_offset >= self._every_bytes
 
-    def take(self, snapshot: Snapshot, done: Callable[[Snapshot, DelaydError | None], None]) -> None:
+    def take(self, snapshot: Snapshot, done: Callable[[Snapshot, Exception | None], None]) -> None:
         """Write and publish; the pull log up to the snapshot must be durable. ``done`` is called on the loop."""
         work = partial(write, self._disk, self._state, self._file, snapshot)
         self._executor.submit(work, partial(self._finished, snapshot, done))
@@ -116,17 +121,13 @@ class Checkpointer:
         self._due_ms = self._clock.monotonic_ms() + self._every_ms
 
     def _finished(
-        self, snapshot: Snapshot, done: Callable[[Snapshot, DelaydError | None], None], outcome: Done[None]
+        self, snapshot: Snapshot, done: Callable[[Snapshot, Exception | None], None], outcome: Done[None]
     ) -> None:
         self.under_way = False
         try:
             outcome.result()
         except (DiskFull, Shortage) as error:
-            # The last checkpoint stands, and the logs hold what is newer.
-            log.warning("checkpoint_put_off reason=%r", error.message)
-            if snapshot.counted:
-                # Whoever took these entries for not counted would cut them off, and a crash then leaves a hole.
-                self._keep_tails(snapshot)
+            self._put_off(error)
             done(snapshot, error)
             return
         except (ServerStopped, DamagedData) as error:
@@ -135,10 +136,23 @@ class Checkpointer:
         except (OSError, DataError) as error:
             self.on_failure(ServerStopped(f"a checkpoint can't be written ({error}); check the disk, then restart"))
             return
+        # The state counts it, also where its file could not be written: whoever took these entries for not counted
+        # would cut them off, and a crash then leaves a hole.
+        self._keep_tails(snapshot)
+        if snapshot.unpublished is not None:
+            self._put_off(snapshot.unpublished)
+            done(snapshot, snapshot.unpublished)
+            return
         self.last = snapshot.marks
         self.published += 1
-        self._keep_tails(snapshot)
         done(snapshot, None)
+
+    def _put_off(self, error: Exception) -> None:
+        """The last checkpoint stands, and the logs hold what is newer."""
+        # The bytes that asked for this one are still there, and would ask for the next one at once.
+        self._not_before_ms = self._clock.monotonic_ms() + min(self._every_ms, RETRY_MS_MAX)
+        level = logging.CRITICAL if isinstance(error, DamagedData) else logging.WARNING
+        log.log(level, "checkpoint_put_off reason=%r", str(error))
 
     def _keep_tails(self, snapshot: Snapshot) -> None:
         for part, tail in zip(snapshot.parts, snapshot.tails, strict=True):
@@ -193,7 +207,10 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
         "epoch": snapshot.epoch,
         "clock": list(snapshot.evidence),
     }
-    file.publish(published, snapshot.now_ms)
+    try:
+        file.publish(published, snapshot.now_ms)
+    except (DataError, OSError) as error:
+        snapshot.unpublished = error
 
 
 def _write_part(disk: Disk, part: ConsumePart, snapshot: Snapshot, unsynced: list[File]) -> ConsumeTail:

@@ -22,7 +22,16 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from delayd.errors import CallerError, DamagedData, DataError, DelaydError, DirectoryInUse, ServerStopped, Shortage
+from delayd.errors import (
+    CallerError,
+    DamagedData,
+    DataError,
+    DelaydError,
+    DirectoryInUse,
+    ServerStopped,
+    Shortage,
+    read_error,
+)
 from delayd.holder import LOCK, leaving, mark_stopping
 from delayd.net.collector import QuietCollector
 from delayd.net.files import FILES_MIN, connections_max, raise_file_limit
@@ -64,6 +73,16 @@ class Service(Protocol):
 
         Not called after a failure: then nothing in memory is trusted, and the next start recovers from the disk.
         """
+
+
+def _open(service: Service) -> None:
+    """Open a service; Unreadable names what the system refuses, such as a file in the place of a folder."""
+    try:
+        service.open()
+    except OSError as error:
+        if not isinstance(error.filename, str):
+            raise
+        raise read_error(error.filename, 0, error) from error
 
 
 class Program:
@@ -123,7 +142,7 @@ class Program:
             while not self._stop.is_set():
                 service = self._build(self._fail)
                 try:
-                    service.open()
+                    _open(service)
                     return service
                 except DelaydError as error:
                     # `delayd log give-up` has the directory while it is at work.

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from delayd.disk import Disk
+from delayd.disk import Disk, open_named
 from delayd.errors import BadArgument, DamagedData
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
@@ -75,7 +75,7 @@ def open_any(disk: Disk, path: str) -> Segment:
         UnfinishedFile: its creation did not finish.
         DamagedData, NewerFormat: it can't be read.
     """
-    file = disk.open(path)
+    file = open_named(disk, path)
     try:
         header = file.pread(FILE_HEADER_BYTES, 0)
     finally:
@@ -96,7 +96,7 @@ def need_log_file(disk: Disk, path: str) -> None:
         return
     what = OTHER_FILES.get(name)
     if what is None:
-        file = disk.open(path)
+        file = open_named(disk, path)
         try:
             if file.pread(len(FILE_MAGIC), 0) == FILE_MAGIC:
                 return

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from delayd.disk import NOTHING_TO_SYNC, Disk
+from delayd.disk import NOTHING_TO_SYNC, Disk, open_named
 from delayd.errors import DamagedData, SyncFailed
 from delayd.log.group import CommitGroup
 from delayd.log.log import LogPlace, segment_name
@@ -146,7 +146,7 @@ def log_size(disk: Disk, place: LogPlace) -> int:
 def file_size(disk: Disk, path: str) -> int:
     """Bytes of groups in a file, by its size; LogMoved when it is gone."""
     try:
-        file = disk.open(path)
+        file = open_named(disk, path)
     except FileNotFoundError:
         raise LogMoved(f"{path} is gone") from None
     try:

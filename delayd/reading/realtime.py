@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import HEADER_BYTES, MAGIC, VERSION, BatchKind, ColumnId, Int64s
 from delayd.content import NOT_STATED
-from delayd.disk import Disk, File
+from delayd.disk import Disk, File, open_named
 from delayd.errors import DamagedData
 from delayd.limits import SUBJECT_BYTES_MAX
 from delayd.log import tallying
@@ -514,6 +514,6 @@ def _hashes_of_run(words: UInt64s, starts: Int64s, batches: Batches, counts: Int
 
 def _open(disk: Disk, path: str) -> File:
     try:
-        return disk.open(path)
+        return open_named(disk, path)
     except FileNotFoundError:
         raise LogMoved(f"{path} is gone") from None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.batch import Batch, BatchKind, ColumnId, Int64s, parse
-from delayd.disk import Disk
+from delayd.disk import Disk, open_named
 from delayd.errors import DamagedData
 from delayd.hours import hour_name, hour_of_ms, hour_start_ms, hours_of
 from delayd.location import locate
@@ -300,7 +300,7 @@ def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) 
         path = f"{snapshot.place.folder}/{segment_name(base or 0)}"
     if base is None or not disk.exists(path):
         raise LogMoved(f"{path} is gone")
-    file = disk.open(path)
+    file = open_named(disk, path)
     try:
         head = file.pread(12, offset - base + FILE_HEADER_BYTES)
         batch = parse(file.pread(int.from_bytes(head[8:], "little"), offset - base + FILE_HEADER_BYTES))

@@ -15,7 +15,7 @@ import numpy as np
 
 from delayd.batch import Batch, BatchKind, ColumnId
 from delayd.content import hash_rows
-from delayd.disk import Disk
+from delayd.disk import Disk, open_named
 from delayd.errors import BatchMalformed, CallerError, DamagedData, DataError
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
@@ -222,7 +222,7 @@ class _Found:
 
 
 def _size(disk: Disk, path: str) -> int:
-    file = disk.open(path)
+    file = open_named(disk, path)
     try:
         return file.size()
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from delayd.disk import RealDisk
-from delayd.errors import DirectoryInUse
+from delayd.errors import DirectoryInUse, NotWritable
 from delayd.holder import holder_name, leaving, mark_stopping
 
 HOLD = """
@@ -94,3 +94,11 @@ def test_a_lock_with_other_words_is_not_waited_for(tmp_path: Path, content: byte
         path.write_bytes(content)
         begin = time.monotonic()
         assert leaving(str(path)) == "" and time.monotonic() - begin < 1
+
+
+def test_a_lock_that_is_no_file_is_nobody_s_and_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    assert leaving(str(tmp_path / "folder")) == leaving(str(tmp_path / "pipe")) == ""
+    with pytest.raises(NotWritable, match="pipe can't be written"):
+        RealDisk().lock(str(tmp_path / "pipe"), "delay")

@@ -43,8 +43,11 @@ class Service:
     def open(self) -> None:
         if self._behaviour in STARTING_ERRORS:
             raise STARTING_ERRORS[self._behaviour]
-        if self._path and not self._path.exists():
-            raise DamagedData(str(self._path), 0, "the file is gone")
+        if self._path:
+            try:
+                self._path.stat()
+            except FileNotFoundError:
+                raise DamagedData(str(self._path), 0, "the file is gone") from None
 
     def abandon(self) -> Held:
         return Held("sample", HOST, 0, SECRET)

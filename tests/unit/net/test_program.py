@@ -152,6 +152,22 @@ def test_rule_L10_a_start_that_meets_damage_tells_whoever_asks_and_goes_on_when_
         assert f"start_held role=sample code=damaged_data reason='{needed} is damaged at byte 0" in log
 
 
+def test_rule_E1_a_start_that_meets_a_file_in_the_place_of_a_folder_names_it_and_goes_on_when_that_is_mended(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "folder"
+    folder.write_text("a file")
+    with program(str(folder / "needed.log")) as process:
+        assert next_line(process).startswith("held sample ")
+        folder.unlink()
+        folder.mkdir()
+        (folder / "needed.log").touch()
+        assert next_line(process).startswith("ready sample ")
+        process.terminate()
+        _, log = rest(process)
+    assert f"code=unreadable reason=\"{folder}/needed.log can't be read at byte 0 (ENOTDIR" in log
+
+
 def test_a_signal_ends_a_server_whose_start_is_held(tmp_path: Path) -> None:
     with program(str(tmp_path / "gone")) as process:
         assert next_line(process).startswith("held sample ")

@@ -11,7 +11,7 @@ from delayd.batch import BatchKind, ColumnId, Columns, OutcomePart, SchedulePart
 from delayd.delay.quarantine import quarantine_path, schedule_beside_path
 from delayd.disk import File, RealDisk
 from delayd.encode import encode, encode_subject_table
-from delayd.errors import BadArgument
+from delayd.errors import BadArgument, Unreadable
 from delayd.log.checkpoint import CheckpointFile
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, SEGMENT_ENTRIES, ConsumeTail, append_entries, consume_place
 from delayd.log.dispatch import END_ROW, PART, encode_outcomes
@@ -19,6 +19,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace, open_log
 from delayd.log.schedule import schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind
+from delayd.reading.directory import find_directories
 from delayd.reading.verify import VerifyReport, verify_directory, verify_files
 from delayd.reading.verify_file import FileReport, State
 from delayd.state import LmdbState
@@ -297,6 +298,18 @@ def test_a_damaged_first_header_does_not_keep_the_other_files_from_being_read(tm
     report = verify_directory(str(tmp_path / "segmented"))
     assert report_on(report, first).state is State.DAMAGED
     assert (report_on(report, second).state, report_on(report, second).groups) == (State.OK, 1)
+
+
+def test_rule_L10_a_first_file_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    first, second, _ = segments(tmp_path)
+    first.unlink()
+    first.mkdir()  # The system opens it and reads nothing of it, as with EIO.
+    report = verify_directory(str(tmp_path / "segmented"))
+    assert report_on(report, first).state is State.DAMAGED
+    assert "EISDIR" in str(report_on(report, first).damage)
+    assert report_on(report, second).state is State.OK
+    with pytest.raises(Unreadable, match=first.name):
+        find_directories(RealDisk(), str(tmp_path / "segmented"))
 
 
 def test_a_message_log_that_is_gone_is_damage_and_the_others_are_read(books: Books) -> None:

@@ -220,3 +220,52 @@ def test_rule_L10_a_consume_log_that_cannot_be_opened_for_a_checkpoint_stops_not
     assert not world.failures
     world.pass_time(30_000)
     assert world.pull(peer).bodies == [b"a", b"b"]
+
+
+def put_off(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.message.startswith("checkpoint_put_off")]
+
+
+def with_a_checkpoint_file_that_cannot_be_opened(**settings: int) -> tuple[World, SimPeer]:
+    world, peer = World(settings={**SMALL, **settings}), SimPeer()
+    world.core.checkpoint()
+    world.core.stop(lambda: None)
+    world.core.close()
+    world.lock.release()
+    # A folder in its place can't be opened, as a file on a bad disk or of another user.
+    world.disk.remove(f"{FOLDER}/checkpoint")
+    world.disk.make_folder(f"{FOLDER}/checkpoint")
+    world = World(world.disk, world.state, world.clock.restarted(), settings=world.settings)
+    world.hello(peer, 1)
+    return world, peer
+
+
+def test_rule_L10_a_checkpoint_file_that_cannot_be_opened_puts_checkpoints_off_and_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, peer = with_a_checkpoint_file_that_cannot_be_opened()
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a", b"b"]))
+    world.ack(peer, world.pull(peer, most=1).handles)
+    for _ in range(3):
+        world.core.checkpoint()
+    assert not world.failures
+    assert len(put_off(caplog)) == 3
+    assert all("/data/realtime/checkpoint can't be read" in line for line in put_off(caplog))
+    world.disk.remove(f"{FOLDER}/checkpoint")
+    world.core.checkpoint()
+    published = read_checkpoint(world.disk, FOLDER)
+    status, _ = world.ask(peer, RequestType.STATUS, {})
+    assert published is not None and published["indexed_offset"] == status["end_offset"]
+    assert world.restarted().pull(SimPeer()).bodies == [b"b"]
+
+
+def test_rule_B2_the_bytes_of_a_checkpoint_that_was_put_off_do_not_ask_for_another_one_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, peer = with_a_checkpoint_file_that_cannot_be_opened(checkpoint_bytes=1_000)
+    for batch_id in range(1, 20):
+        world.dispatch(peer, 1, dispatch_batch(batch_id, [bytes(400)] * 2))
+    assert len(put_off(caplog)) == 1
+    world.pass_time(5_000)
+    world.dispatch(peer, 1, dispatch_batch(20, [bytes(400)] * 2))
+    assert len(put_off(caplog)) == 2
