@@ -43,7 +43,7 @@ from delayd.wire.requests import U64_MAX
 from delayd.wire.waits import Wait
 
 from .registry import Registry
-from .routes import UNUSED_MAX, RouteTable
+from .routes import UNUSED_MAX, UNUSED_MS, RouteTable
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,8 @@ class Meta:
         self._registry = Registry(clock, lease_ms, _stored_servers(state, path), moved=moved)
         lost: list[str] = []
         routes = _stored_routes(state, path, ROUTE_PREFIX, lost)
-        self._table = RouteTable(routes, _stored_routes(state, path, LOOK_PREFIX, []), lost)
+        looked = _stored_routes(state, path, LOOK_PREFIX, [])
+        self._table = RouteTable(routes, looked, lost, clock.monotonic_ms())
         self._operators = OperatorLog(state)
         self._moves, moves_lost = _stored_moves(state, path)
         # A lost one may have had the highest number, and no number is given twice.
@@ -133,6 +134,7 @@ class Meta:
         """
         if not self._registry.holds(server):
             self._need_no_word()
+        self._give_routes_back()
         forgotten = self._registry.make_room(server, self._has_routes)
         if forgotten is not None:
             self._gathered.puts.pop(_server_key(forgotten), None)
@@ -235,6 +237,8 @@ class Meta:
             raise BadRequest(f"{len(subjects)} subjects; ask for {SUBJECTS_MAX} at a time", field="subjects")
         for subject in subjects:
             check_subject(subject.encode())
+        # Before anything is given back or decided: what is asked for stays.
+        self._table.look(subjects, self._clock.monotonic_ms())
         if assign:
             self._assign(subjects, used)
         if self._table.has_unsettled(subjects):
@@ -269,6 +273,16 @@ class Meta:
             self._gathered.after.append(partial(self._table.set_used, list(now_used)))
             self._commit()
 
+    def _give_routes_back(self) -> None:
+        """Give back what was looked at, never used, and nobody looks at any more; some of it with each heartbeat."""
+        forgotten = self._table.forgotten(self._clock.monotonic_ms() - UNUSED_MS)
+        if forgotten and not self._storing_word:
+            # From memory at once: who asks now is decided anew, in a transaction behind this one.
+            self._table.give_back(forgotten)
+            self._gathered.removes += [LOOK_PREFIX + subject.encode() for subject in forgotten]
+            log.info("routes_given_back routes=%d", len(forgotten))
+            self._commit()
+
     def _has_routes(self, server: Registered) -> bool:
         return server.role == "realtime" and self._table.has_routes(server.log_id)
 
@@ -290,7 +304,7 @@ class Meta:
         if self._committing:
             return
         changes, self._gathered = self._gathered, _Changes()
-        if not changes.puts:
+        if not (changes.puts or changes.removes):
             # Whoever waited for the last transaction's routes, and brought none of its own.
             for waiter in changes.waiters:
                 waiter(None)
@@ -311,7 +325,8 @@ class Meta:
         except DiskFull as error:
             # Nothing of it was stored, so meta goes on and serves what it knows.
             refused = DiskReserve(f"meta stores nothing more: {error.message}", retry_after_ms=DISK_RETRY_AFTER_MS)
-        self._table.settle(changes.routes, durable=refused is None, unused=changes.unused)
+        now_ms = self._clock.monotonic_ms()
+        self._table.settle(changes.routes, durable=refused is None, unused=changes.unused, now_ms=now_ms)
         if refused is None:
             for server in changes.servers:
                 self._registry.stored(server)

@@ -2,7 +2,8 @@
 
 Invariant: what is given out is durable, and a route that was given out never changes by itself. A route that is decided
 and not durable yet counts as taken, so that nobody else decides it again. A route is *unused* until a delay server asks
-for it, which has messages for it: those that consumers alone have looked at are bounded (rule B1).
+for it, which has messages for it: those that consumers alone have looked at are bounded, and given back when nobody has
+looked for a while (rule B1). A consumer that waits looks again and again, so that its route stays.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from delayd.wire.meta import SubjectPage
 
 UNUSED_MAX = 100_000  # Routes of subjects that no message has used: 40 MB in memory and on disk.
+UNUSED_MS = 3_600_000  # Behind the last look at such a route; a consumer that waits looks six times meanwhile.
+GIVEN_BACK_MAX = 1_000  # Routes that one transaction gives back: a bounded turn of the loop.
 
 
 class RouteTable:
@@ -25,16 +28,18 @@ class RouteTable:
         stored: Iterable[tuple[str, int]],
         unused: Iterable[tuple[str, int]] = (),
         lost: Iterable[str] = (),
+        now_ms: int = 0,
     ) -> None:
         self.lost = set(lost)  # Subjects whose route did not check: they have none until an operator moves them.
         self._durable = dict(stored)
         looked = {name: log_id for name, log_id in unused if name not in self._durable}
-        self._unused = dict.fromkeys(looked)
+        self._unused = dict.fromkeys(looked, now_ms)  # When each was looked at last, monotonic; the oldest first.
         self._durable |= looked
         self._decided: dict[str, int] = {}
         self._counts = Counter(self._durable.values())
         self._names = sorted(self._durable)
         self._names_sorted = True
+        self._names_stale = False  # Some of them have no route any more, or stand there twice.
 
     def __len__(self) -> int:
         return len(self._durable)
@@ -61,6 +66,30 @@ class RouteTable:
         """Whether routes that nobody has used yet may be made for these."""
         new = sum(1 for subject in set(subjects) if subject not in self._durable and subject not in self._decided)
         return not new or len(self._unused) + len(self._decided) + new <= UNUSED_MAX
+
+    def look(self, subjects: Iterable[str], now_ms: int) -> None:
+        """Somebody asks for these: routes among them that were not used yet stay for a while."""
+        if self._unused:
+            for subject in subjects:
+                if subject in self._unused:
+                    del self._unused[subject]
+                    self._unused[subject] = now_ms
+
+    def forgotten(self, before_ms: int) -> list[str]:
+        """Unused routes that nobody has looked at since an instant, the oldest first; at most GIVEN_BACK_MAX."""
+        found: list[str] = []
+        for subject, looked_ms in self._unused.items():
+            if looked_ms >= before_ms or len(found) == GIVEN_BACK_MAX:
+                break
+            found.append(subject)
+        return found
+
+    def give_back(self, subjects: Iterable[str]) -> None:
+        """These unused routes are gone: whoever asks for one of their subjects gets a route as for a new one."""
+        for subject in subjects:
+            self._counts[self._durable.pop(subject)] -= 1
+            del self._unused[subject]
+            self._names_stale = True
 
     def set_used(self, subjects: Iterable[str]) -> None:
         """Messages have come for these; the state says so."""
@@ -109,14 +138,16 @@ class RouteTable:
                 self._counts[log_id] += 1
         return decided
 
-    def settle(self, decided: Mapping[str, int], *, durable: bool, unused: Container[str] = ()) -> None:
+    def settle(
+        self, decided: Mapping[str, int], *, durable: bool, unused: Container[str] = (), now_ms: int = 0
+    ) -> None:
         """Decided routes are durable from now on; or they are taken back, for nothing of them was stored."""
         for subject, log_id in decided.items():
             del self._decided[subject]
             if durable:
                 self._durable[subject] = log_id
                 if subject in unused:
-                    self._unused[subject] = None
+                    self._unused[subject] = now_ms
             else:
                 self._counts[log_id] -= 1
         if durable:
@@ -125,7 +156,9 @@ class RouteTable:
 
     def page(self, prefix: str, after: str, limit: int) -> SubjectPage:
         """At most `limit` subjects that begin with `prefix` and come behind `after`, in order of name."""
-        if not self._names_sorted:
+        if self._names_stale:
+            self._names, self._names_stale, self._names_sorted = sorted(self._durable), False, True
+        elif not self._names_sorted:
             # Cheap when most of it is in order; only listings need it, so no registration pays.
             self._names.sort()
             self._names_sorted = True

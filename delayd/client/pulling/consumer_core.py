@@ -32,7 +32,7 @@ from delayd.client.limits import (
 )
 from delayd.client.link import Link
 from delayd.client.loop_thread import Work
-from delayd.client.meta import MetaView
+from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.pulling.acks import AckLane, Handles, raise_first
 from delayd.client.pulling.message import Part, Pulled
@@ -61,6 +61,7 @@ SHELVES = 2  # Up to two of the largest fetches are held ahead: one is worked of
 LOOK_EVERY = 8  # Messages; looking after each would cost a fast handler more than the hand-out does.
 PULL_BYTES_MAX = 16 << 20  # One answer has no more.
 POLL_MS = 30_000  # A long poll, for each costs both sides a frame; the close ends it with its connection.
+ROUTE_LOOK_S = 600.0  # Between looks at the route while no message has come; meta keeps it for an hour.
 AHEAD_POLL_MS = 1_000  # A fetch ahead: a caller that stalls for longer should not be given what others wait for.
 SLACK_S = 0.05  # An answer at the end of a pull's time is under way for a while.
 ANSWER_S = 0.5  # How long a server may take to answer a PULL that was ended; longer, and it counts as away.
@@ -128,6 +129,9 @@ class ConsumerCore(Generic[Batch]):
         self._meta = MetaView(address)
         self._link: Link | None = None
         self._routing = asyncio.Lock()
+        self._routed_at_s = 0.0  # When meta was asked for the route last.
+        self._had_messages = False  # Then the route is used, and stays.
+        self._looking: asyncio.Task[None] | None = None
         lease_s = settings.lease / _SECOND
         self._stock: Stock[Batch] = Stock(make)
         self._pace = Pace(lease_s)
@@ -285,6 +289,8 @@ class ConsumerCore(Generic[Batch]):
         """Flush, give back what was not handed out, and disconnect; raises what failed since the last call."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         self._wake(AlreadyClosed("this consumer was closed meanwhile"))
         try:
             if await self._pulls.end() and self._link is not None:
@@ -361,8 +367,9 @@ class ConsumerCore(Generic[Batch]):
         except DelaydError as error:
             return error
         self._served()
+        self._had_messages = self._had_messages or pulled is not None
         if pulled is None:
-            pass
+            self._keep_route()
         elif self.closed:
             self._too_late += pulled.handles
         else:
@@ -375,6 +382,25 @@ class ConsumerCore(Generic[Batch]):
                 self._watch = self._loop.call_later(self._pace.hold_s, self._look_after)
         self._spare(wanted)
         return None
+
+    def _keep_route(self) -> None:
+        """Nothing came: meta forgets a subject without messages that nobody asks for, and may route it elsewhere."""
+        if self._had_messages or self.closed or monotonic_s() - self._routed_at_s < ROUTE_LOOK_S:
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = self._loop.create_task(self._look_at_route())
+
+    async def _look_at_route(self) -> None:
+        async with self._routing:
+            try:
+                server = await self._meta.route(self._settings.subject)
+            except DelaydError as error:
+                log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
+                return
+            self._routed_at_s = monotonic_s()
+            # Once messages have come, some may not be acknowledged yet, and their server is the one to hear it.
+            if not self._had_messages:
+                await self._go_to(server)
 
     def _served(self) -> None:
         if self._away:
@@ -501,6 +527,10 @@ class ConsumerCore(Generic[Batch]):
 
     async def _route(self) -> None:
         server = await self._meta.route(self._settings.subject)
+        self._routed_at_s = monotonic_s()
+        await self._go_to(server)
+
+    async def _go_to(self, server: ServerAddress) -> None:
         if self._link is None:
             self._link = Link(server.host, server.port, server.log_id)
         elif self._link.log_id == server.log_id:

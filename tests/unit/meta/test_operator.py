@@ -220,6 +220,60 @@ def test_rule_B1_routes_that_no_message_has_used_are_bounded(monkeypatch: pytest
     assert world.routes("a", "b", "c", "d", "e", assign=False).unrouted == []
 
 
+def test_rule_B1_routes_that_no_message_has_used_are_given_back_when_nobody_looks_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "UNUSED_MAX", 4)
+    monkeypatch.setattr(routes, "GIVEN_BACK_MAX", 2)
+    world = World()
+    world.register(realtime_server(1), realtime_server(2))
+
+    def look(*subjects: str) -> None:
+        world.meta.routes(list(subjects), True, lambda answer: None, used=False)
+
+    look("a", "b", "c", "waited")
+    world.routes("used")
+    world.clock.advance(routes.UNUSED_MS - 1)
+    look("waited")
+    world.clock.advance(2)
+    for _ in range(3):
+        world.register(realtime_server(1), realtime_server(2))
+    for _ in range(2):
+        kept = [name for name, _ in world.meta.subjects("", "", 10).subjects]
+        assert kept == ["used", "waited"]
+        world.restart()
+        world.register(realtime_server(1), realtime_server(2))
+    # There is room again, and what was given back is routed as if nobody had ever looked; a message keeps its route.
+    look("a", "d", "e")
+    world.routes("a")
+    world.clock.advance(2 * routes.UNUSED_MS)
+    for _ in range(3):
+        world.register(realtime_server(1), realtime_server(2))
+    world.restart()
+    assert [name for name, _ in world.meta.subjects("", "", 10).subjects] == ["a", "used"]
+
+
+def test_rule_B1_a_route_that_is_used_while_it_would_be_given_back_stays() -> None:
+    world = World(executor=StepExecutor())
+    executor = world.executor
+    assert isinstance(executor, StepExecutor)
+    world.register(realtime_server(1), realtime_server(2))
+    executor.run_all()
+    world.meta.routes(["a", "b"], True, lambda answer: None, used=False)
+    executor.run_all()
+    before = world.routes("a", "b", assign=False).routes
+    world.clock.advance(2 * routes.UNUSED_MS)
+    world.ask(["a"])
+    world.register(realtime_server(1), realtime_server(2))
+    world.ask(["b"])
+    executor.run_all()
+    now = world.routes("a", "b", assign=False).routes
+    assert now["a"] == before["a"]
+    world.executor = InlineExecutor()
+    world.restart()
+    assert world.routes("a", "b", assign=False).routes == now
+
+
 def test_only_the_newest_entries_of_operators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayd.operator_log.ENTRIES_MAX", 5)
     world = World()

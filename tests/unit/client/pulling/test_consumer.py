@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from delayd.client.pulling import consumer_core
 from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.sending.async_producer import AsyncProducer
 from delayd.errors import (
@@ -27,6 +28,7 @@ from delayd.errors import (
 )
 from delayd.wire.requests import RequestType
 from tests.counts import calls
+from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.servers import until
 from tests.unit.client.world import World, on_loop
 from tests.unit.net.loopback import error_of
@@ -588,6 +590,52 @@ def test_what_was_handed_out_before_the_close_is_settled_after_it() -> None:
         assert isinstance(await error_of(last.ack()), StaleHandle)
 
     on_loop(scenario)
+
+    on_loop(scenario)
+
+
+async def move_to_another_server(world: World) -> SmallRealtime:
+    """The subject has another realtime server from now on."""
+    other = SmallRealtime(202)
+    world.servers.append(other)
+    await other.start()
+    world.meta.realtime[:] = [other]
+    return other
+
+
+def test_who_waits_for_the_first_message_looks_at_the_route_again_and_goes_where_it_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            for _ in range(5):
+                assert not len(await consumer.pull(wait=timedelta(milliseconds=10)))
+            assert len(world.meta.seen) == 1, "not with each poll"
+            monkeypatch.setattr(consumer_core, "ROUTE_LOOK_S", 0.0)
+            other = await move_to_another_server(world)
+            other.add(b"first")
+            while not (batch := await consumer.pull(wait=timedelta(milliseconds=10))):
+                pass
+            (message,) = batch
+            assert message.body == b"first" and len(world.meta.seen) >= 2
+            await message.ack()
+            assert other.acked == [0]
+
+    on_loop(scenario)
+
+
+def test_who_has_had_messages_stays_where_they_are_to_be_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_core, "ROUTE_LOOK_S", 0.0)
+
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            world.realtime.add(b"a")
+            (message,) = await consumer.pull(wait=timedelta(seconds=10))
+            await move_to_another_server(world)
+            for _ in range(5):
+                assert not len(await consumer.pull(wait=timedelta(milliseconds=10)))
+            await message.ack()
+            assert world.realtime.acked == [0]
 
     on_loop(scenario)
 
