@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import stat
 import threading
 import weakref
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from delayd.errors import DirectoryInUse, DiskFull, NotWritable, SyncFailed, read_error
+from delayd.errors import SHORTAGES, DirectoryInUse, DiskFull, NotWritable, Shortage, SyncFailed, read_error
 
 Buffer = bytes | bytearray | memoryview
 
@@ -27,6 +28,8 @@ BUFFERS_MAX = 1024  # IOV_MAX of Linux: more buffers in one pwritev are refused.
 SYNCFS_REPORTS_SINCE = (5, 8)  # Before this kernel syncfs returned success for writes that had failed.
 FILE_MODE = 0o644
 LOCK_BYTES_MAX = 200
+UNSYNCED_FILES_MAX = 512  # More of them in one syncfs would hold up group commits.
+UNSYNCED_FILES_MIN = 16
 NOTHING_TO_SYNC = (errno.EINVAL, errno.EROFS, errno.ENOTSUP)  # A file system that can't sync holds no unwritten bytes.
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -157,6 +160,11 @@ class NamedReads:
         return error if error.errno == errno.EBADF else read_error(self._path, position, error)
 
 
+def unsynced_files_max() -> int:
+    """How many files may be held open until one sync: a quarter of what this process may open, 512 at the most."""
+    return min(UNSYNCED_FILES_MAX, max(UNSYNCED_FILES_MIN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+
+
 def open_named(disk: Disk, path: str, *, write: bool = False, create: bool = False) -> NamedReads:
     """Open a file whose reads are named; Unreadable or Shortage when it can't be opened, though it is there."""
     try:
@@ -220,7 +228,7 @@ class RealDisk:
         return self._reports
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
-        """Open close-on-exec; NotWritable when this user may not."""
+        """Open close-on-exec; for writing NotWritable when this user may not, Shortage without a descriptor."""
         flags = os.O_CLOEXEC | (os.O_RDWR if write or create else os.O_RDONLY)
         if create:
             flags |= os.O_CREAT | os.O_EXCL
@@ -230,7 +238,12 @@ class RealDisk:
                 if folder not in self._watched_folders:
                     self._watch(folder)
                     self._watched_folders.add(folder)
-                return RealFile(path, os.open(path, flags, FILE_MODE), self._latch)
+                try:
+                    return RealFile(path, os.open(path, flags, FILE_MODE), self._latch)
+                except OSError as error:
+                    if error.errno in SHORTAGES:
+                        raise Shortage(path, error.errno) from error
+                    raise
         return RealFile(path, os.open(path, flags), self._latch)
 
     def make_folder(self, path: str) -> None:

@@ -378,12 +378,12 @@ class Unreadable(DamagedData):
 
 
 class Shortage(DataError):
-    """This process lacks memory or descriptors to read a file; nothing is wrong with the file (rule L10)."""
+    """This process lacks memory or descriptors to use a file; nothing is wrong with the file (rule L10)."""
 
     def __init__(self, path: str, number: int) -> None:
         message = (
-            f"{path} can't be read now: this process has nothing left of what that needs ({os.strerror(number)}); "
-            "give it more memory or files, it tries again"
+            f"{path} can't be opened or read now: this process has nothing left of what that needs "
+            f"({os.strerror(number)}); give it more memory or files, it tries again"
         )
         self._fill(message, None, {"path": path, "errno": number})
 

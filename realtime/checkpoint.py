@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from delayd.clock import JudgedClock
-from delayd.disk import Disk, File
-from delayd.errors import DamagedData, DataError, DiskFull, NotWritable, ServerStopped, Shortage
+from delayd.disk import Disk, File, unsynced_files_max
+from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, NotWritable, ServerStopped, Shortage
 from delayd.executor import Done, Executor
+from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, append_entries, entries_of
 from delayd.state import State
@@ -27,7 +28,6 @@ from .kept import Marks, Pair, copied, encode_group_copy, encode_marks, encode_s
 
 OFFSET_MAX = 1 << 63  # Above every offset.
 SYNC_FILES_MIN = 64  # From this many consume logs on one syncfs is cheaper than a sync of each.
-OPEN_FILES_MAX = 512  # Held open until they are synced (rule L4).
 RETRY_MS_MAX = 5_000  # One that was put off is tried again after so long: a disk that is full gets free by files.
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Snapshot:
     tails: list[ConsumeTail] = field(default_factory=list)
     damaged: list[tuple[Subject, DamagedData]] = field(default_factory=list)  # Consume logs that took no entries.
     counted: bool = False  # The state holds it, though it may not have been published.
-    unpublished: DataError | OSError | None = None  # Why its file could not be written.
+    unpublished: DataError | None = None  # Why its file could not be written.
 
 
 class Checkpointer:
@@ -110,7 +110,7 @@ class Checkpointer:
             return False
         return now_ms >= self._due_ms or end - self.last.indexed_offset >= self._every_bytes
 
-    def take(self, snapshot: Snapshot, done: Callable[[Snapshot, Exception | None], None]) -> None:
+    def take(self, snapshot: Snapshot, done: Callable[[Snapshot, DelaydError | None], None]) -> None:
         """Write and publish; the pull log up to the snapshot must be durable. ``done`` is called on the loop."""
         work = partial(write, self._disk, self._state, self._file, snapshot)
         self._executor.submit(work, partial(self._finished, snapshot, done))
@@ -121,7 +121,7 @@ class Checkpointer:
         self._due_ms = self._clock.monotonic_ms() + self._every_ms
 
     def _finished(
-        self, snapshot: Snapshot, done: Callable[[Snapshot, Exception | None], None], outcome: Done[None]
+        self, snapshot: Snapshot, done: Callable[[Snapshot, DelaydError | None], None], outcome: Done[None]
     ) -> None:
         self.under_way = False
         try:
@@ -147,12 +147,12 @@ class Checkpointer:
         self.published += 1
         done(snapshot, None)
 
-    def _put_off(self, error: Exception) -> None:
+    def _put_off(self, error: DelaydError) -> None:
         """The last checkpoint stands, and the logs hold what is newer."""
         # The bytes that asked for this one are still there, and would ask for the next one at once.
         self._not_before_ms = self._clock.monotonic_ms() + min(self._every_ms, RETRY_MS_MAX)
         level = logging.CRITICAL if isinstance(error, DamagedData) else logging.WARNING
-        log.log(level, "checkpoint_put_off reason=%r", str(error))
+        log.log(level, "checkpoint_put_off reason=%r", error.message)
 
     def _keep_tails(self, snapshot: Snapshot) -> None:
         for part, tail in zip(snapshot.parts, snapshot.tails, strict=True):
@@ -186,9 +186,10 @@ def consume_part(index: Index, subject: Subject, stop: int) -> ConsumePart:
 def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) -> None:
     """Make a snapshot durable, in the order that recovery relies on; runs beside the loop."""
     unsynced: list[File] = []
+    files_max = unsynced_files_max()  # Held open until they are synced (rule L4).
     for part in snapshot.parts:
         snapshot.tails.append(_write_part(disk, part, snapshot, unsynced))
-        if len(unsynced) >= OPEN_FILES_MAX:
+        if len(unsynced) >= files_max:
             _sync(disk, part.place.folder, unsynced)
     if unsynced:
         _sync(disk, snapshot.parts[-1].place.folder, unsynced)
@@ -209,8 +210,10 @@ def write(disk: Disk, state: State, file: CheckpointFile, snapshot: Snapshot) ->
     }
     try:
         file.publish(published, snapshot.now_ms)
-    except (DataError, OSError) as error:
+    except DataError as error:
         snapshot.unpublished = error
+    except OSError as error:
+        snapshot.unpublished = NotWritable(CHECKPOINT, str(error))
 
 
 def _write_part(disk: Disk, part: ConsumePart, snapshot: Snapshot, unsynced: list[File]) -> ConsumeTail:

@@ -654,7 +654,7 @@ class Core:
         if self._stopping is None:
             self._pulls.rebuilt(subject)
 
-    def _checkpointed(self, snapshot: Snapshot, error: Exception | None) -> None:
+    def _checkpointed(self, snapshot: Snapshot, error: DelaydError | None) -> None:
         read, self._read_pulls = self._read_pulls, None
         if read is not None:
             self._begin_pulls(*read)

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayd.disk import BUFFERS_MAX, Buffer, RealDisk
-from delayd.errors import DirectoryInUse, DiskFull, NotWritable, SyncFailed
+from delayd.disk import BUFFERS_MAX, Buffer, File, RealDisk, unsynced_files_max
+from delayd.errors import DirectoryInUse, DiskFull, NotWritable, Shortage, SyncFailed
 
 READ_ONLY_FOLDER = "/sys"  # Not writable for any user, root too.
 HOLD_A_LOCK = """
@@ -310,3 +310,28 @@ def test_a_disk_leaves_no_descriptor_open_when_it_is_dropped(folder_on_disk: Pat
     disk.sync_filesystem(str(folder_on_disk))
     del disk
     assert open_descriptors() == before
+
+
+def test_rule_L10_a_file_that_no_descriptor_is_left_for_is_a_shortage_and_no_bug(tmp_path: Path) -> None:
+    disk, before = RealDisk(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    disk.make_folder(str(tmp_path))
+    disk.open(str(tmp_path / "first"), create=True).close()
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
+    held: list[File] = []
+    try:
+        with pytest.raises(Shortage, match="open files"):
+            for number in range(highest + 2):
+                held.append(disk.open(str(tmp_path / f"{number}"), create=True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for file in held:
+            file.close()
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(10, 16), (256, 64), (700, 175), (2_048, 512), (1 << 20, 512)])
+def test_fewer_files_wait_for_one_sync_where_few_may_be_open(
+    monkeypatch: pytest.MonkeyPatch, limit: int, expected: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert unsynced_files_max() == expected

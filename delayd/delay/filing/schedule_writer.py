@@ -17,7 +17,7 @@ from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import HourFile, HourTable
 from delayd.delay.filing.log_range import LogRange, Rising
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.disk import Disk, File
+from delayd.disk import UNSYNCED_FILES_MAX, Disk, File, unsynced_files_max
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.gather import SUBJECT_NONE, Gathered, compose
 from delayd.log.group import GroupKind, NewGroup
@@ -29,7 +29,7 @@ PART_BYTES = 512 << 20  # Rows in memory at a time; the message log is read once
 BATCH_ROWS = 8_000  # A batch is read and verified whole for any of its rows, and decodes well from here on.
 BATCH_BYTES = 1 << 20
 GROUP_BYTES = 32 << 20  # A group ends behind the batch that reaches it; the format's limit is twice that.
-FILES_A_SYNC = 512  # One syncfs makes so many files durable; more of them would hold up group commits.
+FILES_A_SYNC = UNSYNCED_FILES_MAX  # One syncfs makes so many files durable, fewer where few may be open.
 BYTES_A_SYNC = 32 << 20
 
 
@@ -58,6 +58,7 @@ class ScheduleWriter:
         self._rest = rest  # Called where nothing is unsynced: the disk is left to others for a moment.
         self._give_way = give_way  # Called between pieces: what is more urgent runs there.
         self._open: list[Segment] = []
+        self._files_max = unsynced_files_max()
         self._dirty_bytes = 0
         self._made = ""  # The day's folder of the last file that was created; hours come in order.
         self._beside = HourTable() if beside is None else beside
@@ -149,7 +150,7 @@ class ScheduleWriter:
         written.set(hour, HourFile(segment.end, known.rows + count, segment.crc32c, known.flags))
         self._dirty_bytes += segment.end - known.length
         self._give_way()
-        if len(self._open) >= FILES_A_SYNC or self._dirty_bytes >= BYTES_A_SYNC:
+        if len(self._open) >= self._files_max or self._dirty_bytes >= BYTES_A_SYNC:
             self._sync()
             self._rest()
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from delayd.delay.filing import checkpoint
-from delayd.delay.filing.schedule_writer import FILES_A_SYNC
+from delayd.delay.filing import checkpoint, schedule_writer
+from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from tests.delay_harness import World, wanted
 
 HOUR_MS = 3_600_000
@@ -55,3 +55,22 @@ def test_what_is_little_waits_for_its_minute_also_when_nothing_else_arrives() ->
     assert pending(world) == 10
     world.pass_ms(31_000)
     assert pending(world) == 0
+
+
+def test_a_checkpoint_of_many_hours_holds_no_more_files_open_than_the_process_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schedule_writer, "unsynced_files_max", lambda: 16)
+    append, most = ScheduleWriter._append, 0
+
+    def counting(writer: ScheduleWriter, hour: int, batches: list[bytes], count: int) -> None:
+        nonlocal most
+        append(writer, hour, batches, count)
+        most = max(most, len(writer._open))
+
+    monkeypatch.setattr(ScheduleWriter, "_append", counting)
+    world = World()
+    send(world, 100, 1)
+    world.checkpoint()
+    assert pending(world) == 0 and 0 < most <= 16
+    world.check_logs()
