@@ -6,7 +6,6 @@ them depends on nothing else.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -72,7 +71,8 @@ class SmallServer:
             self.serve(connection, frame)
 
     def serve(self, connection: Connection, frame: Frame) -> None:
-        raise NotImplementedError
+        """Answer a request of its role; one without a role knows none, and the test fails with this in `crashes`."""
+        raise AssertionError(f"no request of type {frame.type} was expected")
 
     def drop_connections(self) -> None:
         """End all connections at once, as a crash does."""
@@ -258,11 +258,3 @@ def rows_of(batch: Batch) -> list[tuple[bytes, bytes, int]]:
         (subjects[subject], bytes(heap[start:end]), at)
         for subject, start, end, at in zip(subject_of, starts.tolist(), ends.tolist(), due, strict=True)
     ]
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    """Wait for a condition; AssertionError after the limit."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.001)

@@ -101,7 +101,7 @@ def on_loop(scenario: Callable[[Loopback], Coroutine[object, object, None]], run
     run(guarded())
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
+async def until(condition: Callable[[], bool], what: str = "the condition holds") -> None:
     """Poll until the condition holds; AssertionError at the deadline."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():

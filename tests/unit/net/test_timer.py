@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import os
 import time
-from collections.abc import Coroutine
 
 import pytest
 import uvloop
@@ -41,10 +40,6 @@ def early_ms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return LOOP_CLOCK_MS
 
 
-def on_loop(scenario: Coroutine[object, object, None]) -> None:
-    uvloop.run(scenario)
-
-
 def test_it_is_set_until_it_fires_or_is_cancelled(early_ms: float) -> None:
     async def scenario() -> None:
         firings = Firings()
@@ -58,7 +53,7 @@ def test_it_is_set_until_it_fires_or_is_cancelled(early_ms: float) -> None:
         assert not firings.is_set()
         firings.timer.close()
 
-    on_loop(scenario())
+    uvloop.run(scenario())
 
 
 def test_it_fires_once_for_each_time_and_never_early(early_ms: float) -> None:
@@ -74,7 +69,7 @@ def test_it_fires_once_for_each_time_and_never_early(early_ms: float) -> None:
         assert len(firings.times) == 6
         firings.timer.close()
 
-    on_loop(scenario())
+    uvloop.run(scenario())
 
 
 def test_setting_it_again_replaces_the_time(early_ms: float) -> None:
@@ -90,7 +85,7 @@ def test_setting_it_again_replaces_the_time(early_ms: float) -> None:
         await firings.count(2)
         firings.timer.close()
 
-    on_loop(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_time_that_has_passed_fires_at_once_but_not_inside_the_call(early_ms: float) -> None:
@@ -102,7 +97,7 @@ def test_a_time_that_has_passed_fires_at_once_but_not_inside_the_call(early_ms: 
             await firings.count(number)
         firings.timer.close()
 
-    on_loop(scenario())
+    uvloop.run(scenario())
 
 
 def test_a_cancelled_timer_does_not_fire_and_can_be_set_again(early_ms: float) -> None:
@@ -118,7 +113,7 @@ def test_a_cancelled_timer_does_not_fire_and_can_be_set_again(early_ms: float) -
         firings.timer.close()
         witness.timer.close()
 
-    on_loop(scenario())
+    uvloop.run(scenario())
 
 
 def test_an_expiry_that_the_loop_has_not_seen_yet_is_taken_back_by_a_later_time() -> None:
@@ -135,7 +130,7 @@ def test_an_expiry_that_the_loop_has_not_seen_yet_is_taken_back_by_a_later_time(
         firings.timer.close()
         witness.timer.close()
 
-    on_loop(scenario())
+    uvloop.run(scenario())
 
 
 def test_an_expiry_that_another_callback_of_the_same_turn_takes_back_does_not_fire() -> None:
@@ -170,7 +165,7 @@ def test_an_expiry_that_another_callback_of_the_same_turn_takes_back_does_not_fi
         for timer in (first, second, witness.timer):
             timer.close()
 
-    on_loop(scenario())
+    uvloop.run(scenario())
 
 
 def test_close_gives_the_descriptor_back() -> None:
@@ -182,4 +177,4 @@ def test_close_gives_the_descriptor_back() -> None:
             timer.close()
         assert len(os.listdir("/proc/self/fd")) == before
 
-    on_loop(scenario())
+    uvloop.run(scenario())

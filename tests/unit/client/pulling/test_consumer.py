@@ -29,9 +29,8 @@ from delayd.errors import (
 from delayd.wire.requests import RequestType
 from tests.counts import calls
 from tests.unit.client.realtime import SmallRealtime
-from tests.unit.client.servers import until
 from tests.unit.client.world import World, on_loop
-from tests.unit.net.loopback import error_of
+from tests.unit.net.loopback import error_of, until
 
 
 def consumer_of(

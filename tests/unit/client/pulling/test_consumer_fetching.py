@@ -23,8 +23,8 @@ from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessageBatc
 from delayd.client.pulling.consumer import Consumer, Message, MessageBatch
 from delayd.errors import AlreadyClosed
 from delayd.wire.requests import RequestType
-from tests.unit.client.servers import until
 from tests.unit.client.world import DEADLINE_S, World, add_messages, fork, on_loop, poll, world_aside
+from tests.unit.net.loopback import until
 
 LEASE = timedelta(seconds=1)  # What nobody comes for goes back after a quarter of it.
 CLIENT = str(Path(delayd.client.__file__).parent)

@@ -21,8 +21,9 @@ from delayd.errors import (
     PastHorizon,
     QueueFull,
 )
-from tests.unit.client.servers import SmallDelay, until
+from tests.unit.client.servers import SmallDelay
 from tests.unit.client.world import PAST_MS, World, on_loop
+from tests.unit.net.loopback import until
 
 
 async def until_held(delay: SmallDelay, count: int) -> None:

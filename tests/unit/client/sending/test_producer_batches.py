@@ -17,9 +17,9 @@ from delayd.errors import (
     HourFull,
     PastHorizon,
 )
-from tests.unit.client.servers import refuse, until
+from tests.unit.client.servers import refuse
 from tests.unit.client.world import PAST_MS, World, on_loop
-from tests.unit.net.loopback import error_of
+from tests.unit.net.loopback import error_of, until
 
 
 def test_a_large_batch_is_split_and_its_receipt_names_every_row() -> None:

@@ -15,9 +15,9 @@ from delayd.errors import (
     ServerUnavailable,
     SlowDown,
 )
-from tests.unit.client.servers import SmallDelay, drop_after, drop_before, hold, refuse, until
+from tests.unit.client.servers import SmallDelay, drop_after, drop_before, hold, refuse
 from tests.unit.client.world import PAST_MS, World, on_loop
-from tests.unit.net.loopback import error_of
+from tests.unit.net.loopback import error_of, until
 
 
 def test_a_batch_lost_before_it_was_kept_is_sent_again_under_the_same_number() -> None:
