@@ -12,7 +12,7 @@ import logging
 
 from delayd.client.instants import ServerClock, monotonic_us
 from delayd.client.retry import Backoff
-from delayd.errors import ConnectionLost, DelaydError, ServerUnavailable
+from delayd.errors import ConnectionLost, DelaydError, RequestTimedOut, ServerUnavailable
 from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_u64
@@ -102,6 +102,10 @@ class Link:
         except ServerUnavailable:
             self._failed()
             raise
+        except RequestTimedOut as error:
+            self._failed()
+            # Nothing but the greeting was asked, so nothing can have been served.
+            raise ServerUnavailable(f"{self.address} takes connections and answers nothing: it hangs") from error
         except DelaydError as error:
             self._failed()
             raise ServerUnavailable(f"{self.address} takes no requests: {error.message}") from error

@@ -24,7 +24,9 @@ def test_a_server_that_takes_connections_and_answers_nothing_is_unavailable(monk
     async def scenario(loopback: Loopback) -> None:
         _, port = await loopback.serve(Echo(answer_nothing))
         link = Link(HOST, port, 1)
-        assert isinstance(await error_of(link.connection()), ServerUnavailable)
+        error = await error_of(link.connection())
+        assert isinstance(error, ServerUnavailable)
+        assert error.message == f"{HOST}:{port} takes connections and answers nothing: it hangs"
         await link.close()
 
     on_loop(scenario)
