@@ -18,8 +18,7 @@ import uvloop
 from bench.arrivals import freeze
 from bench.messages import BATCH_ROWS, BODIES, DAY_MS, HOUR_MS, now_ms, send_batches
 from bench.servers import Servers, servers
-from delayd.client.pulling.async_consumer import AsyncConsumer
-from delayd.client.sending.async_producer import AsyncProducer
+from delayd import AsyncConsumer, AsyncProducer  # Modules of the client have moved between states of the code.
 
 ROUNDS = 40
 ROUND_MESSAGES = 5
