@@ -5,6 +5,7 @@ scheduled row is counted in exactly one class, and the classes add up to ``sched
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,15 @@ Mask = NDArray[np.bool_]
 Numbers = NDArray[np.generic] | int
 
 LATE_MS_LIMIT = 1_000  # Well above the 30 ms that a busy server takes, well below what a user would call late.
+# Fields of a part of the dispatch log, and those of the target's batch that say the same.
+SAID_BY_BOTH = {
+    "target_offset": "offset",
+    "claimed_at_ms": "claimed_at_ms",
+    "target_appended_at_ms": "appended_at_ms",
+    "epoch": "epoch",
+    "batch_id": "batch_id",
+}
+AGREE_ROWS = 65_536
 UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # No request of this version leads to them.
 LOST_GRACE_MS = 10_000  # A restart of either side and its recovery; until then a due row may still be in flight.
 
@@ -53,6 +63,8 @@ def audit_hour(
     terms: AuditTerms,
     accepted: Accepted | None = None,
     fields: tuple[Fields, Fields] | None = None,
+    *,
+    agreed: bool | None = None,
 ) -> tuple[Findings, HourSummary]:
     """Compare the three logs of an hour of one delay server.
 
@@ -65,18 +77,49 @@ def audit_hour(
         terms: what to judge by.
         accepted: what the message log and the checkpoint say of the schedule log; None when nobody knows.
         fields: those of ``dispatch.parts`` and of ``realtime.batches``, where the caller has them already.
+        agreed: what `agree` says of the whole hour, where these rows are a piece of one.
 
     Returns:
         The findings, by sequence, and the figures.
     """
     fields = fields or (Fields(dispatch.parts), Fields(realtime.batches))
-    books = _Books(hour, schedule, dispatch, realtime, terms, accepted, *fields)
+    agreed = agree(dispatch, realtime) if agreed is None else agreed
+    books = _Books(hour, schedule, dispatch, realtime, terms, accepted, *fields, agreed)
     books.find()
     table = np.concatenate(books.found) if books.found else np.empty(0, FINDING)
     if len(books.found) > 1:
         table = table[np.lexsort((table["reason"], table["kind"], table["sequence"]))]
     subjects = (*schedule.subjects, *realtime.subjects, "", *(accepted.rows.subjects if accepted else ()))
     return Findings(origin_log_id, table, subjects), books.summary(origin_log_id, table)
+
+
+def agree(dispatch: OutcomeRows, realtime: TargetRows) -> bool:
+    """Whether both logs hold the same rows, all DISPATCHED, and say the same of each batch that was handed over.
+
+    It is looked at batch by batch, not row by row: nearly all hours are so, and then nothing of it is asked again.
+    """
+    if not np.array_equal(dispatch.sequences, realtime.sequence):
+        return False
+    parts, batches = dispatch.parts, realtime.batches
+    batch_of = np.full(len(parts), -1, np.int64)
+    batch_of[dispatch.part_of] = realtime.batch_of
+    for start in range(0, len(realtime.batch_of), AGREE_ROWS):
+        piece = slice(start, start + AGREE_ROWS)
+        if not np.array_equal(batch_of.take(dispatch.part_of[piece]), realtime.batch_of[piece]):
+            return False
+    used = np.flatnonzero(batch_of >= 0)
+    batch_of = batch_of[used]
+    target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)
+    same = parts["outcome"][used] == Outcome.DISPATCHED
+    same &= parts["target_log_id"][used] == target_ids[batches["target"][batch_of]]
+    for name, theirs in SAID_BY_BOTH.items():
+        same &= parts[name][used] == batches[theirs][batch_of]
+    return bool(same.all())
+
+
+def _picked(values: NDArray[Any], mask: Mask) -> NDArray[Any]:
+    """The values that a mask picks, mostly all of them."""
+    return values if mask.all() else values[mask]
 
 
 class _Books:
@@ -90,6 +133,7 @@ class _Books:
         accepted: Accepted | None,
         parts: Fields,
         batches: Fields,
+        agreed: bool,
     ) -> None:
         self.found: list[NDArray[np.void]] = []
         self._hour = hour
@@ -98,15 +142,20 @@ class _Books:
         self._realtime = realtime
         self._terms = terms
         self._accepted = accepted
-        self._parts, self._batches = parts, batches
+        self._parts, self._batches, self._agreed = parts, batches, agreed
         classes = self._classes = Classes(schedule, dispatch, realtime, terms, parts)
         self._due_from_ms, self._part, self._outcome = classes.due_from_ms, classes.part, classes.outcome
         self._outcomes, self._stored = classes.outcomes, classes.stored
         self._has_outcome, self._at_target = classes.has_outcome, classes.at_target
         self._dispatched, self._lost, self._overdue = classes.dispatched, classes.not_there, classes.overdue
         # Taken from the first row that a target holds.
-        self._batch = Facts(batches, realtime.batch_of, self._stored.first)
-        self._batch_target = np.where(self._at_target, classes.target_ids[self._batch["target"]], np.uint64(0))
+        self._batch = Facts(batches, realtime.batch_of, self._stored.first_rows)
+
+    @property
+    def _batch_target(self) -> UInt64s:
+        """The target that holds each row, 0 where none does."""
+        ids = self._classes.target_ids
+        return np.where(self._at_target, ids[self._batch["target"]], np.uint64(0)).astype(np.uint64)
 
     def find(self) -> None:
         if self._accepted is not None:
@@ -127,9 +176,9 @@ class _Books:
         same = (table["sequence"][1:] == table["sequence"][:-1]) & (table["kind"][1:] == table["kind"][:-1])
         first[1:] = ~same
         rows_of_kind = np.bincount(table["kind"][first], minlength=len(FindingKind) + 1).tolist()
-        lateness_ms = (self._appended_ms() - self._due_from_ms)[proved]
-        past_due = (self._schedule.appended_at_ms > self._schedule.deliver_at_ms)[proved]
-        on_time = np.maximum(lateness_ms[~past_due], 0)
+        lateness_ms = _picked(self._appended_ms() - self._due_from_ms, proved)
+        past_due = _picked(self._schedule.appended_at_ms > self._schedule.deliver_at_ms, proved)
+        on_time = np.maximum(_picked(lateness_ms, ~past_due), 0)
         return HourSummary(
             log_id=origin_log_id,
             hour=self._hour,
@@ -174,12 +223,11 @@ class _Books:
             self._add(FindingKind.CONSERVATION, Reason.COUNTED, one, zero, nameless, accepted.counted, filed)
 
     def _find_lost(self) -> None:
-        self._note(
-            *(FindingKind.LOST, Reason.NO_OUTCOME, self._overdue),
-            self._terms.now_ms - self._due_from_ms,
-        )
-        target = self._part["target_log_id"]
-        self._note(FindingKind.LOST, Reason.NOT_AT_TARGET, self._lost, target)
+        if self._overdue.any():
+            waited_ms = self._terms.now_ms - self._due_from_ms
+            self._note(FindingKind.LOST, Reason.NO_OUTCOME, self._overdue, waited_ms)
+        if self._lost.any():
+            self._note(FindingKind.LOST, Reason.NOT_AT_TARGET, self._lost, self._part["target_log_id"])
 
     def _find_duplicates(self) -> None:
         kind = FindingKind.DUPLICATE
@@ -199,14 +247,17 @@ class _Books:
         self._outcomes.lowest(said["claimed_at_ms"], claimed, said["outcome"] == Outcome.DISPATCHED)
         if self._stored.rows is not self._stored.first:
             stored = Facts(self._batches, self._realtime.batch_of, self._stored.rows)
-        self._stored.lowest(stored["claimed_at_ms"], claimed)
-        self._note(FindingKind.EARLY, Reason.CLAIMED_EARLY, claimed < due, claimed, due - claimed)
+        if not self._agreed:
+            self._stored.lowest(stored["claimed_at_ms"], claimed)
+        early = claimed < due
+        if early.any():
+            self._note(FindingKind.EARLY, Reason.CLAIMED_EARLY, early, claimed, due - claimed)
 
     def _find_orphans(self) -> None:
         kind = FindingKind.ORPHAN
         targets = self._realtime.targets
-        newer = self._batches["newer"].take(self._realtime.batch_of) == 1
-        unknown = np.flatnonzero(~self._stored.known & ~newer)
+        unknown = np.flatnonzero(~self._stored.known)
+        unknown = unknown[self._batches["newer"].take(self._realtime.batch_of[unknown]) == 0]
         batches = self._realtime.batches[self._realtime.batch_of[unknown]]
         target_ids = np.array([target.log_id for target in targets] or [0], np.uint64)
         subject = batches["subject"] + np.uint32(len(self._schedule.subjects))
@@ -218,19 +269,50 @@ class _Books:
         nameless = len(self._schedule.subjects) + len(self._realtime.subjects)
         sequences, due = self._dispatch.sequences[unknown], self._dispatch.deliver_at_ms[unknown]
         self._add(kind, Reason.OUTCOME_UNSCHEDULED, sequences, due, nameless, 0, 0)
-        decided = self._at_target & ~self._has_outcome & (self._batch["decided"] == 1)
-        self._note(kind, Reason.OUTCOME_MISSING, decided, self._batch_target, self._batch["offset"])
+        missing = self._at_target & ~self._has_outcome
+        if missing.any():
+            decided = missing & (self._batch["decided"] == 1)
+            self._note(kind, Reason.OUTCOME_MISSING, decided, self._batch_target, self._batch["offset"])
 
     def _find_mismatches(self) -> None:
         kind = FindingKind.MISMATCH
-        part, batch = self._part, self._batch
+        if not self._agreed:
+            self._find_disagreements()
+        attempt = self._parts["attempt"]
+        if (attempt[:-1] != 1).any():
+            own = self._part["attempt"]
+            self._note(kind, Reason.OTHER_ATTEMPT, self._dispatched & (own != 1), own)
+        if np.isin(self._parts["outcome"], UNASKED).any():
+            self._note(kind, Reason.NOBODY_DECIDES, np.isin(self._outcome, UNASKED), self._outcome)
+        own, theirs = same_subjects(self._schedule.subjects, self._realtime.subjects)
+        if (len(own) > 1 or not np.array_equal(own, theirs)) and self._at_target.any():
+            differs = self._at_target & (own[self._schedule.subject] != theirs[self._batch["subject"]])
+            self._note(kind, Reason.OTHER_SUBJECT, differs, 0)
+        due = self._schedule.deliver_at_ms
+        for join, said in (
+            (self._outcomes, self._dispatch.deliver_at_ms),
+            (self._stored, self._realtime.deliver_at_ms),
+        ):
+            if len(said):
+                said = join.of_first(said)
+                self._note(kind, Reason.OTHER_DUE, (join.times > 0) & (said != due), due, said)
+        self._find_other_content()
+        if len(self._schedule.left_out):
+            left_out = np.zeros(len(due), np.bool_)
+            left_out[Join(self._schedule.sequence, self._schedule.left_out).scheduled] = True
+            self._note(kind, Reason.LEFT_OUT, left_out & self._classes.without_word, 0)
+
+    def _find_disagreements(self) -> None:
+        """What the dispatch log and the target's log say otherwise of a batch that was handed over."""
+        kind = FindingKind.MISMATCH
+        part, batch, batch_target = self._part, self._batch, self._batch_target
         once = (self._outcomes.times == 1) & (self._stored.times == 1)
         # An operator's word that a message is in doubt stands for a target whose log was believed lost.
         other = once & ~self._dispatched & (self._outcome != Outcome.IN_DOUBT)
         self._note(kind, Reason.NOT_DISPATCHED, other, self._outcome, batch["offset"])
         both = once & self._dispatched
-        same_target = part["target_log_id"] == self._batch_target
-        self._note(kind, Reason.OTHER_TARGET, both & ~same_target, part["target_log_id"], self._batch_target)
+        same_target = part["target_log_id"] == batch_target
+        self._note(kind, Reason.OTHER_TARGET, both & ~same_target, part["target_log_id"], batch_target)
         both &= same_target
         differs = both & (part["target_offset"] != batch["offset"])
         self._note(kind, Reason.OTHER_OFFSET, differs, part["target_offset"], batch["offset"])
@@ -240,25 +322,6 @@ class _Books:
         self._note(kind, Reason.OTHER_APPEND, differs, part["target_appended_at_ms"], batch["appended_at_ms"])
         differs = both & ((part["epoch"] != batch["epoch"]) | (part["batch_id"] != batch["batch_id"]))
         self._note(kind, Reason.OTHER_BATCH, differs, part["batch_id"], batch["batch_id"])
-        self._note(kind, Reason.OTHER_ATTEMPT, self._dispatched & (part["attempt"] != 1), part["attempt"])
-        invented = np.isin(self._outcome, UNASKED)
-        self._note(kind, Reason.NOBODY_DECIDES, invented, self._outcome)
-        if self._at_target.any():
-            own, theirs = same_subjects(self._schedule.subjects, self._realtime.subjects)
-            differs = self._at_target & (own[self._schedule.subject] != theirs[batch["subject"]])
-            self._note(kind, Reason.OTHER_SUBJECT, differs, 0)
-        due = self._schedule.deliver_at_ms
-        for join, said in (
-            (self._outcomes, self._dispatch.deliver_at_ms),
-            (self._stored, self._realtime.deliver_at_ms),
-        ):
-            if len(said):
-                said = said[np.maximum(join.first, 0)]
-                self._note(kind, Reason.OTHER_DUE, (join.times > 0) & (said != due), due, said)
-        self._find_other_content()
-        left_out = np.zeros(len(due), np.bool_)
-        left_out[Join(self._schedule.sequence, self._schedule.left_out).scheduled] = True
-        self._note(kind, Reason.LEFT_OUT, left_out & self._classes.without_word, 0)
 
     def _find_other_content(self) -> None:
         """Subject, headers and body, by the hashes that three logs state (rule S6)."""
@@ -268,17 +331,17 @@ class _Books:
             (self._stored, self._realtime.hashes(), self._at_target),
         ):
             if len(hashes):
-                said = hashes[np.maximum(join.first, 0)]
+                said = join.of_first(hashes)
                 # What was not handed over may have been decided without a look at its content.
                 judged = (join.times > 0) & (must_state | (said != NOT_STATED))
                 self._note(FindingKind.MISMATCH, Reason.OTHER_CONTENT, judged & (said != filed), filed, said)
 
     def _appended_ms(self) -> Int64s:
         """When each row came to its target, by the target's own log where it still has it."""
-        appended: Int64s = np.where(
-            self._at_target, self._batch["appended_at_ms"], self._part["target_appended_at_ms"]
-        ).astype(np.int64)
-        return appended
+        said: Int64s = self._part["target_appended_at_ms"]
+        if self._agreed and self._outcomes.same:
+            return said
+        return np.where(self._at_target, self._batch["appended_at_ms"], said).astype(np.int64)
 
     def _late_ms(self) -> Int64s:
         """How much later than due each dispatched row was claimed or appended, whichever is later; 0 for others."""

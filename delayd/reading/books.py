@@ -14,7 +14,7 @@ from delayd.disk import Disk, RealDisk
 from delayd.hours import hour_name
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.schedule import dispatch_path
-from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, audit_hour
+from delayd.reading.audit import LATE_MS_LIMIT, LOST_GRACE_MS, agree, audit_hour
 from delayd.reading.conservation import server_faults
 from delayd.reading.consumption import GroupBooks, beyond
 from delayd.reading.dispatch import read_outcomes
@@ -261,6 +261,7 @@ def _audit_part(
     if check is not None:
         sides.add_held(realtime)
     accepted = part.accepted()._replace(before=before if last else None)
+    agreed = agree(outcomes, realtime)
     audited = [
         audit_hour(
             origin_log_id=part.log_id,
@@ -271,6 +272,7 @@ def _audit_part(
             terms=part.terms,
             accepted=piece.accepted,
             fields=(piece.parts, piece.batches),
+            agreed=agreed,
         )
         for piece in cut(schedule, outcomes, realtime, accepted)
     ]

@@ -60,17 +60,18 @@ class Classes:
         self.stored = Join(schedule.sequence, realtime.sequence)
         self.has_outcome: Mask = self.outcomes.times > 0
         self.at_target: Mask = self.stored.times > 0
-        self.part = Facts(parts or Fields(dispatch.parts), dispatch.part_of, self.outcomes.first)
+        self.part = Facts(parts or Fields(dispatch.parts), dispatch.part_of, self.outcomes.first_rows)
         self.outcome = self.part["outcome"]
         self.dispatched: Mask = self.outcome == Outcome.DISPATCHED
         self.target_ids = np.array([target.log_id for target in realtime.targets] or [0], np.uint64)
         self.unproven, self.not_there = self._split_missing(realtime)
         self.without_word: Mask = ~self.has_outcome & ~self.at_target
-        since_ms, until_ms = terms.spans.bounds(schedule.subjects, schedule.subject)
-        grace_ms = terms.lost_grace_ms
-        self.overdue: Mask = self.without_word & (np.maximum(self.due_from_ms, since_ms) + grace_ms < until_ms)
-        self.pending: Mask = self.without_word & (self.due_from_ms > terms.now_ms)
-        self.waiting: Mask = self.without_word & ~self.overdue & (self.due_from_ms + grace_ms < terms.now_ms)
+        self.overdue: Mask = self.without_word
+        self.pending: Mask = self.without_word
+        self.waiting: Mask = self.without_word
+        # Of most hours, each row has a word, and there is nothing to tell apart.
+        if self.without_word.any():
+            self._split_without_word(schedule, terms)
         self.undecided: Mask = ~self.has_outcome & ~self.pending & ~self.waiting & ~self.overdue
         self.missing: Mask = self.not_there | self.overdue
         self.proved: Mask = self.dispatched & ~self.not_there
@@ -85,12 +86,22 @@ class Classes:
             states[mask] = STATES.index(word)
         return states
 
+    def _split_without_word(self, schedule: ScheduleRows, terms: Terms) -> None:
+        """Tell rows of which no log says anything apart by when they were due."""
+        since_ms, until_ms = terms.spans.bounds(schedule.subjects, schedule.subject)
+        grace_ms = terms.lost_grace_ms
+        self.overdue = self.without_word & (np.maximum(self.due_from_ms, since_ms) + grace_ms < until_ms)
+        self.pending = self.without_word & (self.due_from_ms > terms.now_ms)
+        self.waiting = self.without_word & ~self.overdue & (self.due_from_ms + grace_ms < terms.now_ms)
+
     def _split_missing(self, realtime: TargetRows) -> tuple[Mask, Mask]:
         """Rows called DISPATCHED that no target holds: those that nobody can prove, and those that are lost.
 
         A target's retention explains the one, or that its log is not here; a target that is here proves the other.
         """
         missing: Mask = self.dispatched & ~self.at_target
+        if not missing.any():
+            return missing, missing
         starts = np.zeros(len(missing), np.uint64)
         for target_id, target in zip(self.target_ids, realtime.targets, strict=False):
             starts[self.part["target_log_id"] == target_id] = target.start

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
+from delayd.hours import hour_start_ms
 from delayd.location import are_filed
 from delayd.log.schedule import Skipped
 from delayd.reading.columns import ScheduleRows
@@ -57,40 +58,74 @@ def not_filed(schedule: ScheduleRows, accepted: Accepted) -> Int64s:
 
 def differences(hour: int, schedule: ScheduleRows, accepted: Accepted) -> Iterator[Noted]:
     """What filed rows say otherwise than the message log, or than their own file."""
-    filed: Int64s = np.flatnonzero(are_filed(schedule.location))
+    filed = are_filed(schedule.location)
     kind = FindingKind.MISMATCH
-    hours = schedule.hours()[filed]
-    yield Noted(kind, Reason.OTHER_HOUR, filed[hours != hour])
-    sequence = schedule.sequence[filed]
-    never = sequence >= np.uint64(accepted.next_sequence)
+    due_from_ms = schedule.due_from_ms()
+    begin_ms, end_ms = hour_start_ms(hour), hour_start_ms(hour + 1)
+    elsewhere = filed & ((due_from_ms < begin_ms) | (due_from_ms >= end_ms))
+    yield Noted(kind, Reason.OTHER_HOUR, np.flatnonzero(elsewhere))
+    never = schedule.sequence >= np.uint64(accepted.next_sequence)
     for first, count in accepted.skipped:
-        never |= (sequence >= np.uint64(first)) & (sequence < np.uint64(first + count))
-    yield Noted(FindingKind.ORPHAN, Reason.NEVER_GIVEN, filed[never])
-    rows = accepted.rows
-    join = Join(rows.sequence, sequence)
+        never |= (schedule.sequence >= np.uint64(first)) & (schedule.sequence < np.uint64(first + count))
+    never &= filed
+    yield Noted(FindingKind.ORPHAN, Reason.NEVER_GIVEN, np.flatnonzero(never))
+    pairs = _Pairs(schedule, accepted.rows, filed)
     if accepted.first:
-        elsewhere = ~join.known & ~never & (sequence >= np.uint64(accepted.first))
-        yield Noted(kind, Reason.FILED_ELSEWHERE, filed[elsewhere])
-    both, own = filed[join.rows], join.scheduled
-    differs = np.flatnonzero(schedule.deliver_at_ms[both] != rows.deliver_at_ms[own])
-    said = _spread(len(schedule), both[differs], rows.deliver_at_ms[own[differs]])
-    yield Noted(kind, Reason.ACCEPTED_DUE, both[differs], said, schedule.deliver_at_ms)
-    # Where nothing says when it was accepted, it was not past due then.
-    past_due = rows.appended_at_ms[own] > rows.deliver_at_ms[own]
-    known = schedule.appended_at_ms[both]
-    differs = np.flatnonzero(((known > 0) | past_due) & (known != rows.appended_at_ms[own]))
-    said = _spread(len(schedule), both[differs], rows.appended_at_ms[own[differs]])
-    yield Noted(kind, Reason.ACCEPTED_AT, both[differs], said, schedule.appended_at_ms)
-    names, index = same_subjects(schedule.subjects, rows.subjects)
-    differs = np.flatnonzero(names[schedule.subject[both]] != index[rows.subject[own]])
-    yield Noted(kind, Reason.ACCEPTED_SUBJECT, both[differs])
-    differs = np.flatnonzero(schedule.body_bytes[both] != rows.body_bytes[own])
-    said = _spread(len(schedule), both[differs], rows.body_bytes[own[differs]])
-    yield Noted(kind, Reason.ACCEPTED_BODY, both[differs], said, schedule.body_bytes)
-    hashes = schedule.hashes()
-    differs = hashes[both] != rows.hashes()[own]
-    said = _spread(len(schedule), both, rows.hashes()[own])
-    yield Noted(kind, Reason.ACCEPTED_CONTENT, both[differs], said, hashes)
+        elsewhere = filed & ~pairs.known & ~never & (schedule.sequence >= np.uint64(accepted.first))
+        yield Noted(kind, Reason.FILED_ELSEWHERE, np.flatnonzero(elsewhere))
+    yield from pairs.differences()
+
+
+class _Pairs:
+    """Filed rows, and what the message log says of each of them; ``known`` are those of which it says something."""
+
+    def __init__(self, schedule: ScheduleRows, accepted: ScheduleRows, filed: NDArray[np.bool_]) -> None:
+        self._count = len(schedule)
+        rows = None if filed.all() else np.flatnonzero(filed)
+        join = Join(accepted.sequence, schedule.sequence if rows is None else schedule.sequence[rows])
+        self.known = join.known
+        if rows is not None:
+            self.known = np.zeros(self._count, np.bool_)
+            self.known[rows] = join.known
+        # Mostly both logs have the same rows: then their columns are compared as they are.
+        self._rows: Int64s | None = None
+        self._schedule, self._accepted = schedule, accepted
+        if rows is not None or not join.same:
+            self._rows = join.rows if rows is None else rows[join.rows]
+            self._schedule, self._accepted = schedule.take(self._rows), accepted.take(join.scheduled)
+
+    def differences(self) -> Iterator[Noted]:
+        """What the pairs say otherwise."""
+        filed, taken = self._schedule, self._accepted
+        yield from self._noted(Reason.ACCEPTED_DUE, filed.deliver_at_ms, taken.deliver_at_ms)
+        # Where nothing says when it was accepted, it was not past due then.
+        past_due = taken.appended_at_ms > taken.deliver_at_ms
+        judged = (filed.appended_at_ms > 0) | past_due
+        yield from self._noted(Reason.ACCEPTED_AT, filed.appended_at_ms, taken.appended_at_ms, judged)
+        names, index = same_subjects(filed.subjects, taken.subjects)
+        if len(names) > 1 or not np.array_equal(names, index):
+            differs = np.flatnonzero(names[filed.subject] != index[taken.subject])
+            yield Noted(FindingKind.MISMATCH, Reason.ACCEPTED_SUBJECT, self._places(differs))
+        yield from self._noted(Reason.ACCEPTED_BODY, filed.body_bytes, taken.body_bytes)
+        yield from self._noted(Reason.ACCEPTED_CONTENT, filed.hashes(), taken.hashes())
+
+    def _places(self, pairs: Int64s) -> Int64s:
+        return pairs if self._rows is None else self._rows[pairs]
+
+    def _noted(
+        self,
+        reason: Reason,
+        filed: NDArray[np.generic],
+        taken: NDArray[np.generic],
+        judged: NDArray[np.bool_] | None = None,
+    ) -> Iterator[Noted]:
+        """Pairs of which two columns differ; with ``judged`` those only."""
+        differs = filed != taken
+        pairs = np.flatnonzero(differs if judged is None else differs & judged)
+        if len(pairs):
+            rows = self._places(pairs)
+            said, own = _spread(self._count, rows, taken[pairs]), _spread(self._count, rows, filed[pairs])
+            yield Noted(FindingKind.MISMATCH, reason, rows, said, own)
 
 
 def same_subjects(first: Sequence[str], second: Sequence[str]) -> tuple[Int64s, Int64s]:

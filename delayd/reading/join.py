@@ -21,11 +21,15 @@ TABLE_ENTRIES_PER_ROW_MAX = 8  # A table may be this sparse; then it has 64 byte
 
 
 class Join:
-    """Rows of another log by the schedule row that they belong to."""
+    """Rows of another log by the schedule row that they belong to.
+
+    ``same``: each scheduled row is there once, in its order, so that columns stand beside each other.
+    """
 
     def __init__(self, scheduled: UInt64s, sequence: UInt64s) -> None:
         count = len(scheduled)
-        if _are_the_same(scheduled, sequence):
+        self.same = _are_the_same(scheduled, sequence)
+        if self.same:
             self.known: Mask = np.ones(count, np.bool_)
             self.rows = self.scheduled = self.first = np.arange(count)
             self.times = np.ones(count, np.int64)
@@ -39,8 +43,23 @@ class Join:
         self.first = np.full(count, -1, np.int64)
         self.first[self.scheduled[::-1]] = self.rows[::-1]
 
+    @property
+    def first_rows(self) -> Places | None:
+        """``first`` as `Facts` takes it."""
+        return None if self.same else self.first
+
+    def of_first(self, values: NDArray[Any]) -> NDArray[Any]:
+        """What the first row of each scheduled row says, anything where it has none; not to be written to.
+
+        ``values`` is a column of the other log, which has rows.
+        """
+        return values if self.same else values[np.maximum(self.first, 0)]
+
     def lowest(self, values: Int64s, lowest: Int64s, which: Mask | None = None) -> None:
         """Lower an entry of ``lowest`` for each scheduled row; ``values`` has one for each of `rows`, or of some."""
+        if self.same and (which is None or which.all()):
+            np.minimum(lowest, values, out=lowest)
+            return
         scheduled = self.scheduled
         if which is not None and not which.all():
             scheduled, values = scheduled[which], values[which]
@@ -69,11 +88,11 @@ class Fields:
 class Facts:
     """The fields of a table's rows, one for each scheduled row; zeros where it has none. A field is made when asked."""
 
-    def __init__(self, table: Fields, row_of: Int64s, first: Int64s) -> None:
-        """``first`` is an index into ``row_of``, -1 for none; ``row_of`` is one into ``table``."""
+    def __init__(self, table: Fields, row_of: Int64s, first: Int64s | None) -> None:
+        """``row_of`` is an index into ``table``, ``first`` one into that, -1 for none; None: each row, in its order."""
         self._table = table
         # Behind the last row stands a zero, and -1 of an index is the last one.
-        self._index = np.append(row_of, len(table.table)).take(first)
+        self._index = row_of if first is None else np.append(row_of, len(table.table)).take(first)
         self._fields: dict[str, NDArray[Any]] = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
