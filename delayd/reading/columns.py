@@ -4,6 +4,7 @@ Invariant: a row is 52 bytes of arrays and never a Python object; its location s
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +118,34 @@ class SubjectTable:
         return number
 
 
+class Growing:
+    """Columns of one length that grow; memory for ``rows_expected`` rows is set aside, and taken when they come."""
+
+    def __init__(self, none: Sequence[NDArray[Any]], rows_expected: int = 0) -> None:
+        """``none`` are the columns of no rows."""
+        self.count = 0
+        self._columns = [np.empty(min(rows_expected, ROWS_EXPECTED_MAX), column.dtype) for column in none]
+
+    def more(self, count: int) -> list[NDArray[Any]]:
+        """Room for more rows in each column."""
+        first = self.count
+        self.reserve(first + count)
+        self.count += count
+        return [column[first : self.count] for column in self._columns]
+
+    def reserve(self, count: int) -> None:
+        """Set aside memory for so many rows in all, at least."""
+        if count > len(self._columns[0]):
+            room = max(count, 2 * self.count)
+            for number, column in enumerate(self._columns):
+                self._columns[number] = np.empty(room, column.dtype)
+                self._columns[number][: self.count] = column[: self.count]
+
+    def columns(self) -> list[NDArray[Any]]:
+        """All rows of each column."""
+        return [column[: self.count] for column in self._columns]
+
+
 class RowCollector:
     """Gathers the rows of batches, in the order in which they are added; with a ``part`` those of its sequences.
 
@@ -126,8 +155,8 @@ class RowCollector:
     def __init__(self, part: range | None = None, rows_expected: int = 0) -> None:
         self.subjects = SubjectTable()
         self._part = part
-        self._columns = [np.empty(min(rows_expected, ROWS_EXPECTED_MAX), none.dtype) for none in NO_ROWS]
-        self._count = self._hashed = 0
+        self._rows = Growing(NO_ROWS, rows_expected)
+        self._hashed = 0
         self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
         self._left_out: list[UInt64s] = [NO_UINT64S]
         self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
@@ -157,7 +186,7 @@ class RowCollector:
         self._close_singles()
         headers = region_of(batch, ColumnId.HEADERS_END) if ColumnId.HEADERS_END in batch else None
         bodies = region_of(batch, ColumnId.BODY_END)
-        sequence, due, appended, subject, body_bytes, locations, _ = self._more(count)
+        sequence, due, appended, subject, body_bytes, locations, _ = self._rows.more(count)
         sequence[:] = np.arange(first_sequence, first_sequence + count, dtype=np.uint64)
         due[:] = batch.int64s(ColumnId.DELIVER_AT_MS)
         appended.fill(appended_at_ms)
@@ -175,7 +204,7 @@ class RowCollector:
             self._left_out.append(own[batch.uint32s(ColumnId.BODY_LEFT_OUT) > 0])
         rows = slice(None) if self._part is None else rows_of_part(own, self._part)
         own = own[rows]
-        sequence, due, appended, subject, body_bytes, locations, hashes = self._more(len(own))
+        sequence, due, appended, subject, body_bytes, locations, hashes = self._rows.more(len(own))
         ids = self.subjects.ids(batch)
         sequence[:] = own
         due[:] = batch.int64s(ColumnId.DELIVER_AT_MS)[rows]
@@ -185,26 +214,15 @@ class RowCollector:
         location = SCHEDULE_BIT | offset << ROW_BITS
         locations[:] = np.arange(location, location + batch.count, dtype=np.uint64)[rows]
         hashes[:] = batch.content_hashes()[rows]
-        self._hashed = self._count
+        self._hashed = self._rows.count
 
     def rows(self) -> ScheduleRows:
         """All rows; nothing is added behind it."""
         self._close_singles()
         self._hash()
-        columns = [column[: self._count] for column in self._columns]
-        sequence, due, appended, subject, body_bytes, location, hashes = columns
+        sequence, due, appended, subject, body_bytes, location, hashes = self._rows.columns()
         names, left_out = self.subjects.names, np.concatenate(self._left_out)
         return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out)
-
-    def _more(self, count: int) -> list[NDArray[Any]]:
-        """Room for more rows in each column."""
-        first, self._count = self._count, self._count + count
-        if self._count > len(self._columns[0]):
-            room = max(self._count, 2 * len(self._columns[0]))
-            for number, column in enumerate(self._columns):
-                self._columns[number] = np.empty(room, column.dtype)
-                self._columns[number][:first] = column[:first]
-        return [column[first : self._count] for column in self._columns]
 
     def _add_regions(self, headers: Region | None, bodies: Region) -> None:
         """Keep what is to be hashed of the next rows; what a batch lies in is used again."""
@@ -217,19 +235,19 @@ class RowCollector:
 
     def _hash(self) -> None:
         """Hash what waits for it."""
-        if self._hashed == self._count:
+        if self._hashed == self._rows.count:
             return
-        rows = slice(self._hashed, self._count)
+        columns = self._rows.columns()
         headers, bodies = self._headers.take(), self._bodies.take()
-        states = self.subjects.states().take(self._columns[SUBJECT_COLUMN][rows])
-        self._columns[HASH_COLUMN][rows] = hash_items(states, headers if self._any_headers else None, bodies)
-        self._hashed, self._any_headers = self._count, False
+        states = self.subjects.states().take(columns[SUBJECT_COLUMN][self._hashed :])
+        columns[HASH_COLUMN][self._hashed :] = hash_items(states, headers if self._any_headers else None, bodies)
+        self._hashed, self._any_headers = self._rows.count, False
 
     def _close_singles(self) -> None:
         if not self._singles:
             return
         self._hash()
-        for room, column in zip(self._more(len(self._singles)), zip(*self._singles, strict=True), strict=False):
+        for room, column in zip(self._rows.more(len(self._singles)), zip(*self._singles, strict=True), strict=False):
             room[:] = np.array(column, room.dtype)
         headers = None
         if any(item for item, _ in self._items):
@@ -237,7 +255,7 @@ class RowCollector:
             padded_items = b"".join([item + PADS[-len(item) & 7] for item, _ in self._items])
             headers = Region(np.frombuffer(padded_items, np.uint64), lengths)
         words = np.frombuffer(b"".join([body for _, body in self._items]), np.uint64)
-        lengths = self._columns[BODY_BYTES_COLUMN][self._hashed : self._count].astype(np.int64)
+        lengths = self._rows.columns()[BODY_BYTES_COLUMN][self._hashed :].astype(np.int64)
         self._add_regions(headers, Region(words, lengths))
         self._singles, self._items = [], []
         self._hash()

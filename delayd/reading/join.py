@@ -107,6 +107,10 @@ def reordered(columns: Sequence[NDArray[Any]], order: NDArray[np.intp]) -> list[
     spare: dict[int, NDArray[Any]] = {}
     moved: list[NDArray[Any]] = []
     for column in columns:
+        # Columns that say the same of each row are not rare: one subject, nothing past due, bodies of one size.
+        if len(column) == len(order) and len(column) and (column == column[0]).all():
+            moved.append(column)
+            continue
         room = spare.pop(column.itemsize, None)
         # With another mode than this one numpy fills memory of its own first.
         moved.append(np.take(column, order, out=None if room is None else room.view(column.dtype), mode="clip"))

@@ -96,7 +96,9 @@ class AuditPlan:
             origins.append(Origin(replace(origin.snapshot, hours=filed), sizes, origin.terms, hours, dropped=dropped))
             log_id = origin.snapshot.directory.log_id
             keep |= np.isin(self.index.batches["hour"], hours) & (self.index.batches["origin_log_id"] == log_id)
-        return AuditPlan(tuple(origins), replace(self.index, batches=self.index.batches[keep]), helds=self.helds)
+        return AuditPlan(
+            tuple(origins), replace(self.index, batches=self.index.batches[keep], kept=None), helds=self.helds
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ def plan_audit(
     helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
     # Before the message logs, so that each message that a group was given is there.
     consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
-    indexer = TargetIndexer(disk, realtimes, torn, by_index=hours is not None)
+    indexer = TargetIndexer(disk, realtimes, torn, by_index=hours is not None, keep_rows=PART_ROWS_MAX)
     indexer.scan(newer=False)
     sizes = [dispatch_sizes(disk, directory) for directory in delays]
     snapshots = [take_snapshot(disk, directory) for directory in delays]
@@ -206,7 +208,7 @@ def plan_audit(
         lives.append(life)
         removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
         known = (set(snapshot.hours) | set(dispatched) | set(tail.counts())) - removed
-        found = set(own["hour"].tolist()) | set(np.unique(tail.accepted.hours).tolist())
+        found = set(own["hour"].tolist()) | set(tail.accepted.counts())
         # An hour that its delay server knows nothing of, and that is over, is one that its retention has removed, and
         # only sealed ones are: what targets and message log hold of it has nothing left to be compared with.
         unknown = {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}

@@ -1,8 +1,8 @@
 """The realtime message log as an audit reads it: an index of handed-over batches, and their rows hour by hour.
 
 Invariant: the log is scanned once, whole and verified, up to its size before the other logs' sizes were taken; then
-what came since, so that an outcome recorded meanwhile finds its row. What is kept is one index row a batch; an hour's
-rows are read again from there, columns only, each checked by its own checksum.
+what came since, so that an outcome recorded meanwhile finds its row. What is kept is one index row a batch, and the
+columns of the first million rows; an hour's other rows are read again, columns only, each checked by its own checksum.
 
 Many batches have one row, so nothing is done for each batch alone: numpy decodes those of a group at once. The group's
 checksum covers them; that their own checksums fit too is for `delayd log verify`.
@@ -19,7 +19,6 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delayd.batch import HEADER_BYTES, MAGIC, VERSION, BatchKind, ColumnId, Int64s
-from delayd.content import NOT_STATED
 from delayd.disk import Disk, File, open_named
 from delayd.errors import DamagedData
 from delayd.limits import SUBJECT_BYTES_MAX
@@ -30,12 +29,13 @@ from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, conten
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
 from delayd.log.segment_index import IndexedGroup
-from delayd.reading.columns import NO_INT64S, NO_UINT64S, UInt64s, rows_of_part
+from delayd.reading.columns import NO_INT64S, UInt64s, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.follow_target import TargetFollow
 from delayd.reading.groups import LogMoved, TornTail, log_size, segment_bases
 from delayd.reading.indexed import read_by_index
 from delayd.reading.skim import Memory, Skimmed, read_known
+from delayd.reading.target_columns import NO_COLUMNS, Columns, RowKeeper, columns_of, take_kept
 
 BATCH = np.dtype(
     [
@@ -54,6 +54,7 @@ BATCH = np.dtype(
         ("deliver_at", "<u4"),  # Where the column deliver_at_ms begins; sequence is the next one.
         ("columns_crc32c", "<u4"),
         ("decided", "u1"),  # Whether its origin's last watermark covers it (rule H1).
+        ("row", "<u4"),  # Where its rows begin among those that the scan kept, counted from 1; 0: it was not kept.
         ("newer", "u1"),  # Whether it came after the other logs' sizes were taken, and can only prove an outcome.
     ]
 )
@@ -76,6 +77,7 @@ KIND_AT = 5
 COLUMNS_AT = FRONT_BYTES - 16  # Where what the checksum of the columns covers begins: the directory.
 NAME_WORDS_MAX = 33  # A name of 255 bytes, and its length before it.
 MIXERS = np.random.default_rng(1).integers(0, 1 << 64, NAME_WORDS_MAX, np.uint64, endpoint=False) | np.uint64(1)
+NO_BATCH = "this is no batch as a delay server hands it over"
 DECODE_BATCHES = 32_768  # Fronts that are decoded at a time: 4 MB.
 GAP_BYTES = 16 << 10  # A read of this much costs no more than a call: batches that lie closer are read together.
 READ_BYTES = 1 << 20  # It stays in the processor's cache.
@@ -99,6 +101,7 @@ class TargetIndex:
     subjects: tuple[str, ...]
     last_appended_ms: tuple[int, ...]  # For each target, of its last group; 0 for an empty log.
     faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: what of its log does not follow (rule S5).
+    kept: Columns | None = None  # The rows of the first batches, if they are to be read once.
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +132,22 @@ class TargetIndexer:
     """Scans the message logs of realtime directories, twice: before and after the other logs' sizes are taken."""
 
     def __init__(
-        self, disk: Disk, directories: Sequence[Directory], torn: list[TornTail], *, by_index: bool = False
+        self,
+        disk: Disk,
+        directories: Sequence[Directory],
+        torn: list[TornTail],
+        *,
+        by_index: bool = False,
+        keep_rows: int = 0,
     ) -> None:
-        """``by_index``: read the index of a segment in its place, where there is one; few of its rows are wanted."""
+        """``by_index``: read the index of a segment in its place, where there is one; few of its rows are wanted.
+
+        ``keep_rows``: about how many rows to keep, so that they are not read again.
+        """
         self._disk = disk
         self._by_index = by_index
         self._torn = torn
+        self._keeper = RowKeeper(keep_rows) if keep_rows and not by_index else None
         self._places = [LogPlace(one.message_folder, FileKind.REALTIME, one.log_id) for one in directories]
         self._starts = [(segment_bases(disk, place) or [0])[0] for place in self._places]
         self._read = list(self._starts)  # Offset up to which each log was scanned.
@@ -164,7 +177,9 @@ class TargetIndexer:
             if stop <= self._read[number]:
                 continue
             bases = segment_bases(self._disk, place)
-            fronts = _Fronts(place.folder, self._names)
+            fronts = _Fronts(place.folder, self._names, self._keeper)
+            if self._keeper is not None and not self._keeper.is_full:
+                self._keeper.expect(stop - self._read[number])
             read = read_by_index if self._by_index else read_known
             # What each group gives is copied before the next one takes its memory.
             bounds = self._read[number], self._durable[number], stop
@@ -181,7 +196,7 @@ class TargetIndexer:
                     fronts.add(group, base)
                 else:
                     self._note_hellos(group, number, newer)
-                if len(fronts) >= DECODE_BATCHES:
+                if fronts.are_many:
                     self._take(fronts, number, newer)
             self._take(fronts, number, newer)
 
@@ -204,6 +219,7 @@ class TargetIndexer:
             subjects,
             tuple(self._last_appended_ms),
             tuple(self._all_faults(batches)),
+            None if self._keeper is None else self._keeper.rows(),
         )
 
     def _all_faults(self, batches: Batches) -> list[tuple[int, str]]:
@@ -278,13 +294,16 @@ def _decided_before(batches: Batches, greetings: Sequence[Greeting], origin: int
 class _Fronts:
     """The beginnings of batches, copied out of their groups, and decoded all at once."""
 
-    def __init__(self, folder: str, names: dict[bytes, int]) -> None:
+    def __init__(self, folder: str, names: dict[bytes, int], keeper: RowKeeper | None) -> None:
         self._folder = folder
+        self._keeper = keeper
         self._names = names  # Subjects by their number; shared with the logs of other targets.
         self._clear()
 
-    def __len__(self) -> int:
-        return self._count
+    @property
+    def are_many(self) -> bool:
+        """Whether what was gathered is to be decoded."""
+        return self._count >= DECODE_BATCHES or (self._keeps is not None and self._keeps.must_decode)
 
     def add(self, group: CommitGroup, segment_base: int) -> None:
         """Gather the DISPATCH batches of a verified group."""
@@ -311,6 +330,12 @@ class _Fronts:
         if not whole.all():
             self._fail(segment_base, header.offset + int(begins[np.argmin(whole)]))
         self._put(header, segment_base, fronts, (sizes, begins), (words, ((begins + heap_at) >> 3) + 1, ends))
+        if self._keeps is not None:
+            crcs = fronts.view(FRONT)["columns_crc32c"].ravel().tolist()
+            wrong = self._keeps.add(buffer, begins + COLUMNS_AT, begins + heap_at, crcs)
+            if wrong is not None:
+                what = "the checksum of a batch's columns differs"
+                self._fail(segment_base, header.offset + int(begins[wrong]), what, COLUMNS_AT)
 
     def add_indexed(self, group: IndexedGroup, segment_base: int) -> None:
         """Gather the batches of a group by an index that has proved right; all of them are DISPATCH batches."""
@@ -372,6 +397,8 @@ class _Fronts:
                 rows[name] = fronts[name]
             rows["columns_end"], rows["deliver_at"] = fronts["heap_offset"], fronts["first_at"]
             self._check(fronts, rows)
+            if self._keeps is not None:
+                rows["row"] = 1 + self._keeps.decode(rows, COLUMNS_AT)
         self._clear()
         return fronts, rows
 
@@ -390,13 +417,15 @@ class _Fronts:
             first = rows[int(np.argmax(wrong))]
             self._fail(int(first["segment_base"]), int(first["offset"]))
 
-    def _fail(self, segment_base: int, offset: int) -> None:
+    def _fail(self, segment_base: int, offset: int, what: str = NO_BATCH, at: int = 0) -> None:
         path = f"{self._folder}/{segment_name(segment_base)}"
-        position = offset - segment_base + FILE_HEADER_BYTES
-        raise DamagedData(path, position, "this is no batch as a delay server hands it over")
+        position = offset - segment_base + FILE_HEADER_BYTES + at
+        raise DamagedData(path, position, what)
 
     def _clear(self) -> None:
         self._count = 0
+        # What is kept is kept of all batches that are decoded together.
+        self._keeps = None if self._keeper is None or self._keeper.is_full else self._keeper
         self._fronts: list[UInt64s] = []  # A row of words for each batch.
         self._offsets: list[Int64s] = []
         self._sizes: list[Int64s] = []
@@ -417,32 +446,46 @@ def _names(words: UInt64s, places: Int64s, lengths: Int64s) -> UInt64s:
 
 
 def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: range | None = None) -> TargetRows:
-    """Read the rows of some batches of an index, which are in its order; with a ``part`` those of its sequences.
+    """The rows of some batches of an index, which are in its order; with a ``part`` those of its sequences.
+
+    Those that the scan kept are there already, the others are read.
 
     Raises:
         LogMoved: a segment went away meanwhile.
         DamagedData: a batch's columns do not check.
     """
-    sequences, dues, hashes, places = [NO_UINT64S], [NO_INT64S], [NO_UINT64S], [NO_INT64S]
+    pieces: list[tuple[Columns, Int64s]] = []
+    for columns, first, until in _pieces(disk, index, batches):
+        batch_of = np.repeat(np.arange(first, until), batches["count"][first:until])
+        if part is None:
+            pieces.append((columns, batch_of))
+        else:
+            rows = rows_of_part(columns.sequence, part)
+            pieces.append((Columns._make(column[rows] for column in columns), batch_of[rows]))
+    if len(pieces) != 1:
+        pieces = [(NO_COLUMNS, NO_INT64S), *pieces]
+        of_all = zip(*(columns for columns, _ in pieces), strict=True)
+        pieces = [(Columns._make(map(np.concatenate, of_all)), np.concatenate([batch_of for _, batch_of in pieces]))]
+    (((sequence, due, hashes), batch_of),) = pieces
+    return TargetRows(sequence, due, batch_of, batches, index.targets, index.subjects, hashes)
+
+
+def _pieces(disk: Disk, index: TargetIndex, batches: Batches) -> Iterator[tuple[Columns, int, int]]:
+    """The rows of batches, each piece with the range of its batches."""
+    known = 0
+    if index.kept is not None:
+        # The first batches of an index were kept.
+        known = int(np.count_nonzero(batches["row"]))
+        yield take_kept(index.kept, batches[:known]), 0, known
     memory = Memory()
-    for path, first, until in _by_segment(index, batches):
+    for path, first, until in _by_segment(index, batches[known:]):
         file = _open(disk, path)
         try:
-            for start, stop in _runs(batches[first:until]):
-                start, stop = first + start, first + stop
-                sequence, due, stated = _read_run(path, file, batches[start:stop], memory)
-                batch_of = np.repeat(np.arange(start, stop), batches["count"][start:stop])
-                if part is not None:
-                    rows = rows_of_part(sequence, part)
-                    sequence, due, batch_of, stated = sequence[rows], due[rows], batch_of[rows], stated[rows]
-                sequences.append(sequence)
-                dues.append(due)
-                places.append(batch_of)
-                hashes.append(stated)
+            for start, stop in _runs(batches[known + first : known + until]):
+                start, stop = known + first + start, known + first + stop
+                yield _read_run(path, file, batches[start:stop], memory), start, stop
         finally:
             file.close()
-    columns = np.concatenate(sequences), np.concatenate(dues), np.concatenate(places)
-    return TargetRows(*columns, batches, index.targets, index.subjects, np.concatenate(hashes))
 
 
 def _by_segment(index: TargetIndex, batches: Batches) -> Iterator[tuple[str, int, int]]:
@@ -471,8 +514,8 @@ def _runs(batches: Batches) -> Iterator[tuple[int, int]]:
             first = stop
 
 
-def _read_run(path: str, file: File, batches: Batches, memory: Memory) -> tuple[UInt64s, Int64s, UInt64s]:
-    """The sequences, due instants and content hashes of batches that lie near each other."""
+def _read_run(path: str, file: File, batches: Batches, memory: Memory) -> Columns:
+    """The rows of batches that lie near each other."""
     begin = int(batches["offset"][0]) + COLUMNS_AT
     position = begin - int(batches["segment_base"][0]) + FILE_HEADER_BYTES
     starts = batches["offset"].astype(np.int64) - begin
@@ -484,32 +527,7 @@ def _read_run(path: str, file: File, batches: Batches, memory: Memory) -> tuple[
     for start, end, crc in zip((starts + COLUMNS_AT).tolist(), ends.tolist(), known, strict=True):
         if crc32c(view[start:end]) != crc:
             raise DamagedData(path, position + start, "the checksum of a batch's columns differs")
-    words = np.frombuffer(view, np.uint64)
-    counts = batches["count"].astype(np.int64)
-    # For each row the word of its due instant; its sequence lies as many words further as its batch has rows.
-    first_rows = np.cumsum(counts) - counts
-    places = np.repeat(((starts + batches["deliver_at"]) >> 3) - first_rows, counts)
-    places += np.arange(len(places))
-    due = words.take(places).view(np.int64)
-    places += np.repeat(counts, counts)
-    return words.take(places), due, _hashes_of_run(words, starts >> 3, batches, counts)
-
-
-def _hashes_of_run(words: UInt64s, starts: Int64s, batches: Batches, counts: Int64s) -> UInt64s:
-    """The content hashes of batches that begin at the words ``starts``; zeros of one that states none.
-
-    No column has a higher number, so it is the last one, and ends where the columns end.
-    """
-    last_entries = words.take(starts + (batches["deliver_at"].astype(np.int64) >> 3) - 1)
-    begins = (batches["columns_end"].astype(np.int64) >> 3) - counts
-    expected = (begins.astype(np.uint64) << np.uint64(35)) | np.uint64(8 << 16 | ColumnId.CONTENT_HASH)
-    places = np.repeat(starts + begins - (np.cumsum(counts) - counts), counts)
-    places += np.arange(len(places))
-    hashes = words.take(places)
-    states_none = last_entries != expected
-    if states_none.any():
-        hashes[np.repeat(states_none, counts)] = NOT_STATED
-    return hashes
+    return columns_of(np.frombuffer(view, np.uint64), starts, batches)
 
 
 def _open(disk: Disk, path: str) -> File:

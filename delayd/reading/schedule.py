@@ -75,6 +75,14 @@ class HourRows(NamedTuple):
     rows: ScheduleRows
     hours: Int64s
 
+    def counts(self) -> dict[int, int]:
+        """Rows by hour."""
+        if not len(self.hours):
+            return {}
+        firsts = np.concatenate(([0], np.flatnonzero(self.hours[1:] != self.hours[:-1]) + 1))
+        counts = np.diff(firsts, append=len(self.hours))
+        return dict(zip(self.hours[firsts].tolist(), counts.tolist(), strict=True))
+
     def of_hour(self, hour: int, part: range | None = None) -> ScheduleRows:
         """The rows of one hour; with a ``part`` those of its sequences."""
         first, until = np.searchsorted(self.hours, [hour, hour + 1])
@@ -100,8 +108,7 @@ class MessageTail:
 
     def counts(self) -> dict[int, int]:
         """Rows by hour."""
-        hours, counts = np.unique(self.hours, return_counts=True)
-        return dict(zip(hours.tolist(), counts.tolist(), strict=True))
+        return HourRows(self.rows, self.hours).counts()
 
     def of_hour(self, hour: int, part: range | None = None) -> ScheduleRows:
         """The rows of one hour; with a ``part`` those of its sequences."""
@@ -209,7 +216,12 @@ def _is_of(batch: Batch, appended_at_ms: int, hours: Container[int]) -> bool:
 
 
 def _by_hour(rows: ScheduleRows) -> HourRows:
-    hours = rows.hours()
+    due_from_ms = rows.due_from_ms()
+    if len(rows):
+        first, last = (hour_of_ms(int(instant_ms)) for instant_ms in (due_from_ms.min(), due_from_ms.max()))
+        if first == last:
+            return HourRows(rows, np.full(len(rows), first))
+    hours = hours_of(due_from_ms)
     if (hours[1:] >= hours[:-1]).all():
         return HourRows(rows, hours)
     order = np.argsort(hours, kind="stable")

@@ -252,8 +252,16 @@ def _head(window: "_Window", position: int, offset: int) -> tuple[memoryview, Gr
 class Memory:
     """Bytes that are used again for each batch: new ones would cost more than reading them."""
 
-    def __init__(self) -> None:
-        self._bytes = bytearray()
+    def __init__(self, size: int = 0) -> None:
+        self._bytes = bytearray(size)
+
+    def kept(self, used: int, size: int) -> memoryview:
+        """Memory of a size, in which the first bytes are those that the last call gave."""
+        if size > len(self._bytes):
+            grown = bytearray(max(size, 2 * len(self._bytes)))
+            grown[:used] = memoryview(self._bytes)[:used]
+            self._bytes = grown
+        return memoryview(self._bytes)[:size]
 
     def view(self, size: int) -> memoryview:
         """Memory of a size, which the next call takes again."""

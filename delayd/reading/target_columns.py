@@ -1,0 +1,144 @@
+"""The rows of handed-over batches as columns: decoded from stored bytes, and kept from a scan until they are asked for.
+
+Invariant: a batch's columns are taken only when they fit its own checksum, whoever reads them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from delayd.batch import ColumnId, Int64s
+from delayd.content import NOT_STATED
+from delayd.reading.columns import NO_INT64S, NO_UINT64S, Growing, UInt64s
+from delayd.reading.skim import Memory
+
+Batches = NDArray[np.void]  # Of `delayd.reading.realtime.BATCH`.
+
+PENDING_BYTES = 2 << 20  # Columns that wait to be decoded; they stay in the processor's cache.
+ROW_BYTES_MIN = 24  # A row of a batch that states no hash has 16 bytes of columns and a place in its heap.
+
+
+class Columns(NamedTuple):
+    """Sequences, due instants and content hashes of rows; a hash is 0 where it is not stated."""
+
+    sequence: UInt64s
+    deliver_at_ms: Int64s
+    content_hash: UInt64s
+
+
+NO_COLUMNS = Columns(NO_UINT64S, NO_INT64S, NO_UINT64S)
+
+
+def columns_of(words: UInt64s, starts: Int64s, batches: Batches) -> Columns:
+    """The rows of batches that begin at the bytes ``starts`` of ``words``, of which their columns are there."""
+    counts = batches["count"].astype(np.int64)
+    # For each row the word of its due instant; its sequence lies as many words further as its batch has rows.
+    first_rows = np.cumsum(counts) - counts
+    places = np.repeat(((starts + batches["deliver_at"]) >> 3) - first_rows, counts)
+    places += np.arange(len(places))
+    due = words.take(places).view(np.int64)
+    places += np.repeat(counts, counts)
+    return Columns(words.take(places), due, _hashes_of(words, starts >> 3, batches, counts))
+
+
+def _hashes_of(words: UInt64s, starts: Int64s, batches: Batches, counts: Int64s) -> UInt64s:
+    """The content hashes of batches that begin at the words ``starts``; zeros of one that states none.
+
+    No column has a higher number, so it is the last one, and ends where the columns end.
+    """
+    last_entries = words.take(starts + (batches["deliver_at"].astype(np.int64) >> 3) - 1)
+    begins = (batches["columns_end"].astype(np.int64) >> 3) - counts
+    expected = (begins.astype(np.uint64) << np.uint64(35)) | np.uint64(8 << 16 | ColumnId.CONTENT_HASH)
+    places = np.repeat(starts + begins - (np.cumsum(counts) - counts), counts)
+    places += np.arange(len(places))
+    hashes = words.take(places)
+    states_none = last_entries != expected
+    if states_none.any():
+        hashes[np.repeat(states_none, counts)] = NOT_STATED
+    return hashes
+
+
+class RowKeeper:
+    """Keeps the rows of the first batches of a scan, so that what fits into memory is read once.
+
+    Columns are copied out of their groups as they come, and decoded when their batches have proved to be what they
+    should; ``rows_max`` is about how many rows are kept.
+    """
+
+    def __init__(self, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._rows = Growing(NO_COLUMNS)
+        self._memory = Memory(PENDING_BYTES)
+        self._pending = 0  # Bytes of columns that wait.
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is kept."""
+        return self._rows.count >= self._rows_max
+
+    @property
+    def must_decode(self) -> bool:
+        """Whether what waits is to be decoded."""
+        return self._pending >= PENDING_BYTES
+
+    def add(self, buffer: memoryview, begins: Int64s, ends: Int64s, crcs: Sequence[int]) -> int | None:
+        """Take the columns that lie between some bytes of a group: directory and columns of each batch.
+
+        Returns:
+            The first batch whose columns do not fit its checksum; None when all do.
+        """
+        room = self._memory.kept(self._pending, self._pending + int((ends - begins).sum()))
+        at = self._pending
+        for number, (begin, end, crc) in enumerate(zip(begins.tolist(), ends.tolist(), crcs, strict=True)):
+            columns = buffer[begin:end]
+            if crc32c(columns) != crc:
+                return number
+            until = at + end - begin
+            room[at:until] = columns
+            at = until
+        self._pending = at
+        return None
+
+    def decode(self, batches: Batches, columns_at: int) -> Int64s:
+        """Keep the rows of the batches that were added since the last call; where the rows of each one begin.
+
+        ``columns_at`` is where in a batch its directory begins.
+        """
+        lengths = batches["columns_end"].astype(np.int64) - columns_at
+        starts = np.cumsum(lengths) - lengths - columns_at
+        words = np.frombuffer(self._memory.view(self._pending), np.uint64)
+        self._pending = 0
+        counts = batches["count"].astype(np.int64)
+        begins = np.cumsum(counts) - counts + self._rows.count
+        decoded = columns_of(words, starts, batches)
+        for room, column in zip(self._rows.more(len(decoded.sequence)), decoded, strict=True):
+            room[:] = column
+        return begins
+
+    def expect(self, size_bytes: int) -> None:
+        """Set aside memory for what a log of a size can have; none of it is used yet."""
+        self._rows.reserve(self._rows.count + min(self._rows_max, size_bytes // ROW_BYTES_MIN))
+
+    def rows(self) -> Columns:
+        """All that was kept."""
+        kept = self._rows.columns()
+        for column in kept:
+            column.flags.writeable = False
+        return Columns._make(kept)
+
+
+def take_kept(kept: Columns, batches: Batches) -> Columns:
+    """The rows of some batches that were kept; ``row`` of each is where they begin, counted from 1."""
+    begins, counts = batches["row"].astype(np.int64) - 1, batches["count"].astype(np.int64)
+    first_rows = np.cumsum(counts) - counts
+    if not len(batches) or (begins - begins[0] == first_rows).all():
+        # They lie one behind the other, as those of an hour mostly do.
+        first = int(begins[0]) if len(batches) else 0
+        rows = slice(first, first + int(counts.sum()))
+        return Columns._make(column[rows] for column in kept)
+    places = np.repeat(begins - first_rows, counts)
+    places += np.arange(len(places))
+    return Columns._make(column.take(places) for column in kept)
