@@ -294,14 +294,18 @@ class SealCheck:
     def _add_schedule(self, schedule: ScheduleRows) -> None:
         # Filled from behind, so that the first row of each subject is the one that stays.
         first = np.full(len(schedule.subjects), len(schedule))
-        first[schedule.subject[::-1]] = np.arange(len(schedule))[::-1]
+        if len(first) == 1:
+            first[:] = 0
+        else:
+            first[schedule.subject[::-1]] = np.arange(len(schedule))[::-1]
         seen = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(schedule))]
         number_of = np.zeros(len(schedule.subjects), np.uint32)
         for subject in seen.tolist():
             number_of[subject] = self._numbers.setdefault(schedule.subjects[subject], len(self._numbers))
+        memory = np.zeros(min(PIECE_ROWS, len(schedule)), SCHEDULE_ROW)
         for start in range(0, len(schedule), PIECE_ROWS):
             piece = slice(start, start + PIECE_ROWS)
-            packed = np.zeros(len(schedule.sequence[piece]), SCHEDULE_ROW)
+            packed = memory[: len(schedule) - start]
             packed["sequence"] = schedule.sequence[piece]
             packed["deliver_at_ms"] = schedule.deliver_at_ms[piece]
             packed["subject"] = number_of[schedule.subject[piece]]

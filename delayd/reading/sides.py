@@ -182,6 +182,8 @@ def tally_of(outcomes: OutcomeRows, target_log_id: int | None = None) -> Tally:
     handed_over = outcomes.parts["outcome"] == Outcome.DISPATCHED
     if target_log_id is not None:
         handed_over &= outcomes.parts["target_log_id"] == np.uint64(target_log_id)
+    if handed_over.all():
+        return tally(outcomes.sequences, outcomes.deliver_at_ms, outcomes.content_hash)
     rows = np.flatnonzero(handed_over[outcomes.part_of])
     return tally(outcomes.sequences[rows], outcomes.deliver_at_ms[rows], outcomes.content_hash[rows])
 

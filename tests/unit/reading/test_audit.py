@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from delayd.errors import DamagedData
-from delayd.log.dispatch import NewPart, Outcome, decode_outcomes
+from delayd.log.dispatch import PART, NewPart, Outcome, OutcomeRows, decode_outcomes
 from delayd.reading import plan, schedule
-from delayd.reading.audit import AuditTerms, audit_hour
+from delayd.reading.audit import SAID_BY_BOTH, AuditTerms, agree, audit_hour
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.columns import NO_INT64S, NO_UINT64S, ScheduleRows
 from delayd.reading.findings import Finding, FindingKind
 from delayd.reading.lives import Span, Spans
-from delayd.reading.realtime import BATCH, TargetRows
+from delayd.reading.realtime import BATCH, Target, TargetRows
 from delayd.reading.seals import SealState
 from delayd.reading.summary import CLASSES, HourSummary
 from tests.books import DELAY_ID, HOUR, HOUR_MS, REALTIME_ID, START_MS, Books, Row
@@ -395,6 +395,26 @@ def test_a_row_that_the_schedule_side_holds_twice_is_a_duplicate() -> None:
     found, summary = audit_hour(1, HOUR, rows, decode_outcomes([]), stored, terms)
     assert [finding.detail for finding in found] == ["the schedule side holds it 2 times"]
     assert (summary.duplicate, summary.pending, summary.scheduled) == (1, 3, 3)
+
+
+@pytest.mark.parametrize("field", ["outcome", "target_log_id", *SAID_BY_BOTH])
+def test_two_logs_agree_only_where_each_batch_says_the_same(field: str) -> None:
+    sequences, due = np.arange(1, 7, dtype=np.uint64), np.full(6, START_MS)
+    batches = np.zeros(3, BATCH)
+    parts = np.zeros(4, PART)  # The third one has no row, and may say anything.
+    used = np.array([0, 1, 3])
+    parts["outcome"][used], parts["target_log_id"][used] = Outcome.DISPATCHED, REALTIME_ID
+    for number, (own, theirs) in enumerate(SAID_BY_BOTH.items()):
+        parts[own][used] = batches[theirs] = 10 * number + np.arange(3)
+    batch_of = np.array([0, 2, 1, 1, 0, 2])
+    told = OutcomeRows(sequences, due, parts, used[batch_of], sequences)
+    targets = (Target("", REALTIME_ID, 0),)
+    stored = TargetRows(sequences, due, batch_of, batches, targets, ())
+    assert agree(told, stored)
+    assert not agree(told._replace(sequences=sequences + np.uint64(1)), stored)
+    assert not agree(told._replace(part_of=used[batch_of[::-1]]), stored)
+    parts[field][3] += 1
+    assert not agree(told, stored)
 
 
 def test_what_people_read_of_the_books_names_every_class_that_has_rows() -> None:
