@@ -11,13 +11,15 @@ from delayd.batch import ProducerPart
 from delayd.delay.requests import Requests
 from delayd.errors import DelaydError, RetryLater
 from delayd.hours import HOUR_MS, INSTANT_MS_MAX
+from delayd.testing.clock import SimClock
 from delayd.wire.frame import Frame, FrameReader, Head, HeadValue, encode_frame
 from delayd.wire.requests import RequestType, need_maps
 from tests.batches import PRODUCER, messages
 from tests.delay_harness import PRODUCER_ID, encode_wanted
 from tests.delay_outside import Sent
-from tests.fuzz.requests import DELAY, LOGS, REALTIME, Fields
+from tests.fuzz.requests import ANY, DELAY, LOGS, META, REALTIME, Fields
 from tests.fuzz.values import BOUNDARY, NUMBERS
+from tests.simulation.meta_side import LEASE_MS, MetaSide, Stranger
 from tests.simulation.network import ServedEnd
 from tests.simulation.parts import Parts
 from tests.simulation.realtime_side import RealtimeSide
@@ -36,7 +38,11 @@ class HostileScenarios(Parts):
 
     def kinds(self) -> Kinds:
         """What may be drawn now."""
-        kinds: Kinds = [(3, self.hostile_requests_at_realtime), (3, self.garbage_at_realtime)]
+        kinds: Kinds = [
+            (3, self.hostile_requests_at_realtime),
+            (3, self.garbage_at_realtime),
+            (3, self.garbage_at_meta),
+        ]
         if self.cluster.delay_up:
             kinds += [(3, self.hostile_requests_at_delay), (3, self.poisoned_send), (3, self.target_lies)]
             kinds += [(3, self.garbage_at_delay)]
@@ -110,6 +116,42 @@ class HostileScenarios(Parts):
             taken = [body for body in asker.taken if body]
             assert not taken, f"sends are taken that were changed on their way: {taken}"
         requests.disconnected(asker)
+
+    def garbage_at_meta(self) -> None:
+        """Strangers say to meta what they like, in frames and none, also of what is there: nothing changes (E1, H8)."""
+        cluster, random = self.cluster, self.random
+        targets = {side.log_id: side.name for side in cluster.sides}
+        routes = {subject.decode(): target for subject, target in cluster.router.routes.items()}
+        clock = SimClock()  # Its time is its own, so that leases may end.
+        meta = MetaSide(clock, targets, routes)
+        before = meta.told()
+        assert before == (routes, targets), before
+        peer, reader = Stranger(), FrameReader()
+        for number in range(1, 2 * REQUESTS):
+            kind, head = self._request({**ANY, **META})
+            if self.chance(0.5):
+                # What is there, as an operator or a server would name it.
+                told: Head = {
+                    "role": "realtime",
+                    "log_id": random.choice(list(targets)),
+                    "to": random.choice(list(targets)),
+                }
+                told |= {"subject": random.choice(list(routes)), "routes": True, "host": "stranger", "epoch": 1}
+                head |= {name: value for name, value in told.items() if name in head}
+            data = _frame(kind, number, head, b"")
+            for frame in _received(reader, self._spoiled(data) if self.chance(0.4) else data):
+                meta.serves(peer, frame)
+            if reader.fault is not None:
+                peer, reader = Stranger(), FrameReader()
+            meta.does_some(random.choice((0, 1, 3)))
+            if self.chance(0.1):
+                clock.advance(LEASE_MS + 1)
+            if self.chance(0.1):
+                meta.begin()
+        meta.rests()
+        for life in ("this", "the next"):
+            assert meta.told() == before, f"strangers have changed what meta tells in {life} life: {meta.told()}"
+            meta.begin()
 
     def _batch(self, number: int) -> bytes:
         """A batch of a stranger, who is the producer of nobody's messages."""

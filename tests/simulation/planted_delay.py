@@ -48,10 +48,12 @@ from delayd.log.dispatch import NewPart, OutcomeRows
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.seal import SealFacts
 from delayd.log.segment import FileHeader, Segment
+from delayd.net import trust
 from delayd.testing.clock import SimClock
 from delayd.testing.executor import StepExecutor
 from delayd.validate import check_batch, check_headers
 from delayd.wire.frame import Frame
+from delayd.wire.requests import RequestType
 from tests.delay_bugs import PLANTED as PLANTED_IN_LIVES
 from tests.simulation.patches import Bugs, Patch, changed
 
@@ -143,6 +145,10 @@ def _compare_counts(
 
 def _read_what_is_written(segment: Segment, until: int | None, give_way: Callable[[], None]) -> OutcomeRows:
     return read_outcomes(segment, None, give_way)
+
+
+def _tell_nobody(self: OutcomeLog) -> None:
+    """Who waits for outcomes goes on waiting."""
 
 
 def _know_of_no_flush(self: OutcomeLog) -> set[int]:
@@ -390,6 +396,19 @@ IN_DELAY: Bugs = {
     "T4: an unconfirmed clock stamps what is appended": [Patch(JudgedClock, "stamp_ms", JudgedClock.now_ms)],
     "T4: hours are sealed and removed by an unconfirmed clock": [
         Patch(DelayCore, "sweep", changed(DelayCore.sweep, "self._clock.confirmed", "True"))
+    ],
+    "L8: outcomes that a full disk kept back are never tried again": [Patch(delay_outcomes, "RETRY_MS", NEVER_MS)],
+    "L8: what waits for space is not told of a restored dispatch log": [
+        Patch(OutcomeLog, "_nothing_waits", _tell_nobody)
+    ],
+    "H7: a refused target is never asked again": [Patch(delay_link, "ALARM_RETRY_MS", NEVER_MS)],
+    "H8: strangers register at meta": [Patch(trust, "GUARDED", trust.GUARDED - {RequestType.REGISTER})],
+    "H8: strangers move routes at meta": [Patch(trust, "GUARDED", trust.GUARDED - {RequestType.MOVE_ROUTE})],
+    "H8: strangers have servers forgotten at meta": [
+        Patch(trust, "GUARDED", trust.GUARDED - {RequestType.FORGET_SERVER})
+    ],
+    "H8: hours whose dispatch logs are damaged are not told": [
+        Patch(Link, "_greet", changed(Link._greet, "if self._ends.unread:", "if False:"))
     ],
     "T2: rows leave a slot early": [Patch(Dispatcher, "step", _step_early), Patch(Sender, "pump", _pump_early)],
 }
