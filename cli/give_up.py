@@ -8,7 +8,7 @@ import msgpack
 
 from delayd.disk import RealDisk
 from delayd.errors import BadArgument, DamagedData
-from delayd.log.control import encode_records
+from delayd.log.control import SkippedSequences, encode_known
 from delayd.log.give_up import Damage, find_damage, give_up
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import LogPlace
@@ -108,7 +108,7 @@ def _skip(state: State, damage: Damage) -> NewGroup:
     marks = _row(state, "state", b"checkpoint") if state.get(b"checkpoint") is not None else {}
     sequence = max(marks.get("next_sequence", 1), damage.next_sequence) + RESTORED_STEP
     appended_at_ms = max(marks.get("appended_at_ms", 0), damage.appended_at_ms)
-    batch = encode_records([{"type": "skipped", "sequences": RESTORED_STEP}])
+    batch = encode_known([SkippedSequences(RESTORED_STEP)])
     return NewGroup(GroupKind.CONTROL, [batch], _number(state, b"epoch"), appended_at_ms, sequence)
 
 

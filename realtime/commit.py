@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from delayd.batch import Batch, DispatchPart, padded
 from delayd.clock import Clock
-from delayd.errors import BatchMalformed, DataError, DiskFull, ServerStopped
+from delayd.errors import DataError, DiskFull, ServerStopped
 from delayd.executor import Done, Executor
-from delayd.log.control import Record, RecordValue, encode_records
+from delayd.log.control import HelloHeard, Known, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 
@@ -24,7 +24,6 @@ from .peer import Peer
 
 COMMIT_BYTES = 32 << 20  # A commit takes no further frame above this, so that the first one does not wait too long.
 GROUP_BYTES = 64 << 20  # Batches of one group; its header and table fit the rest of the limit.
-ACCEPTED = "origin_accepted"  # The type of the record of an operator's word.
 RETRY_MS = 1_000  # Between tries on a full disk.
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class Note(NamedTuple):
     """An operator's word on a delay server, which is to become durable behind everything before it."""
 
     origin: Origin
-    record: Record
+    record: Known
     durable: Callable[[], None]
 
 
@@ -150,7 +149,7 @@ class GroupCommit:
         greetings: list[Greeting] = []
         frames: list[DispatchFrame] = []
         notes: list[Note] = []
-        records: list[Record] = []
+        records: list[Known] = []
         size = 0
         while self._queue and size < COMMIT_BYTES:
             item = self._queue.popleft()
@@ -166,7 +165,7 @@ class GroupCommit:
         self._appended_at_ms = max(self._clock.stamp_ms(), self._appended_at_ms)
         groups: list[NewGroup] = []
         if records:
-            batch = encode_records(records)
+            batch = encode_known(records)
             groups.append(NewGroup(GroupKind.CONTROL, [batch], self._epoch, self._appended_at_ms))
         members = _split(frames)
         for batches in members:
@@ -212,33 +211,13 @@ class GroupCommit:
             self._handing_on = False
 
 
-def hello_of_record(record: dict[str, RecordValue]) -> Hello | None:
-    """Read the control record of a hello; None for any other record."""
-    if record.get("type") != "hello":
-        return None
-    log_id, epoch, instance, session, w = (record.get(name) for name in Hello._fields)
-    if not (isinstance(log_id, int) and isinstance(epoch, int) and isinstance(instance, int)):
-        raise BatchMalformed("a record of a hello lacks a number")
-    if not (isinstance(session, int) and isinstance(w, list) and len(w) == 2):
-        raise BatchMalformed("a record of a hello lacks its session or its W")
-    return Hello(log_id, epoch, instance, session, (w[0], w[1]))
+def hello_of_record(record: HelloHeard) -> Hello:
+    """The hello that a control record notes."""
+    return Hello(record.log_id, record.epoch, record.instance, record.session, (record.w[0], record.w[1]))
 
 
-def accepted_of_record(record: dict[str, RecordValue]) -> int | None:
-    """The delay server that an operator accepted as it is; None for any other record."""
-    log_id = record.get("log_id")
-    return log_id if record.get("type") == ACCEPTED and isinstance(log_id, int) else None
-
-
-def _record(hello: Hello) -> Record:
-    return {
-        "type": "hello",
-        "log_id": hello.log_id,
-        "epoch": hello.epoch,
-        "instance": hello.instance,
-        "session": hello.session,
-        "w": list(hello.w),
-    }
+def _record(hello: Hello) -> HelloHeard:
+    return HelloHeard(hello.log_id, hello.epoch, hello.instance, hello.session, list(hello.w))
 
 
 def _write(message_log: Log, groups: Sequence[NewGroup], now_ms: int) -> Written:

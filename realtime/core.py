@@ -26,7 +26,7 @@ from delayd.errors import (
 from delayd.executor import Executor
 from delayd.fence import Fence
 from delayd.log.checkpoint import CheckpointFile
-from delayd.log.control import Record
+from delayd.log.control import OriginAccepted
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import write_again
@@ -41,7 +41,7 @@ from .alarms import NEVER_MS
 from .answers import window_frames
 from .checkpoint import Checkpointer, Snapshot, consume_part
 from .closed import ClosedSegments
-from .commit import ACCEPTED, Commit, DispatchFrame, Greeting, GroupCommit, Note
+from .commit import Commit, DispatchFrame, Greeting, GroupCommit, Note
 from .consumers import Consumers
 from .groups import Group, GroupCopy
 from .handoff import Hello, Origin
@@ -370,8 +370,7 @@ class Core:
             older.close()
         self._restored.pop(log_id, None)
         log.warning("operator accepts=origin origin=%016x", log_id)
-        record: Record = {"type": ACCEPTED, "log_id": log_id}
-        self._commit.put(Note(origin, record, partial(peer.answer, frame.request_id, answer)))
+        self._commit.put(Note(origin, OriginAccepted(log_id), partial(peer.answer, frame.request_id, answer)))
 
     def _drop(self, origin: Origin, why: StaleSession) -> None:
         """Take out what of a delay server was not given to the disk; it will never be appended."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from delayd.clock import Clock
 from delayd.errors import DataError, DiskFull, DiskReserve, ServerStopped
 from delayd.executor import Done, Executor
-from delayd.log.control import Record, encode_records
+from delayd.log.control import Known, encode_known
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
 from delayd.log.pull import PullEntry, encode_entries
@@ -56,9 +56,9 @@ class PullCommit:
         """
         self._append(GroupKind.DATA, encode_entries(entries), len(entries))
 
-    def append_record(self, record: Record) -> None:
+    def append_record(self, record: Known) -> None:
         """Write a control record, not durable yet; raises as `append` does."""
-        self._append(GroupKind.CONTROL, [encode_records([record])], 0)
+        self._append(GroupKind.CONTROL, [encode_known([record])], 0)
 
     def when_durable(self, callback: Callable[[], None]) -> None:
         """Call back when all that was appended up to now is fsynced."""

@@ -7,15 +7,13 @@ Invariant: entries are applied in the order of the log, so a replay ends in the 
 from __future__ import annotations
 
 from delayd.errors import BatchMalformed, DamagedData, RetryLater
-from delayd.log.control import RecordValue, decode_records
+from delayd.log.control import GroupCreated, GroupDeleted, decode_known
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.pull import PullOp, decode_entries
 
 from .groups import Group
 from .index import Index
 from .kept import Kept, Life, LostGroup, Marks, group_keys
-
-GROUP_RECORD, DELETED_RECORD = "group", "group_deleted"  # Types of control records.
 
 
 class PullReplay:
@@ -50,8 +48,11 @@ class PullReplay:
         self.begin_life(header.epoch)
         for _, batch in group.batches():
             if header.kind == GroupKind.CONTROL:
-                for record in decode_records(batch):
-                    self._create(record)
+                for record in decode_known(batch):
+                    if isinstance(record, GroupCreated):
+                        self._create(record)
+                    elif isinstance(record, GroupDeleted):
+                        self._delete(record.group_id)
                 continue
             for entry in decode_entries(batch):
                 taken += 1
@@ -89,23 +90,16 @@ class PullReplay:
                 except RetryLater:
                     continue  # Its consume log is rebuilt, or can be read again before the group gets anything.
 
-    def _create(self, record: dict[str, RecordValue]) -> None:
-        kind, group_id = record.get("type"), record.get("group_id")
-        if kind not in (GROUP_RECORD, DELETED_RECORD):
-            return
-        if not isinstance(group_id, int):
-            raise BatchMalformed("a record of a group has no id")
+    def _delete(self, group_id: int) -> None:
         self.lost.pop(group_id, None)
-        if kind == DELETED_RECORD:
-            self.groups.pop(group_id, None)
-            self.removes += group_keys(group_id)
-            return
-        subject_name, name = record.get("subject"), record.get("group")
-        if not isinstance(subject_name, str) or not isinstance(name, str):
-            raise BatchMalformed("a record of a group has no names")
-        subject = self._index.subject(subject_name)
+        self.groups.pop(group_id, None)
+        self.removes += group_keys(group_id)
+
+    def _create(self, record: GroupCreated) -> None:
+        self.lost.pop(record.group_id, None)
+        subject = self._index.subject(record.subject)
         try:
             start = self._index.first(subject)
         except RetryLater:
             start = 0  # `settle_starts` moves it to the first message that is kept.
-        self.groups[group_id] = Group(group_id, subject, name, start, self.next_pull)
+        self.groups[record.group_id] = Group(record.group_id, subject, record.group, start, self.next_pull)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from delayd.clock import Clock
 from delayd.errors import BadArgument, DelaydError, Rebuilding, RetryLater, ServerStopped, SlowDown
-from delayd.log.control import Record
+from delayd.log.control import GroupCreated, GroupDeleted
 from delayd.log.pull import COVERED_MAX, PullEntry, PullOp
 from delayd.log_limit import LogLimit
 from delayd.wire.frame import Head
@@ -32,7 +32,7 @@ from .parts import Part, Parts
 from .peer import Peer
 from .polls import Waiting
 from .pull_commit import PullCommit
-from .pull_replay import DELETED_RECORD, GROUP_RECORD, PullReplay
+from .pull_replay import PullReplay
 from .quarantine import Bad, Quarantine
 from .ranges import Ranges
 from .roster import RETRY_MS, Roster
@@ -309,8 +309,7 @@ class Pulls:
         group = Group(group_id, subject, name, self._index.first(subject), self.next_pull)
         group.ready = False
         group.on_pause = self._pause
-        record: Record = {"type": GROUP_RECORD, "group_id": group.group_id, "subject": subject_name, "group": name}
-        self._log.append_record(record)
+        self._log.append_record(GroupCreated(group.group_id, subject_name, name))
         # Not before: the disk may be full, and the next group gets this id.
         self.changes.watch(group)
         self.roster.add(group)
@@ -330,8 +329,7 @@ class Pulls:
 
     def delete(self, group: Group | LostGroup, deleted: Callable[[], None]) -> None:
         """Make an end of a group; ``deleted`` is called when that is durable. What it held is nobody's any more."""
-        record: Record = {"type": DELETED_RECORD, "group_id": group.group_id}
-        self._log.append_record(record)
+        self._log.append_record(GroupDeleted(group.group_id))
         self.removes += group_keys(group.group_id)
         if isinstance(group, Group):
             self._forget(group)

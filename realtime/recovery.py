@@ -28,14 +28,14 @@ from delayd.log.consume import (
     remove_segments,
     segment_bases,
 )
-from delayd.log.control import decode_records
+from delayd.log.control import HelloHeard, OriginAccepted, decode_known
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log, LogPlace, open_log, open_needed_log
 from delayd.log.segment import FileKind
 from delayd.log.tally import tally_place
 from delayd.state import State
 
-from .commit import accepted_of_record, hello_of_record
+from .commit import hello_of_record
 from .handoff import Origins
 from .index import Index
 from .kept import Kept, Marks, copied, encode_marks, subject_of_key
@@ -248,12 +248,11 @@ def read_window(origins: Origins, groups: Iterable[CommitGroup]) -> int:
 
 def _hear_again(origins: Origins, group: CommitGroup) -> None:
     for _, batch in group.batches():
-        for record in decode_records(batch):
-            accepted = accepted_of_record(record)
-            if accepted is not None:
-                origins.origin(accepted).accept()
-            hello = hello_of_record(record)
-            if hello is not None:
+        for record in decode_known(batch):
+            if isinstance(record, OriginAccepted):
+                origins.origin(record.log_id).accept()
+            elif isinstance(record, HelloHeard):
+                hello = hello_of_record(record)
                 origin = origins.origin(hello.log_id)
                 if (hello.epoch, hello.session) > (origin.epoch, origin.session):
                     origin.hear(hello)

@@ -50,7 +50,7 @@ from delayd.executor import Done, Executor
 from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
-from delayd.log.control import Record, encode_records
+from delayd.log.control import OperatorWord, encode_known
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.watch import LOOK_MS, LogWatch, write_again
 from delayd.state import State
@@ -555,8 +555,8 @@ class DelayCore:
     def _decide(self, action: str, entry: Entry, done: Decided) -> None:
         """Do what an operator decided, once his word is durable."""
         log.warning("operator action=%s id=%s rows=%d", action, entry.id, entry.rows)
-        record: Record = {"type": "operator", "action": action, "id": entry.id, "rows": entry.rows}
-        self.intake.control(encode_records([record]), partial(self._act, action, entry, done))
+        word = OperatorWord(action, entry.id, entry.rows)
+        self.intake.control(encode_known([word]), partial(self._act, action, entry, done))
 
     def _act(self, action: str, entry: Entry, done: Decided) -> None:
         if entry.hour is not None and entry.kind in (Kind.SCHEDULE, Kind.DISPATCH):

@@ -31,7 +31,7 @@ from delayd.errors import (
 )
 from delayd.executor import Done, Executor
 from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
-from delayd.log.control import Record, encode_records
+from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.log.schedule import Skipped
@@ -186,15 +186,14 @@ class Intake:
 
         A control record says so, in the group that goes back. No hour that ends after ``to_ms`` may be sealed.
         """
-        record: Record = {"type": "log_time", "from_ms": self.appended_at_ms, "to_ms": to_ms}
-        self._controls.insert(0, Control(encode_records([record]), on_durable))
+        record = LogTime(self.appended_at_ms, to_ms)
+        self._controls.insert(0, Control(encode_known([record]), on_durable))
         self._set_back_ms = to_ms
         self._commit()
 
     def skip(self, sequences: int, on_durable: Callable[[], None]) -> None:
         """Go on with higher sequences, by an operator's word; a control record says so, for the books (rule S5)."""
-        record: Record = {"type": "skipped", "sequences": sequences}
-        self._controls.insert(0, Control(encode_records([record]), on_durable))
+        self._controls.insert(0, Control(encode_known([SkippedSequences(sequences)]), on_durable))
         self._skip += sequences
         self._commit()
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,7 @@ from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue
 from delayd.hours import hour_of_ms
 from delayd.identity import Identity
-from delayd.log.control import decode_records
+from delayd.log.control import LogTime, SkippedSequences, TargetNote, decode_known
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log, LogPlace, open_needed_log
@@ -206,12 +205,11 @@ def _find_targets(
     try:
         for group in message_log.scan(message_log.start, message_log.durable):
             if group.header.kind == GroupKind.CONTROL:
-                for record in (record for _, batch in group.batches() for record in decode_records(batch)):
-                    if record["type"] == "target" and record["subject"] in lost:
+                for record in (record for _, batch in group.batches() for record in decode_known(batch)):
+                    if isinstance(record, TargetNote) and record.subject in lost:
                         # The last one counts; the next checkpoint writes it anew.
-                        subject = record["subject"]
-                        targets[subject] = cast(int, record["log_id"])
-                        owed.add(subject)
+                        targets[record.subject] = record.log_id
+                        owed.add(record.subject)
     except DamagedData as error:
         log.warning("notes_not_found reason=%r", str(error))
     return {subject: error for subject, error in lost.items() if subject not in targets}
@@ -242,17 +240,16 @@ class _Replay:
                 self._producers.accept(entry.batch, entry.base_sequence, header.appended_at_ms)
         elif header.kind == GroupKind.CONTROL:
             for _, batch in group.batches():
-                for record in decode_records(batch):
-                    if record["type"] == "target":
-                        subject = cast(bytes, record["subject"])
-                        self._targets[subject] = cast(int, record["log_id"])
-                        self.targets_owed.add(subject)
-                    elif record["type"] == "skipped":
-                        count = cast(int, record["sequences"])
-                        self.skipped.append((header.base_sequence - count, count))
-                    elif record["type"] == "log_time":
-                        self.reach_ms = max(self.reach_ms, cast(int, record["from_ms"]))
-                        self.appended_at_ms = header.appended_at_ms
+                for record in decode_known(batch):
+                    match record:
+                        case TargetNote(subject, log_id):
+                            self._targets[subject] = log_id
+                            self.targets_owed.add(subject)
+                        case SkippedSequences(count):
+                            self.skipped.append((header.base_sequence - count, count))
+                        case LogTime(from_ms):
+                            self.reach_ms = max(self.reach_ms, from_ms)
+                            self.appended_at_ms = header.appended_at_ms
 
 
 def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:

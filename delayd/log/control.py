@@ -1,10 +1,11 @@
 """Control records: what a log says about itself, as batches between those of messages (docs/formats/batch.md).
 
-Each body of a CONTROL batch is one msgpack map with a ``type``; a reader passes over types that it does not know.
+Each body of a CONTROL batch is one msgpack map with a ``type``; a reader passes over types that it does not know. The
+classes below are those that are known, and what a record of each holds.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import msgpack
 import numpy as np
@@ -15,6 +16,96 @@ from delayd.errors import BatchMalformed
 
 RecordValue = int | str | bytes | list[int]
 Record = Mapping[str, RecordValue]
+
+
+class TargetNote(NamedTuple):
+    """Rows of a subject may be at that realtime server from here on (rule H5)."""
+
+    subject: bytes
+    log_id: int
+
+
+class SkippedSequences(NamedTuple):
+    """So many sequences before this group's first one are left unused, by an operator's word (rule S5)."""
+
+    sequences: int
+
+
+class LogTime(NamedTuple):
+    """An operator has set the log's time back (rule T4)."""
+
+    from_ms: int
+    to_ms: int
+
+
+class OperatorWord(NamedTuple):
+    """What an operator decided about rows that are set aside."""
+
+    action: str
+    id: str
+    rows: int
+
+
+class HelloHeard(NamedTuple):
+    """A realtime server was greeted by a delay server, whose W is ``w`` (rule H3)."""
+
+    log_id: int
+    epoch: int
+    instance: int
+    session: int
+    w: list[int]
+
+
+class OriginAccepted(NamedTuple):
+    """An operator takes a delay server as it is: what was heard of it before is forgotten."""
+
+    log_id: int
+
+
+class GroupCreated(NamedTuple):
+    """A consumer group begins."""
+
+    group_id: int
+    subject: str
+    group: str
+
+
+class GroupDeleted(NamedTuple):
+    """A consumer group ends."""
+
+    group_id: int
+
+
+Known = (
+    TargetNote | SkippedSequences | LogTime | OperatorWord | HelloHeard | OriginAccepted | GroupCreated | GroupDeleted
+)
+
+_CLASSES: dict[RecordValue, type[Known]] = {
+    "target": TargetNote,
+    "skipped": SkippedSequences,
+    "log_time": LogTime,
+    "operator": OperatorWord,
+    "hello": HelloHeard,
+    "origin_accepted": OriginAccepted,
+    "group": GroupCreated,
+    "group_deleted": GroupDeleted,
+}
+_TYPES = {made: name for name, made in _CLASSES.items()}
+_FIELDS: dict[type[Known], tuple[type, ...]] = {
+    TargetNote: (bytes, int),
+    SkippedSequences: (int,),
+    LogTime: (int, int),
+    OperatorWord: (str, str, int),
+    HelloHeard: (int, int, int, int, list),
+    OriginAccepted: (int,),
+    GroupCreated: (int, str, str),
+    GroupDeleted: (int,),
+}
+
+
+def as_record(known: Known) -> Record:
+    """The map that stands in the log."""
+    return {"type": _TYPES[type(known)], **known._asdict()}
 
 
 def encode_records(records: Sequence[Record]) -> bytes:
@@ -40,3 +131,51 @@ def decode_records(batch: Batch) -> list[dict[str, RecordValue]]:
             raise BatchMalformed(f"a control record is a {type(record).__name__} instead of a map")
         records.append(record)
     return records
+
+
+def encode_known(records: Sequence[Known]) -> bytes:
+    """Make one CONTROL batch of known records."""
+    return encode_records([as_record(known) for known in records])
+
+
+def decode_known(batch: Batch) -> list[Known]:
+    """Read the records of a verified CONTROL batch whose types are known.
+
+    Raises:
+        BatchMalformed: a body is no map, or lacks what its type has.
+    """
+    found = [_known(record) for record in decode_records(batch)]
+    return [known for known in found if known is not None]
+
+
+def decode_sound(batch: Batch) -> list[Known]:
+    """The same for a reader of another server's log, which goes on: it passes over what lacks what its type has.
+
+    Raises:
+        BatchMalformed: a body is no map.
+    """
+    found: list[Known] = []
+    for record in decode_records(batch):
+        try:
+            known = _known(record)
+        except BatchMalformed:
+            continue
+        if known is not None:
+            found.append(known)
+    return found
+
+
+def _known(record: Record) -> Known | None:
+    kind = record.get("type")
+    made = _CLASSES.get(kind) if isinstance(kind, str) else None
+    if made is None:
+        return None
+    values = [record.get(name) for name in made._fields]
+    for name, value, needed in zip(made._fields, values, _FIELDS[made], strict=True):
+        if not isinstance(value, needed) or (isinstance(value, list) and not _is_watermark(value)):
+            raise BatchMalformed(f"a control record of type {kind!r} has no {name}")
+    return made._make(cast("list[Any]", values))
+
+
+def _is_watermark(value: list[int]) -> bool:
+    return len(value) == 2 and all(isinstance(number, int) for number in value)

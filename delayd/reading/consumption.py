@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from delayd.batch import BatchKind, ColumnId, Int64s
 from delayd.disk import Disk
-from delayd.log.control import decode_records
+from delayd.log.control import GroupCreated, decode_sound
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace
 from delayd.log.pull import PullOp
@@ -123,10 +123,9 @@ def beyond(consumption: Consumption, index: TargetIndex, number: int) -> Iterato
 def _entries_of(group: CommitGroup, count: int, lives: list[_Life]) -> Iterator[NDArray[np.void]]:
     for _, batch in group.batches():
         if group.header.kind == GroupKind.CONTROL:
-            for record in decode_records(batch):
-                group_id, subject, name = record.get("group_id"), record.get("subject"), record.get("group")
-                if record.get("type") == "group" and isinstance(group_id, int):
-                    lives.append(_Life(group_id, count, str(subject), str(name)))
+            for record in decode_sound(batch):
+                if isinstance(record, GroupCreated):
+                    lives.append(_Life(record.group_id, count, record.subject, record.group))
         elif batch.kind == BatchKind.PULL:
             found = np.frombuffer(batch.buffer, ENTRY, batch.count, batch.offsets[ColumnId.ENTRY])
             count += len(found)

@@ -3,7 +3,7 @@
 Invariant: nothing here stops an audit: what does not fit is a sentence.
 """
 
-from delayd.log.control import decode_records
+from delayd.log.control import LogTime, OperatorWord, SkippedSequences, decode_sound
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.schedule import RESTORED_STEP
 from delayd.reading.skim import Skimmed
@@ -36,12 +36,12 @@ class Follow:
             self._replay(header.previous_crc32c, header.offset)
         set_back = False
         if header.kind == GroupKind.CONTROL:
-            for record in (record for _, batch in group.batches() for record in decode_records(batch)):
-                set_back |= record.get("type") == "log_time"
-                if record.get("type") == "skipped":
-                    self._skip(at, record.get("sequences"))
-                if record.get("type") == "operator" and record.get("action") == "drop":
-                    self.given_up.add(str(record.get("id")))
+            for record in (record for _, batch in group.batches() for record in decode_sound(batch)):
+                set_back |= isinstance(record, LogTime)
+                if isinstance(record, SkippedSequences):
+                    self._skip(at, record.sequences)
+                elif isinstance(record, OperatorWord) and record.action == "drop":
+                    self.given_up.add(record.id)
         if header.appended_at_ms < self._appended_at_ms and not set_back:
             self.faults.append(f"{at} was appended at {header.appended_at_ms}, before the one before it")
         if header.epoch < self._epoch:
@@ -62,7 +62,7 @@ class Follow:
         if not self._at_replay:
             self._replay(None, self._end)
 
-    def _skip(self, at: str, count: object) -> None:
+    def _skip(self, at: str, count: int) -> None:
         if count != RESTORED_STEP:
             self.faults.append(f"{at} leaves {count} sequences unused, an accepted server leaves {RESTORED_STEP}")
         elif self._next is not None:

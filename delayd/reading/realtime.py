@@ -24,7 +24,7 @@ from delayd.errors import DamagedData
 from delayd.limits import SUBJECT_BYTES_MAX
 from delayd.log import tallying
 from delayd.log.checkpoint import read_checkpoint
-from delayd.log.control import decode_records
+from delayd.log.control import HelloHeard, decode_sound
 from delayd.log.group import HEADER, CommitGroup, GroupHeader, GroupKind, content_position
 from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind
@@ -262,13 +262,13 @@ class TargetIndexer:
 
     def _note_hellos(self, group: CommitGroup, target: int, newer: bool) -> None:
         for _, batch in group.batches():
-            for record in decode_records(batch):
-                origin, watermark = record.get("log_id"), record.get("w")
-                if record.get("type") == "hello" and isinstance(origin, int) and isinstance(watermark, list):
-                    greeting = Greeting(group.header.offset, (watermark[0], watermark[1]))
-                    self._greeted.setdefault((target, origin), []).append(greeting)
+            for record in decode_sound(batch):
+                if isinstance(record, HelloHeard):
+                    watermark = record.w[0], record.w[1]
+                    greeting = Greeting(group.header.offset, watermark)
+                    self._greeted.setdefault((target, record.log_id), []).append(greeting)
                     if not newer:
-                        self._note_watermark(target, origin, (watermark[0], watermark[1]))
+                        self._note_watermark(target, record.log_id, watermark)
 
     def _note_watermark(self, target: int, origin: int, watermark: tuple[int, int]) -> None:
         known = self._watermarks.get((target, origin), (0, 0))

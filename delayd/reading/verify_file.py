@@ -20,7 +20,7 @@ from delayd.errors import BatchMalformed, CallerError, DamagedData, DataError
 from delayd.hours import hour_name, hour_start_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import SEGMENT_ENTRIES, ConsumePlace, check_pages
-from delayd.log.control import decode_records
+from delayd.log.control import LogTime, decode_sound
 from delayd.log.dispatch import decode_outcomes
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import LogPlace, segment_name
@@ -336,7 +336,7 @@ def _sets_back(group: CommitGroup) -> bool:
     if group.header.kind != GroupKind.CONTROL:
         return False
     try:
-        return any(record.get("type") == "log_time" for _, batch in group.batches() for record in decode_records(batch))
+        return any(isinstance(record, LogTime) for _, batch in group.batches() for record in decode_sound(batch))
     except BatchMalformed:
         return False
 

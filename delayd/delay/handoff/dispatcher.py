@@ -21,7 +21,7 @@ from delayd.delay.handoff.waiting import lowest_offset
 from delayd.delay.rows import NO_SEQUENCES, Rows, without
 from delayd.delay.subjects import Subjects
 from delayd.delay.timers.wheel import Wheel
-from delayd.log.control import encode_records
+from delayd.log.control import TargetNote, encode_known
 
 log = logging.getLogger(__name__)
 
@@ -342,4 +342,4 @@ def _split(rows: Rows, keys: NDArray[np.integer]) -> list[Rows]:
 
 def encode_notes(notes: Sequence[tuple[bytes, int]]) -> bytes:
     """The control batch of notes (docs/formats/batch.md, Control records)."""
-    return encode_records([{"type": "target", "subject": subject, "log_id": target} for subject, target in notes])
+    return encode_known([TargetNote(subject, target) for subject, target in notes])

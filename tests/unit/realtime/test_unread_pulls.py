@@ -208,7 +208,7 @@ def test_rule_L5_entries_that_no_server_writes_are_damage_with_a_name() -> None:
     pulls.flush()
     pulls.close()
     world = World(disk, before.state.after_crash(disk), settings=SETTINGS)
-    assert "a record of a group has no id" in refused(world, RequestType.PULL, pull_head())
+    assert "a control record of type 'group' has no group_id" in refused(world, RequestType.PULL, pull_head())
     assert decide(world, RequestType.QUARANTINE_DROP)[0]
     assert world.pull(SimPeer(), "late", most=20).bodies == [] and not world.failures
     assert world.restarted().pull(SimPeer(), most=20).bodies == bodies[15:]
