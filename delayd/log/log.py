@@ -143,17 +143,16 @@ class Log:
                 raise DamagedData(segment.path, segment.position(scan.offset), scan.reason or "the log ends early")
             start, previous_crc32c = scan.offset, scan.crc32c
 
-    def delete_below(self, offset: int) -> int:
-        """Remove whole segments that end at or below ``offset``, never the last one: the bytes freed."""
-        return self.remove(self.detach_below(offset))
-
     def base_below(self, offset: int) -> int:
-        """Where the log begins once `delete_below` has removed what it may below ``offset``."""
+        """Where the log begins once what `detach_below` takes out for ``offset`` is removed."""
         segments = self._segments
         return segments[max(0, bisect_right(segments, offset, key=_base_offset) - 1)].base_offset
 
     def detach_below(self, offset: int) -> list[Segment]:
-        """Take what `delete_below` would remove out of the log, on the thread that appends, for `remove` on another."""
+        """Take whole segments that end at or below ``offset`` out of the log, never the last one, for `remove`.
+
+        On the thread that appends; `remove` may run on another.
+        """
         segments = self._segments
         count = bisect_right(segments, offset, 1, key=_base_offset) - 1
         self._segments = segments[count:]

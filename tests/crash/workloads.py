@@ -67,7 +67,7 @@ class LogWorkload:
         self._append(log, facts, 11)
         self._flush(log, facts)
         self._checkpoint(log, facts, 10)
-        log.delete_below(facts.start)
+        log.remove(log.detach_below(facts.start))
         self._append(log, facts, 12, 13)
         self._flush(log, facts)
         self._append(log, facts, 14, 15)

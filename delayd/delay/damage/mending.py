@@ -259,7 +259,16 @@ class Mending:
         beside = outcomes_beside(self._disk, self._folder).get(hour, [])
         if given_up:
             known, beside = 0, self._put_damaged_aside(hour, beside, now_ms)
-        opened = open_dispatch_log(*(self._disk, self._folder, self._log_id, self._epoch, hour), known, beside, now_ms)
+        opened = open_dispatch_log(
+            self._disk,
+            self._folder,
+            self._log_id,
+            self._epoch,
+            hour,
+            known=known,
+            beside=beside,
+            now_ms=now_ms,
+        )
         return opened if opened is not None else (self._new_dispatch_log(hour, now_ms), NO_OUTCOMES)
 
     def _put_damaged_aside(self, hour: int, beside: list[int], now_ms: int) -> list[int]:

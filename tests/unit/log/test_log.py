@@ -80,12 +80,12 @@ def test_deleted_segments_are_gone_and_what_is_referred_to_stays() -> None:
     disk = MemoryDisk()
     log = filled(disk, 12)
     fifth = list(log.scan(0, log.durable))[4]
-    assert log.delete_below(fifth.header.offset) > 0
+    assert log.remove(log.detach_below(fifth.header.offset)) > 0
     assert log.start <= fifth.header.offset
     assert numbers(log, fifth.header.offset) == list(range(4, 12))
     with pytest.raises(DamagedData, match="not kept any more"):
         log.read(0, 8)
-    log.delete_below(1 << 40)
+    log.remove(log.detach_below(1 << 40))
     assert len(disk.list_folder(PLACE.folder)) == 1, "the last segment stays"
     assert open_log(disk.after_crash(), PLACE, 5, log.end, log.crc32c).end == log.end
 

@@ -327,7 +327,7 @@ def test_what_retention_removed_at_the_target_is_unproven_and_not_lost(tmp_path:
     books = Books(str(tmp_path), segment_bytes=2_000)
     for sequence in books.send(due(40, 1)):
         books.hand_over([sequence])
-    books.target.delete_below(6_000)
+    books.target.remove(books.target.detach_below(6_000))
     total = audit(books).total
     books.close()
     assert total.lost == 0 and total.dispatched == 40 and 0 < total.unproven < 40

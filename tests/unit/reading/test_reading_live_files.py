@@ -133,7 +133,7 @@ def test_rule_P3_segments_that_are_gone_mean_a_new_start_and_in_the_end_damage(t
     books = Books(str(tmp_path), segment_bytes=500)
     for _ in range(10):
         books.send([START_MS])
-    books.messages.delete_below(1_000)
+    books.messages.remove(books.messages.detach_below(1_000))
     with pytest.raises(LogMoved):
         sequences(books)
     with pytest.raises(DamagedData, match="no newer checkpoint says why"):

@@ -190,7 +190,7 @@ def test_what_retention_removed_at_the_target(tmp_path: Path) -> None:
     books = Books(str(tmp_path / "data"), segment_bytes=2_000)
     for sequence in books.send([START_MS + row for row in range(40)]):
         books.hand_over([sequence])
-    books.target.delete_below(6_000)
+    books.target.remove(books.target.detach_below(6_000))
     books.see_all(NOW_MS)
     assert 0 < compare(books, tmp_path / "out").total.unproven < 40
     books.close()
