@@ -10,7 +10,7 @@ What there is, and how it is read
 The three logs of an hour
     schedule            the schedule side: schedule log below the checkpoint, message log above it
     dispatch            the dispatch log
-    realtime            what the realtime servers hold
+    realtime, target_columns   what the realtime servers hold, and the columns that it is kept in
 The audit of an hour
     plan, pieces        what to read, in which order, in which parts
     join, classes       which rows belong together, and what became of each, in one word
