@@ -82,7 +82,7 @@ CAUGHT_BY = {
     "L3: a failed write is not cut back": 14,
     "S4: a seal is counted before it is durable": 13,
     "P5: appended_at goes back with the clock": 3,
-    "P6: segments go though rows refer to them": 88,
+    "P6: segments go though rows refer to them": 267,
     "S1: an hour is sealed by counts": 5,
     "S1: an hour is sealed on outcomes that are not durable": 13,
     "H4: rows that may be at T are sent again before it is asked": 3,
