@@ -91,15 +91,13 @@ class Child:
     def stop(self) -> None:
         """Tell it to stop, now or as soon as it has started."""
         self._stopping.set()
-        if self._process is not None:
-            _send(self._process, signal.SIGTERM)
+        self._send(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it at once; what it acknowledged is on disk."""
         self._killed = True
         self._stopping.set()
-        if self._process is not None:
-            _send(self._process, signal.SIGKILL)
+        self._send(signal.SIGKILL)
 
     @property
     def runs(self) -> bool:
@@ -111,6 +109,15 @@ class Child:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:
             return False  # Its waiter has the exit code, and is about to tell.
+
+    def _send(self, number: signal.Signals) -> None:
+        """Signal its process if it runs. `Process.send_signal` would take the exit code of one that has just ended."""
+        if self._process is None or not self.runs:
+            return
+        try:
+            os.kill(self._process.pid, number)
+        except ProcessLookupError:
+            pass  # It ended by itself a moment ago, which its waiter is about to hear.
 
     async def _run_once(self) -> int:
         self._served_from, self.held = None, False
@@ -185,10 +192,3 @@ def _how_it_ended(code: int) -> str:
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return "ended" if code == 0 else f"failed with exit code {code}, see its log above"
-
-
-def _send(process: Process, number: signal.Signals) -> None:
-    try:
-        process.send_signal(number)
-    except ProcessLookupError:
-        pass  # It ended by itself a moment ago, which its waiter is about to hear.

@@ -75,16 +75,6 @@ class Service(Protocol):
         """
 
 
-def _open(service: Service) -> None:
-    """Open a service; Unreadable names what the system refuses, such as a file in the place of a folder."""
-    try:
-        service.open()
-    except OSError as error:
-        if not isinstance(error.filename, str):
-            raise
-        raise read_error(error.filename, 0, error) from error
-
-
 class Program:
     """One process with one service."""
 
@@ -92,6 +82,7 @@ class Program:
         self, role: str, build: Callable[[Fail], Service], folder: str | None, *, exit_with_stdin: bool = False
     ) -> None:
         self._role = role
+        self._folder = folder
         self._lock = None if folder is None else f"{folder}/{LOCK}"
         self._build = build
         self._exit_with_stdin = exit_with_stdin
@@ -142,7 +133,7 @@ class Program:
             while not self._stop.is_set():
                 service = self._build(self._fail)
                 try:
-                    _open(service)
+                    self._open(service)
                     return service
                 except DelaydError as error:
                     # `delayd log give-up` has the directory while it is at work.
@@ -160,6 +151,17 @@ class Program:
             if held is not None:
                 await held.close()
         return None
+
+    def _open(self, service: Service) -> None:
+        """Open a service; Unreadable names what the system refuses, such as a folder in the place of a file."""
+        try:
+            service.open()
+        except OSError as error:
+            # Without its directory nothing can be mended below it: the place was named wrongly.
+            has_place = self._folder is None or os.path.isdir(self._folder)
+            if not (has_place and isinstance(error.filename, str)):
+                raise
+            raise read_error(error.filename, 0, error) from error
 
     async def _until_left(self) -> None:
         """Wait for a server that is about to leave the directory, such as a child of a supervisor that was killed."""
