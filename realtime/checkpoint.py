@@ -150,7 +150,7 @@ class Checkpointer:
     def _put_off(self, error: DelaydError) -> None:
         """The last checkpoint stands, and the logs hold what is newer."""
         # The bytes that asked for this one are still there, and would ask for the next one at once.
-        self._not_before_ms = self._clock.monotonic_ms() + min(self._every_ms, RETRY_MS_MAX)
+        self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + min(self._every_ms, RETRY_MS_MAX)
         level = logging.CRITICAL if isinstance(error, DamagedData) else logging.WARNING
         log.log(level, "checkpoint_put_off reason=%r", error.message)
 

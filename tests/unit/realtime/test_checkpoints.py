@@ -226,7 +226,9 @@ def put_off(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.message.startswith("checkpoint_put_off")]
 
 
-def with_a_checkpoint_file_that_cannot_be_opened(**settings: int) -> tuple[World, SimPeer]:
+def with_a_checkpoint_file_that_cannot_be_opened(
+    work: StepExecutor | None = None, **settings: int
+) -> tuple[World, SimPeer]:
     world, peer = World(settings={**SMALL, **settings}), SimPeer()
     world.core.checkpoint()
     world.core.stop(lambda: None)
@@ -235,7 +237,7 @@ def with_a_checkpoint_file_that_cannot_be_opened(**settings: int) -> tuple[World
     # A folder in its place can't be opened, as a file on a bad disk or of another user.
     world.disk.remove(f"{FOLDER}/checkpoint")
     world.disk.make_folder(f"{FOLDER}/checkpoint")
-    world = World(world.disk, world.state, world.clock.restarted(), settings=world.settings)
+    world = World(world.disk, world.state, world.clock.restarted(), settings=world.settings, work=work)
     world.hello(peer, 1)
     return world, peer
 
@@ -269,3 +271,17 @@ def test_rule_B2_the_bytes_of_a_checkpoint_that_was_put_off_do_not_ask_for_anoth
     world.pass_time(5_000)
     world.dispatch(peer, 1, dispatch_batch(20, [bytes(400)] * 2))
     assert len(put_off(caplog)) == 2
+
+
+def test_rule_B2_a_checkpoint_that_failed_after_a_long_time_keeps_nobody_awake() -> None:
+    work = StepExecutor()
+    world, peer = with_a_checkpoint_file_that_cannot_be_opened(work, checkpoint_every_ms=1_000)
+    world.dispatch(peer, 1, dispatch_batch(1, [b"a"]))
+    for _ in range(30):
+        # Each takes a while, so that the next one is due before this one has failed.
+        world.pass_time(700)
+        assert world.core.next_wake_ms() > world.clock.monotonic_ms()
+        world.clock.advance(700)
+        work.run_all()
+        world.core.wake()
+        assert world.core.next_wake_ms() > world.clock.monotonic_ms()
