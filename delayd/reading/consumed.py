@@ -14,7 +14,7 @@ from delayd.errors import DamagedData, DataError
 from delayd.location import ROW_BITS
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.consume import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES, Entries
-from delayd.log.segment import FILE_HEADER_BYTES, FileKind, open_segment
+from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
 from delayd.reading.directory import Directory
 from delayd.reading.groups import LogMoved
 from delayd.reading.realtime import Batches, TargetIndex, TargetIndexer
@@ -39,7 +39,7 @@ def wrong_entries(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
     for name in disk.list_folder(folder):
         try:
             found = _check(disk, directory, f"{folder}/{name}", index, stop if isinstance(stop, int) else 0, of_subject)
-        except (DataError, FileNotFoundError):
+        except (DataError, FileNotFoundError, UnfinishedFile):
             continue
         if found is not None:
             yield found

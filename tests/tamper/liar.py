@@ -22,6 +22,7 @@ from delayd.log.seal import NO_SEAL, Seal, decode_seals, encode_seal
 from delayd.log.segment import FileHeader, Segment, create_segment
 from delayd.reading.directory import open_any
 from delayd.testing.disk import MemoryDisk
+from delayd.testing.tree import Folder
 from tests.simulation.audit import BOOKS, copy_tree
 from tests.tamper.honest import DELAY
 from tests.tamper.rows import Row, batch_of, rows_of
@@ -57,6 +58,13 @@ class Liar:
     def __init__(self, honest: MemoryDisk) -> None:
         self.disk = MemoryDisk()
         copy_tree(honest, BOOKS, self.disk, BOOKS)
+
+    def paths(self, folder: str = BOOKS) -> list[str]:
+        """All files of a folder and of the folders in it."""
+        found: list[str] = []
+        for path in (f"{folder}/{name}" for name in self.disk.list_folder(folder)):
+            found += self.paths(path) if isinstance(self.disk._find(path), Folder) else [path]
+        return found
 
     def copy_file(self, source: str, path: str) -> None:
         """Put a copy of a file in the place of another one."""

@@ -30,6 +30,18 @@ def test_rule_S5_a_lie_is_found_and_rightly_named(lie: Lie) -> None:
     assert found & lie.names, f"{sorted(found)} instead of one of {sorted(lie.names)}"
 
 
+def test_rule_L9_a_file_that_is_cut_anywhere_near_its_header_ends_no_reader() -> None:
+    disk, now_ms = honest()
+    liar = Liar(disk)
+    for path in liar.paths():
+        whole = liar.read_file(path)
+        for size in (0, 8, 63, 64):
+            liar.write_file(path, whole[:size])
+            verdict(liar.disk, now_ms)
+        liar.write_file(path, whole)
+    assert verdict(liar.disk, now_ms) == set()
+
+
 def test_there_are_more_than_two_hundred_of_them() -> None:
     assert len({lie.name for lie in LIES}) == len(LIES) >= 230
 
