@@ -15,6 +15,7 @@ from delayd.clock import Clock, JudgedClock
 from delayd.delay import core as delay_core
 from delayd.delay import intake as delay_intake
 from delayd.delay import recovery as delay_recovery
+from delayd.delay.books import dispatch_logs as delay_dispatch_logs
 from delayd.delay.books import outcomes as delay_outcomes
 from delayd.delay.books import retention as delay_retention
 from delayd.delay.books.dispatch_logs import read_outcomes
@@ -374,6 +375,7 @@ IN_DELAY: Bugs = {
     "S1: what a restored dispatch log says is recorded again": [Patch(EarlierOutcomes, "learn", _learn_nothing)],
     "L5: a dispatch log that is gone holds nothing": [
         Patch(delay_outcomes, "reopen_dispatch_log", _reopen_nothing),
+        Patch(delay_dispatch_logs, "reopen_dispatch_log", _reopen_nothing),
         Patch(delay_recovery, "reopen_dispatch_log", _reopen_nothing),
     ],
     "L5: rows that a given up dispatch log may have named are sent": [Patch(Mending, "_doubt", _doubt_nothing)],
