@@ -89,7 +89,7 @@ CAUGHT_BY = {
     "H4: rows that never arrived are not sent again": 11,
     "H8: hours whose dispatch logs are damaged are not told": 52,
     "H7: a refused target is never asked again": 6,
-    "L8: what waits for space is not told of a restored dispatch log": 18,
+    "L8: what waits for space is not told of a restored dispatch log": 583,
     "L1: an error of the write back is not looked at": 11,
     "E1: a target's answer is taken as it comes": 33,
     "L5: what a start reads wrongly once counts as torn": 16,
