@@ -14,7 +14,7 @@ from delayd.batch import Batch, Buffer
 from delayd.config import DelayConfig, RealtimeConfig
 from delayd.delay.core import DelayCore, Threads
 from delayd.delay.handoff.wire import OnAnswer, Wire
-from delayd.delay.producers import Accepted
+from delayd.delay.producers import AcceptedBatch
 from delayd.disk import RealDisk
 from delayd.errors import DelaydError
 from delayd.state import LmdbState
@@ -142,7 +142,7 @@ class _Line:
         """Nothing is lost on the way."""
 
 
-def _accepted(what: Accepted | DelaydError, duplicate: bool) -> None:
+def _accepted(what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
     if isinstance(what, DelaydError):
         raise what
 

@@ -8,9 +8,9 @@ import numpy as np
 from delayd.disk import RealDisk
 from delayd.log.dispatch import Outcome
 
+from .hour_schedule import NONE, Hour, Listing, Window, in_chunks, schedules
 from .listing import show
 from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
-from .rows import NONE, Hour, Listing, Window, in_chunks, schedules
 from .table import Cell, Column, Kind
 
 COLUMNS = (

@@ -25,7 +25,7 @@ from delayd.reading.directory import KIND_POSITION
 from delayd.state import check_stored, read_state_file
 from delayd.state_file import LMDB_MAGIC
 
-from .rows import in_chunks
+from .hour_schedule import in_chunks
 from .table import Cell, Column, Kind
 
 CONSUME_COLUMNS = (

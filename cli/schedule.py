@@ -10,10 +10,10 @@ from delayd.errors import DamagedData
 from delayd.hours import hour_name
 from delayd.log.dispatch import Outcome
 
+from .hour_schedule import NONE, Hour, Listing, Schedule, Window, in_chunks, schedules
 from .listing import printable, show
 from .options import data_option, examples, format_option, from_option, limit_option, subject_option, to_option
 from .progress import progress
-from .rows import NONE, Hour, Listing, Schedule, Window, in_chunks, schedules
 from .table import Cell, Column, Kind
 
 HOUR_COLUMNS = (

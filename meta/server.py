@@ -18,7 +18,7 @@ from delayd.executor import ThreadExecutor
 from delayd.holder import LOCK, holder_name
 from delayd.identity import draw_id, open_cluster_id, open_identity
 from delayd.net.connection import Connection
-from delayd.net.held_start import Held
+from delayd.net.held_start import HeldServer
 from delayd.net.server import Server
 from delayd.net.trust import Guard
 from delayd.place import place_of, settle_place
@@ -107,10 +107,10 @@ class MetaService:
             self._core.route_count,
         )
 
-    def abandon(self) -> Held:
+    def abandon(self) -> HeldServer:
         """See delayd.net.program.Service; an `open` that fails has closed all that it had opened."""
         config = self._config
-        return Held(config.role, config.host, config.port, open_secret(config.data, config.secret_file))
+        return HeldServer(config.role, config.host, config.port, open_secret(config.data, config.secret_file))
 
     async def start(self) -> tuple[str, int]:
         """Listen; opens what was not opened."""

@@ -11,7 +11,7 @@ from delayd.config import RealtimeConfig, describe
 from delayd.errors import DelaydError
 from delayd.identity import draw_id
 from delayd.net.connection import Connection
-from delayd.net.held_start import Held
+from delayd.net.held_start import HeldServer
 from delayd.net.home import Home, abandon
 from delayd.net.membership import Membership
 from delayd.net.program import Fail
@@ -60,7 +60,7 @@ class RealtimeServer:
         executors = Executors(*home.executors)
         self._core = Core(config, home.disk, home.state, home.clock, executors, recovered, self._fail)
 
-    def abandon(self) -> Held:
+    def abandon(self) -> HeldServer:
         """See delayd.net.program.Service."""
         return abandon(self._config, self._home)
 

@@ -17,7 +17,7 @@ from delayd.delay.books.dispatch_logs import list_dispatch_logs
 from delayd.delay.core import DelayCore, Threads
 from delayd.delay.filing.hour_table import PREFIX, HourTable, load_hours
 from delayd.delay.handoff.wire import Wire
-from delayd.delay.producers import Accepted
+from delayd.delay.producers import AcceptedBatch
 from delayd.errors import DelaydError
 from delayd.hours import hour_of_ms, hour_start_ms
 from delayd.reading.seals import verify_seals
@@ -98,7 +98,7 @@ class World:
         sent = self.outside.unanswered.get(number) or self.outside.accepted[number][0]
         self.core.send(parse(sent.data), partial(self._heard, sent))
 
-    def _heard(self, sent: Sent, what: Accepted | DelaydError, duplicate: bool) -> None:
+    def _heard(self, sent: Sent, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
         outside = self.outside
         if isinstance(what, DelaydError):
             outside.refused.append((sent.number, what))

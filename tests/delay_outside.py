@@ -14,7 +14,7 @@ from unittest.mock import patch
 from delayd.batch import ProducerPart
 from delayd.delay import recovery
 from delayd.delay.filing import pending
-from delayd.delay.producers import Accepted
+from delayd.delay.producers import AcceptedBatch
 from delayd.delay.timers.wheel import Wheel
 from delayd.errors import DelaydError
 from delayd.log import checkpoint
@@ -49,7 +49,7 @@ class Outside:
     machine: SimMachine
     targets: dict[int, FakeTarget]
     unanswered: dict[int, Sent] = field(default_factory=dict)
-    accepted: dict[int, tuple[Sent, Accepted]] = field(default_factory=dict)
+    accepted: dict[int, tuple[Sent, AcceptedBatch]] = field(default_factory=dict)
     refused: list[tuple[int, DelaydError]] = field(default_factory=list)
     last_number: int = 0
     moved: dict[int, int] = field(default_factory=dict)  # Who listens at the address of a target, if not itself.

@@ -24,7 +24,7 @@ ALIVE_MS_MAX = 10_000.0  # Longer than any server's loop may stall; then the con
 log = logging.getLogger(__name__)
 
 
-class Link:
+class ServerLink:
     """One server; belongs to a loop, and any number of tasks may ask for its connection at once."""
 
     def __init__(self, host: str, port: int, log_id: int | None = None) -> None:

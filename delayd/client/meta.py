@@ -11,7 +11,7 @@ import random
 from typing import NamedTuple
 
 from delayd.client.limits import need_address
-from delayd.client.link import Link
+from delayd.client.link import ServerLink
 from delayd.client.retry import Backoff
 from delayd.errors import DelaydError, NoRealtimeServer, UnknownRequest
 from delayd.wire.frame import Frame, Head
@@ -38,7 +38,7 @@ class MetaView:
 
     def __init__(self, address: str) -> None:
         host, port = need_address(address)
-        self.link = Link(host, port)
+        self.link = ServerLink(host, port)
         self.delay_servers: dict[int, ServerAddress] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_now = asyncio.Event()

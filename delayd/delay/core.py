@@ -28,13 +28,12 @@ from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher
 from delayd.delay.handoff.link import Dial, Link, Phase
 from delayd.delay.handoff.moves import RouteMoves
 from delayd.delay.handoff.refusers import Refusers
-from delayd.delay.handoff.sender import Origin, Sender
+from delayd.delay.handoff.sender import Sender, ServerLife
 from delayd.delay.handoff.target_ends import KeepingEnds, TargetEnds
-from delayd.delay.handoff.target_words import Accepted as AcceptedTarget
-from delayd.delay.handoff.target_words import TargetWords, accepted_targets
+from delayd.delay.handoff.target_words import AcceptedTarget, TargetWords, accepted_targets
 from delayd.delay.handoff.targets import Targets
 from delayd.delay.intake import Committed, Intake, Mark
-from delayd.delay.producers import Accepted, Allowance, Waiter
+from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
 from delayd.delay.recovery import ends_of_all, note_ends, open_seals, recover
 from delayd.delay.rows import NO_SEQUENCES, Rows, hour_span
@@ -89,7 +88,7 @@ class DelayCore:
     ) -> None:
         self.identity = open_identity(state, f"{config.folder}/state.lmdb", random_id, disk)
         self.fence = Fence("delay", self.identity.log_id)
-        self._origin = Origin(self.identity.log_id, self.identity.epoch, random_id())
+        self._origin = ServerLife(self.identity.log_id, self.identity.epoch, random_id())
         found = recover(disk, state, clock, config, self.identity)
         for damage in found.damage:
             log.critical("found_damaged reason=%r", str(damage))
@@ -326,7 +325,7 @@ class DelayCore:
             return
         self.intake.send(batch, waiter, allowance)
 
-    def outcome(self, producer_id: int, number: int) -> Accepted | None:
+    def outcome(self, producer_id: int, number: int) -> AcceptedBatch | None:
         """What became of a batch; None when nothing durable is known of it now.
 
         Raises ServerFenced: this server does not know what the right one has.
@@ -334,7 +333,7 @@ class DelayCore:
         self.fence.check()
         return self.producers.find(producer_id, number)
 
-    def ask_outcome(self, producer_id: int, number: int, answer: Callable[[Accepted | None], None]) -> None:
+    def ask_outcome(self, producer_id: int, number: int, answer: Callable[[AcceptedBatch | None], None]) -> None:
         """Call back with what became of a batch, once that can't change any more (rules I3, I6).
 
         Raises ServerFenced: this server does not know what the right one has.

@@ -54,7 +54,7 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptState:
     """What the last checkpoint left."""
 
     replay_offset: int = 0
@@ -75,13 +75,13 @@ class Kept:
     flags_unknown: bool = False  # Whether an hour may be sealed though its row does not say so.
 
 
-def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> Kept:
+def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> KeptState:
     """Read the state of a delay server; what is rebuilt is told, and written back with the next commit of its row.
 
     Raises:
         DamagedValue: a value does not check that nothing else says.
     """
-    kept, damaged = Kept(), list[DamagedValue]()
+    kept, damaged = KeptState(), list[DamagedValue]()
     published = _published(disk, folder, log_id)
     hours = load_hours(state.scan(PREFIX, damaged))
     if _read_checkpoint(state, kept, hours, published):
@@ -124,7 +124,7 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> Kept:
     return kept
 
 
-def heal_hours(state: State, kept: Kept) -> None:
+def heal_hours(state: State, kept: KeptState) -> None:
     """Write the replay offset and the hour table back, when one of them was rebuilt: one transaction."""
     if kept.flags_unknown:
         names = ("replay_offset", "replay_crc32c", "next_sequence", "appended_at_ms", "reach_ms", "skipped")
@@ -133,7 +133,7 @@ def heal_hours(state: State, kept: Kept) -> None:
         state.commit([*hour_puts(kept.hours.rows), (CHECKPOINT_KEY, row)], removes)
 
 
-def _read_checkpoint(state: State, kept: Kept, hours: HourTable, published: Payload | None) -> bool:
+def _read_checkpoint(state: State, kept: KeptState, hours: HourTable, published: Payload | None) -> bool:
     """Read the replay offset; False when the hour table comes with it, for the state's own can't be trusted."""
     damage: DamagedValue | None = None
     row: Payload | None = None
@@ -174,7 +174,7 @@ def _of_file(hours: HourTable, published: Payload) -> HourTable:
 
 
 def _hour_file(
-    disk: Disk, folder: str, log_id: int, hour: int, kept: Kept, published: Payload | None, error: DamagedValue
+    disk: Disk, folder: str, log_id: int, hour: int, kept: KeptState, published: Payload | None, error: DamagedValue
 ) -> HourFile:
     if published is not None and published["replay_offset"] == kept.replay_offset:
         table = HourTable(decode_hours(cast(bytes, published["hours"])))

@@ -29,10 +29,10 @@ NEW_AT_ONCE = 256  # New producers that one connection may bring at once, and th
 NEW_EVERY_MS = 1_000
 FULL_RETRY_MS = 10_000  # A place comes free when another producer has been idle for long enough.
 
-_NUMBER = struct.Struct("<QQIqII")  # An accepted batch: its number, then the fields of `Accepted`.
+_NUMBER = struct.Struct("<QQIqII")  # An accepted batch: its number, then the fields of `AcceptedBatch`.
 
 
-class Accepted(NamedTuple):
+class AcceptedBatch(NamedTuple):
     """What the answer to a batch says, and the checksums that tell it from another one."""
 
     base_sequence: int
@@ -42,7 +42,7 @@ class Accepted(NamedTuple):
     heap_crc32c: int
 
 
-Waiter = Callable[[Accepted | DelaydError, bool], None]
+Waiter = Callable[[AcceptedBatch | DelaydError, bool], None]
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Producers:
         self._waiters = 0
         self._arriving: dict[int, int] = {}  # Producers of batches under way that are not known yet, and how many.
         self._fenced: dict[tuple[int, int], int] = {}  # Numbers that were called not kept, and when (rule I6).
-        self._asking: dict[tuple[int, int], list[Callable[[Accepted | None], None]]] = {}
+        self._asking: dict[tuple[int, int], list[Callable[[AcceptedBatch | None], None]]] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -103,13 +103,13 @@ class Producers:
         """Whether new producers are refused, unless an idle one can be forgotten."""
         return self.held_bytes + PRODUCER_BYTES + NUMBER_BYTES > self._bytes_max
 
-    def find(self, producer_id: int, number: int) -> Accepted | None:
+    def find(self, producer_id: int, number: int) -> AcceptedBatch | None:
         """What became of a batch; None when it is not known, or not durable yet."""
         producer = self._producers.get(producer_id)
         packed = producer.accepted.get(number) if producer else None
         return None if packed is None else _unpack(packed)
 
-    def ask(self, producer_id: int, number: int, answer: Callable[[Accepted | None], None]) -> None:
+    def ask(self, producer_id: int, number: int, answer: Callable[[AcceptedBatch | None], None]) -> None:
         """Call ``answer`` with what became of a batch, as soon as that can't change any more (rule I6).
 
         While the batch is under way the answer waits. None says that it is not kept, and never will be: a batch of that
@@ -197,7 +197,7 @@ class Producers:
         self._producers[producer_id] = producer
         if low_water > producer.low_water:
             self._forget_below(producer, low_water)
-        accepted = Accepted(base_sequence, batch.count, appended_at_ms, batch.columns_crc32c, batch.heap_crc32c)
+        accepted = AcceptedBatch(base_sequence, batch.count, appended_at_ms, batch.columns_crc32c, batch.heap_crc32c)
         if number not in producer.accepted:
             self.held_bytes += NUMBER_BYTES
         producer.accepted[number] = _NUMBER.pack(number, *accepted)
@@ -313,7 +313,7 @@ class Producers:
             )
         return None
 
-    def _end(self, key: tuple[int, int], what: Accepted | DelaydError) -> None:
+    def _end(self, key: tuple[int, int], what: AcceptedBatch | DelaydError) -> None:
         """Tell all who wait for a batch what became of it."""
         under_way = self._waiting.pop(key, None)
         if under_way is None:
@@ -322,13 +322,13 @@ class Producers:
             self._arrive(key[0], -1)
         waiters, asking = under_way[2], self._asking.pop(key, [])
         self._waiters -= len(waiters) + len(asking)
-        kept = isinstance(what, Accepted)
+        kept = isinstance(what, AcceptedBatch)
         for index, waiter in enumerate(waiters):
             waiter(what, kept and index > 0)
         if asking and not kept:
             self._fence(key, room=True)
         for answer in asking:
-            answer(what if isinstance(what, Accepted) else None)
+            answer(what if isinstance(what, AcceptedBatch) else None)
 
     def _arrive(self, producer_id: int, change: int) -> None:
         """Count a batch of a producer that is not known yet; the first of them reserves the producer's place."""
@@ -373,8 +373,8 @@ class Producers:
             self.held_bytes -= NUMBER_BYTES
 
 
-def _unpack(packed: bytes) -> Accepted:
-    return Accepted._make(_NUMBER.unpack(packed)[1:])
+def _unpack(packed: bytes) -> AcceptedBatch:
+    return AcceptedBatch._make(_NUMBER.unpack(packed)[1:])
 
 
 def _reused(number: int) -> BatchNumberReused:

@@ -18,10 +18,9 @@ from delayd.delay.books.outcomes import reopen_dispatch_log
 from delayd.delay.books.seal_log import SealLog, open_seal_log
 from delayd.delay.filing.hour_table import HourTable, OutcomeEnd
 from delayd.delay.filing.pending import PendingRows
-from delayd.delay.handoff.target_words import Accepted as AcceptedTarget
-from delayd.delay.handoff.target_words import accepted_targets, counts
+from delayd.delay.handoff.target_words import AcceptedTarget, accepted_targets, counts
 from delayd.delay.intake import Mark
-from delayd.delay.kept import Kept, heal_hours, read_kept
+from delayd.delay.kept import KeptState, heal_hours, read_kept
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import outcomes_beside, quarantine_path
 from delayd.delay.rows import NO_SEQUENCES
@@ -218,7 +217,7 @@ def _find_targets(
 class _Replay:
     """What the message log says above the checkpoint, group by group (rule P1: it decides nothing)."""
 
-    def __init__(self, producers: Producers, targets: dict[bytes, int], kept: Kept) -> None:
+    def __init__(self, producers: Producers, targets: dict[bytes, int], kept: KeptState) -> None:
         self.subjects = Subjects()
         self.pending = PendingRows()
         self.targets_owed: set[bytes] = set()

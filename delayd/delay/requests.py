@@ -10,14 +10,13 @@ from typing import Protocol
 from delayd.batch import HEADER, Batch, BatchKind, Buffer, parse
 from delayd.clock import JudgedClock
 from delayd.delay.core import DelayCore
-from delayd.delay.producers import Accepted as Taken
-from delayd.delay.producers import Allowance
+from delayd.delay.producers import AcceptedBatch, Allowance
 from delayd.errors import BatchMalformed, CallerError, DelaydError, UnknownServer
 from delayd.validate import refused_rows
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.quarantine import decided_head, list_head
 from delayd.wire.requests import RequestType, need_int, need_str, need_u64, not_served
-from delayd.wire.results import BATCHES_MAX, Accepted, Refused, accepted_head, results_head
+from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, accepted_head, results_head
 from delayd.wire.targets import targets_head
 
 log = logging.getLogger(__name__)
@@ -135,9 +134,9 @@ class Requests:
             else:
                 self._core.send(batch, answer, allowance)
             return
-        results: dict[int, Accepted | Refused] = {}
+        results: dict[int, AcceptedResult | RefusedResult] = {}
 
-        def answered(index: int, what: Taken | DelaydError, duplicate: bool) -> None:
+        def answered(index: int, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
             results[index] = _result(what, duplicate)
             if len(results) == len(places):
                 in_order = [results[at] for at in range(len(places))]
@@ -147,8 +146,8 @@ class Requests:
         if begin < len(places):
             self._later(partial(self._take, frame.body, places, answered, allowance), begin, len(places))
 
-    def _answer_one(self, peer: Peer, request_id: int, what: Taken | DelaydError, duplicate: bool) -> None:
-        if isinstance(what, Taken):
+    def _answer_one(self, peer: Peer, request_id: int, what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
+        if isinstance(what, AcceptedBatch):
             head = accepted_head(what.base_sequence, what.rows, what.appended_at_ms, duplicate)
             peer.answer(request_id, self._head(results=[head]))
         else:
@@ -158,7 +157,7 @@ class Requests:
         self,
         body: memoryview,
         places: Sequence[tuple[int, int]],
-        answered: Callable[[int, Taken | DelaydError, bool], None],
+        answered: Callable[[int, AcceptedBatch | DelaydError, bool], None],
         allowance: Allowance,
         begin: int,
     ) -> int:
@@ -200,7 +199,7 @@ class Requests:
                 f"this is the delay server {self._core.identity.log_id:016x}; ask {log_id:016x}, which was sent to"
             )
 
-        def answered(found: Taken | None) -> None:
+        def answered(found: AcceptedBatch | None) -> None:
             result = None if found is None else _accepted(found, True).to_head()
             state = "unknown" if found is None else "accepted"
             peer.answer(frame.request_id, self._head(state=state, result=result))
@@ -257,12 +256,12 @@ def _parse(data: memoryview) -> Batch | BatchMalformed:
     return batch
 
 
-def _result(what: Taken | DelaydError, duplicate: bool) -> Accepted | Refused:
-    if isinstance(what, Taken):
+def _result(what: AcceptedBatch | DelaydError, duplicate: bool) -> AcceptedResult | RefusedResult:
+    if isinstance(what, AcceptedBatch):
         return _accepted(what, duplicate)
     rows = refused_rows(what) if isinstance(what, CallerError) else []
-    return Refused(what.code, what.message, what.retry_after_ms, rows)
+    return RefusedResult(what.code, what.message, what.retry_after_ms, rows)
 
 
-def _accepted(taken: Taken, duplicate: bool) -> Accepted:
-    return Accepted(taken.base_sequence, taken.rows, taken.appended_at_ms, duplicate)
+def _accepted(taken: AcceptedBatch, duplicate: bool) -> AcceptedResult:
+    return AcceptedResult(taken.base_sequence, taken.rows, taken.appended_at_ms, duplicate)

@@ -18,7 +18,7 @@ from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
 from delayd.identity import draw_id
 from delayd.net.connection import Connection, connect
-from delayd.net.held_start import Held
+from delayd.net.held_start import HeldServer
 from delayd.net.home import Home, abandon
 from delayd.net.membership import Membership
 from delayd.net.program import Fail
@@ -84,7 +84,7 @@ class DelayServer:
             partial(time.sleep, REST_S),
         )
 
-    def abandon(self) -> Held:
+    def abandon(self) -> HeldServer:
         """See delayd.net.program.Service."""
         return abandon(self._config, self._home)
 

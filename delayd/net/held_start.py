@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldServer:
     """What is known of a server that could not start; numbers are 0 where its state can't be read."""
 
     role: str
@@ -58,7 +58,7 @@ def may_be_mended(error: DelaydError) -> bool:
 class HeldStart:
     """Stands in the place of a server that can't start yet; a Handler of its Server. Belongs to the loop."""
 
-    def __init__(self, held: Held, error: DelaydError) -> None:
+    def __init__(self, held: HeldServer, error: DelaydError) -> None:
         self._held = held
         self._error = error
         self._seen: object = None

@@ -20,7 +20,7 @@ from delayd.executor import Done, Priority, ThreadExecutor
 from delayd.holder import LOCK, holder_name
 from delayd.identity import Identity, known_cluster_id, known_identity
 from delayd.log.checkpoint import Payload, read_checkpoint
-from delayd.net.held_start import Held
+from delayd.net.held_start import HeldServer
 from delayd.secret import open_secret
 from delayd.state import LmdbState
 
@@ -139,7 +139,7 @@ class Home:
         self._after_job()
 
 
-def abandon(config: DelayConfig | RealtimeConfig, home: Home | None) -> Held:
+def abandon(config: DelayConfig | RealtimeConfig, home: Home | None) -> HeldServer:
     """Leave the directory after a start that failed; what is known of its server all the same."""
     found = Identity(0, 0), 0
     if home is not None:
@@ -149,7 +149,7 @@ def abandon(config: DelayConfig | RealtimeConfig, home: Home | None) -> Held:
             log.warning("identity_unknown reason=%r", str(error))
         home.close(None)
     secret = open_secret(config.data, config.secret_file)
-    return Held(config.role, config.host, config.port, secret, *found[0], found[1])
+    return HeldServer(config.role, config.host, config.port, secret, *found[0], found[1])
 
 
 def _looked(done: Done[None]) -> None:

@@ -36,7 +36,7 @@ from delayd.holder import LOCK, leaving, mark_stopping
 from delayd.net.collector import QuietCollector
 from delayd.net.files import FILES_MIN, connections_max, raise_file_limit
 from delayd.net.heap import bound_heap
-from delayd.net.held_start import Held, HeldStart, may_be_mended
+from delayd.net.held_start import HeldServer, HeldStart, may_be_mended
 from delayd.net.server import run
 
 EXIT_OK = 0
@@ -62,7 +62,7 @@ class Service(Protocol):
     def open(self) -> None:
         """Recover from the directory."""
 
-    def abandon(self) -> Held:
+    def abandon(self) -> HeldServer:
         """Close all that an `open` that failed has opened; what is known of this server all the same."""
 
     async def start(self) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from delayd.content import NOT_STATED
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.classes import Classes
 from delayd.reading.columns import ScheduleRows, UInt64s
-from delayd.reading.filed import Accepted, differences, not_filed, same_subjects
+from delayd.reading.filed import FiledByLog, differences, not_filed, same_subjects
 from delayd.reading.findings import FINDING, FindingKind, Findings, Reason
 from delayd.reading.histogram import count_ms
 from delayd.reading.join import Facts, Fields, Join
@@ -61,7 +61,7 @@ def audit_hour(
     dispatch: OutcomeRows,
     realtime: TargetRows,
     terms: AuditTerms,
-    accepted: Accepted | None = None,
+    accepted: FiledByLog | None = None,
     fields: tuple[Fields, Fields] | None = None,
     *,
     agreed: bool | None = None,
@@ -130,7 +130,7 @@ class _Books:
         dispatch: OutcomeRows,
         realtime: TargetRows,
         terms: AuditTerms,
-        accepted: Accepted | None,
+        accepted: FiledByLog | None,
         parts: Fields,
         batches: Fields,
         agreed: bool,
@@ -206,7 +206,7 @@ class _Books:
             late_ms_max=int(on_time.max(initial=0)),
         )
 
-    def _find_not_filed(self, accepted: Accepted) -> None:
+    def _find_not_filed(self, accepted: FiledByLog) -> None:
         """What was accepted is filed, once, and as it was accepted; and it is as much as the checkpoint counts."""
         schedule, nameless = self._schedule, len(self._schedule.subjects) + len(self._realtime.subjects)
         rows = not_filed(schedule, accepted)

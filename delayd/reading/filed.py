@@ -21,7 +21,7 @@ from delayd.reading.join import Join
 Numbers = NDArray[np.generic] | int
 
 
-class Accepted(NamedTuple):
+class FiledByLog(NamedTuple):
     """What the message log and the checkpoint say of an hour's schedule log.
 
     ``rows`` are those of the hour below the replay offset, ``first`` the lowest sequence that the message log keeps (0:
@@ -49,14 +49,14 @@ class Noted(NamedTuple):
     other: Numbers = 0
 
 
-def not_filed(schedule: ScheduleRows, accepted: Accepted) -> Int64s:
+def not_filed(schedule: ScheduleRows, accepted: FiledByLog) -> Int64s:
     """Rows of the message log that their hour's schedule log does not hold, as indices into ``accepted.rows``."""
     missing = np.flatnonzero(~Join(schedule.sequence, accepted.rows.sequence).known)
     # An operator's word gave up as many.
     return missing[:0] if len(missing) <= accepted.dropped else missing
 
 
-def differences(hour: int, schedule: ScheduleRows, accepted: Accepted) -> Iterator[Noted]:
+def differences(hour: int, schedule: ScheduleRows, accepted: FiledByLog) -> Iterator[Noted]:
     """What filed rows say otherwise than the message log, or than their own file."""
     filed = are_filed(schedule.location)
     kind = FindingKind.MISMATCH

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from delayd.batch import Int64s
 from delayd.log.dispatch import OutcomeRows
 from delayd.reading.columns import NO_UINT64S, ScheduleRows, UInt64s
-from delayd.reading.filed import Accepted
+from delayd.reading.filed import FiledByLog
 from delayd.reading.join import Fields, Sorter
 from delayd.reading.realtime import TargetRows
 
@@ -27,13 +27,17 @@ class Piece(NamedTuple):
     schedule: ScheduleRows
     outcomes: OutcomeRows
     realtime: TargetRows
-    accepted: Accepted
+    accepted: FiledByLog
     parts: Fields  # The outcomes' and the realtime rows' batches have them; pieces share them where they can.
     batches: Fields
 
 
 def cut(
-    schedule: ScheduleRows, outcomes: OutcomeRows, realtime: TargetRows, accepted: Accepted, rows_max: int = PIECE_ROWS
+    schedule: ScheduleRows,
+    outcomes: OutcomeRows,
+    realtime: TargetRows,
+    accepted: FiledByLog,
+    rows_max: int = PIECE_ROWS,
 ) -> Iterator[Piece]:
     """Cut an hour, or a part of one, whose rows rise in sequence; ``accepted.before`` is that of the last piece."""
     names = len(schedule.subjects) + len(realtime.subjects) + len(accepted.rows.subjects)

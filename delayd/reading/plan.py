@@ -21,7 +21,7 @@ from delayd.reading.consumption import Consumption, read_consumption
 from delayd.reading.counted import need_counted
 from delayd.reading.directory import Directory, Role, find_directories
 from delayd.reading.dispatch import dispatch_sizes, read_outcomes
-from delayd.reading.filed import Accepted
+from delayd.reading.filed import FiledByLog
 from delayd.reading.groups import LogMoved, TornTail
 from delayd.reading.join import Sorter
 from delayd.reading.lives import Life, read_life, read_meta_life, spans_of, what_holds_up, who_is_missed
@@ -36,7 +36,7 @@ from delayd.reading.schedule import (
     was_removed,
 )
 from delayd.reading.seals import sealed_hours
-from delayd.reading.sides import Held, read_held
+from delayd.reading.sides import TargetTallies, read_held
 
 PART_ROWS_MAX = 1_000_000  # An hour of more rows is read in parts: an audit takes about 300 bytes for each row.
 ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always does.
@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class AuditedOrigin:
     """What bounds the reading of one delay server's logs; ``hours`` are those to audit."""
 
     snapshot: ScheduleSnapshot
@@ -66,13 +66,13 @@ class Origin:
 class AuditPlan:
     """Everything that an audit needs to know before it reads hours; small, and can be pickled."""
 
-    origins: tuple[Origin, ...]
+    origins: tuple[AuditedOrigin, ...]
     index: TargetIndex
     torn: tuple[TornTail, ...] = ()
     deleted_rows: int = 0  # Rows of the targets whose hours the delay server's retention has removed.
     missed: tuple[Life, ...] = ()  # The servers that keep messages waiting, if any wait.
     holds_up: tuple[str, ...] = ()  # What keeps them waiting, by their delay server's word.
-    helds: tuple[Held, ...] = ()  # What the targets' tally logs say, in the order of the index.
+    helds: tuple[TargetTallies, ...] = ()  # What the targets' tally logs say, in the order of the index.
     consumption: tuple[Consumption, ...] = ()  # What their pull logs say, in the same order; () when not asked for.
 
     @property
@@ -86,14 +86,16 @@ class AuditPlan:
         return [self._part(every[first::parts]) for first in range(min(parts, len(every)))]
 
     def _part(self, chosen: Sequence[tuple[int, int]]) -> "AuditPlan":
-        origins: list[Origin] = []
+        origins: list[AuditedOrigin] = []
         keep = np.zeros(len(self.index.batches), np.bool_)
         for number, origin in enumerate(self.origins):
             hours = tuple(hour for at, hour in chosen if at == number)
             filed = {hour: origin.snapshot.hours[hour] for hour in hours if hour in origin.snapshot.hours}
             sizes = {hour: origin.dispatch_sizes[hour] for hour in hours if hour in origin.dispatch_sizes}
             dropped = origin.dropped
-            origins.append(Origin(replace(origin.snapshot, hours=filed), sizes, origin.terms, hours, dropped=dropped))
+            origins.append(
+                AuditedOrigin(replace(origin.snapshot, hours=filed), sizes, origin.terms, hours, dropped=dropped)
+            )
             log_id = origin.snapshot.directory.log_id
             keep |= np.isin(self.index.batches["hour"], hours) & (self.index.batches["origin_log_id"] == log_id)
         return AuditPlan(
@@ -106,7 +108,7 @@ class HourBooks:
     """The three logs of one hour of one delay server, each read when it is asked for."""
 
     disk: Disk
-    origin: Origin
+    origin: AuditedOrigin
     hour: int
     tail: "_Tail"
     index: TargetIndex
@@ -128,13 +130,13 @@ class HourBooks:
         """What was scheduled, by rising sequence; ``sorter`` sorts the other logs, too."""
         return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour, self.part, sorter)
 
-    def accepted(self) -> Accepted:
+    def accepted(self) -> FiledByLog:
         """What the message log and the checkpoint say of the hour's schedule log."""
         snapshot, tail = self.origin.snapshot, self.tail.get()
         word = snapshot.word
         dropped = self.origin.dropped.get(self.hour, 0)
         facts = tail.first, word.next_sequence, snapshot.counted(self.hour), dropped
-        return Accepted(tail.accepted.of_hour(self.hour, self.part), *facts, word.skipped)
+        return FiledByLog(tail.accepted.of_hour(self.hour, self.part), *facts, word.skipped)
 
     def outcomes(self) -> OutcomeRows:
         """What the dispatch log says became of it."""
@@ -191,7 +193,7 @@ def plan_audit(
     snapshots = [take_snapshot(disk, directory) for directory in delays]
     indexer.scan(newer=True)
     index = indexer.index()
-    origins: list[Origin] = []
+    origins: list[AuditedOrigin] = []
     tails: list[MessageTail] = []
     deleted_rows = 0
     meta = read_meta_life(data)
@@ -221,7 +223,7 @@ def plan_audit(
         terms = AuditTerms(now_ms, spans, late_ms_limit, lost_grace_ms)
         chosen = tuple(hour for hour in wanted if hours is None or hour in hours)
         dropped = {hour: rows for hour, rows in snapshot.word.dropped.items() if _was_given_up(tail, hour)}
-        origins.append(Origin(snapshot, dispatched, terms, chosen, tail.faults, tail.first, dropped))
+        origins.append(AuditedOrigin(snapshot, dispatched, terms, chosen, tail.faults, tail.first, dropped))
         tails.append(tail)
     # The realtime logs are scanned twice; what the second scan saw of a tail is newer.
     tails_torn = {tail.path: tail for tail in torn}
@@ -257,7 +259,7 @@ def until_still(data: str, read: Callable[[], Result]) -> Result:
 class _Tail:
     """The message log from the replay offset on; read at most once."""
 
-    def __init__(self, disk: Disk, origin: Origin, tail: MessageTail | None) -> None:
+    def __init__(self, disk: Disk, origin: AuditedOrigin, tail: MessageTail | None) -> None:
         self._disk = disk
         self._hours = origin.hours
         self._snapshot = origin.snapshot

@@ -26,7 +26,7 @@ HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoc
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TargetTallies:
     """What the tally log of a realtime server says; ``end`` is where in its message log the entries end.
 
     ``whole``: every message from the first one on is in an entry or behind ``end``.
@@ -55,7 +55,7 @@ class Held:
         return found
 
 
-def read_held(disk: Disk, directory: Directory, torn: list[TornTail]) -> Held:
+def read_held(disk: Disk, directory: Directory, torn: list[TornTail]) -> TargetTallies:
     """Read the tally log of a realtime server, before its message log is read.
 
     Raises:
@@ -64,13 +64,15 @@ def read_held(disk: Disk, directory: Directory, torn: list[TornTail]) -> Held:
     place = tally_place(directory.path, directory.log_id)
     bases = segment_bases(disk, _message_place(directory))
     if not disk.list_folder(place.folder):
-        return Held(directory.log_id, NO_TALLIES, bases[0] if bases else 0)
+        return TargetTallies(directory.log_id, NO_TALLIES, bases[0] if bases else 0)
     groups = read_log(disk, place, 0, log_size(disk, place), torn)
     batches = [batch for group in groups for _, batch in group.batches() if batch.kind == BatchKind.TALLY]
-    return Held(directory.log_id, joined([decode_tallies(batch) for batch in batches]), bases[0] if bases else 0)
+    return TargetTallies(
+        directory.log_id, joined([decode_tallies(batch) for batch in batches]), bases[0] if bases else 0
+    )
 
 
-def held_now(disk: Disk, directory: Directory, torn: list[TornTail]) -> tuple[Held, dict[HourOf, Tally]]:
+def held_now(disk: Disk, directory: Directory, torn: list[TornTail]) -> tuple[TargetTallies, dict[HourOf, Tally]]:
     """All that a realtime server held, by delay server and hour: its entries, and the bytes that stand behind them.
 
     Raises:
@@ -95,7 +97,7 @@ def held_now(disk: Disk, directory: Directory, torn: list[TornTail]) -> tuple[He
 class SidesCheck:
     """One sealed hour on both sides; its rows come in parts. Targets that still have all of it are not looked at."""
 
-    helds: Sequence[Held]
+    helds: Sequence[TargetTallies]
     index: TargetIndex
     origin: int
     hour: int
@@ -104,7 +106,7 @@ class SidesCheck:
     _in_doubt: bool = False
 
     @property
-    def _wanted(self) -> Iterator[tuple[int, Held, Tallies]]:
+    def _wanted(self) -> Iterator[tuple[int, TargetTallies, Tallies]]:
         """Targets by number that were tallied without a gap, and whose retention has removed rows of the hour."""
         for number, held in enumerate(self.helds):
             entries = held.of_hour(self.origin, self.hour)
@@ -153,7 +155,7 @@ class SidesCheck:
 
 
 def deleted_hour_differs(
-    disk: Disk, helds: Sequence[Held], index: TargetIndex, key: HourOf, sealed: Tally, in_doubt: int
+    disk: Disk, helds: Sequence[TargetTallies], index: TargetIndex, key: HourOf, sealed: Tally, in_doubt: int
 ) -> str:
     """What the targets say otherwise of an hour of which the seal is all that is left; "" where nothing does.
 
@@ -216,7 +218,7 @@ def _sum(entries: Tallies) -> Tally:
     return total
 
 
-def _tally_behind(held: Held, number: int, realtime: TargetRows) -> Tally:
+def _tally_behind(held: TargetTallies, number: int, realtime: TargetRows) -> Tally:
     """The tally of a target's rows that no entry speaks of, by the hashes that stand beside them."""
     batches = realtime.batches
     own = (batches["target"] == number) & (batches["offset"] >= held.end)

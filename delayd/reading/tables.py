@@ -18,7 +18,7 @@ from delayd.location import are_filed
 from delayd.log.dispatch import Outcome, OutcomeRows
 from delayd.reading.classes import STATES, Classes
 from delayd.reading.columns import ScheduleRows, UInt64s
-from delayd.reading.filed import Accepted
+from delayd.reading.filed import FiledByLog
 from delayd.reading.join import Facts, Fields, Join
 from delayd.reading.plan import HourBooks
 from delayd.reading.realtime import TargetRows
@@ -71,7 +71,7 @@ class HourTables:
         return self.books.schedule()
 
     @cached_property
-    def accepted(self) -> Accepted:
+    def accepted(self) -> FiledByLog:
         return self.books.accepted()
 
     @cached_property

@@ -92,7 +92,7 @@ class Place:
     durable: int = 0
 
 
-class Link(NamedTuple):
+class LogSoFar(NamedTuple):
     """What the next file of a log must follow: its base offset, and the checksum that its header must name.
 
     ``sent`` are the numbers of the batches that were accepted so far, in a message log of a delay server.
@@ -128,10 +128,10 @@ def damage_report(path: str, kind: str, error: DataError, size_bytes: int = 0) -
     return _Found(path, kind, size_bytes).damaged(error)
 
 
-def verify_file(disk: Disk, place: Place, link: Link | None = None) -> tuple[FileReport, Link | None] | None:
+def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple[FileReport, LogSoFar | None] | None:
     """Read one file: the report, and what the next file of its log must follow; None when the file is gone."""
     found = _Found(place.path, place.kind.name.lower() if place.kind else "unknown")
-    following: Link | None = None
+    following: LogSoFar | None = None
     try:
         found.size_bytes = _size(disk, place.path)
         if place.kind == FileKind.CHECKPOINT:
@@ -240,7 +240,7 @@ def _read_checkpoint(disk: Disk, place: Place, found: _Found) -> None:
         found.ends(State.EMPTY, "no checkpoint was published yet")
 
 
-def _read(place: Place, segment: Segment, link: Link | None, found: _Found) -> Link | None:
+def _read(place: Place, segment: Segment, link: LogSoFar | None, found: _Found) -> LogSoFar | None:
     header = segment.header
     kind = FileKind(header.kind)
     found.kind = kind.name.lower()
@@ -269,7 +269,7 @@ def _is_beside(path: str, hour: int) -> bool:
     return re.search(rf"/quarantine/{hour_name(hour)}\.[0-9]+\.log$", path) is not None
 
 
-def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
+def _read_groups(place: Place, segment: Segment, found: _Found) -> LogSoFar | None:
     kind = segment.header.kind
     hourly = kind in HOURLY
     end = begin = 0 if hourly else segment.header.base_offset
@@ -296,7 +296,7 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> Link | None:
         raise DamagedData(place.path, segment.position(begin), what)
     for tail in found.torn:
         found.ends(State.TORN, tail.sentence)
-    return None if kind in ALONE else Link(end, crc, found.sent)
+    return None if kind in ALONE else LogSoFar(end, crc, found.sent)
 
 
 def _check_index(file: Segment, found: _Found) -> None:
@@ -399,7 +399,7 @@ def _check_content(batch: Batch) -> None:
         raise BatchMalformed(f"row {differs[0]} has another content hash than its content gives")
 
 
-def _read_entries(place: Place, segment: Segment, found: _Found) -> Link:
+def _read_entries(place: Place, segment: Segment, found: _Found) -> LogSoFar:
     """Full pages of a consume log have checksums; that of the last page is in its server's state."""
     header = segment.header
     consume = ConsumePlace(os.path.dirname(place.path), header.log_id, header.number)
@@ -409,4 +409,4 @@ def _read_entries(place: Place, segment: Segment, found: _Found) -> Link:
         raise DamagedData(place.path, segment.file.size(), what)
     if rest:
         found.ends(State.TORN, f"{place.path} ends within an entry; the server cuts it at its next checkpoint")
-    return Link(header.base_offset + found.rows, 0, found.sent)
+    return LogSoFar(header.base_offset + found.rows, 0, found.sent)

@@ -28,7 +28,7 @@ def accepted_head(base_sequence: int, count: int, appended_at_ms: int, duplicate
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedResult:
     """A batch that was taken."""
 
     base_sequence: int
@@ -42,7 +42,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedResult:
     """A batch that was refused by name; `rows` are those at fault, as far as it is about rows."""
 
     code: str
@@ -51,9 +51,9 @@ class Refused:
     rows: Sequence[int]
 
 
-def results_head(results: Sequence[Accepted | Refused]) -> list[HeadValue]:
+def results_head(results: Sequence[AcceptedResult | RefusedResult]) -> list[HeadValue]:
     """The field `results` of the answer."""
-    refused = [each for each in results if isinstance(each, Refused)]
+    refused = [each for each in results if isinstance(each, RefusedResult)]
     wanted = sum(len(text_bytes(each.message)) + ROW_BYTES_MAX * len(each.rows) for each in refused)
     if PLAIN_BYTES_MAX * len(results) + wanted <= ROWS_BYTES_MAX:
         message_bytes = rows_max = ROWS_BYTES_MAX
@@ -62,10 +62,12 @@ def results_head(results: Sequence[Accepted | Refused]) -> list[HeadValue]:
         share = (ROWS_BYTES_MAX - PLAIN_BYTES_MAX * len(results)) // len(refused)
         message_bytes = max(MESSAGE_BYTES_MIN, share // 4)
         rows_max = max(1, (share - message_bytes) // ROW_BYTES_MAX)
-    return [_head(each, message_bytes, rows_max) if isinstance(each, Refused) else each.to_head() for each in results]
+    return [
+        _head(each, message_bytes, rows_max) if isinstance(each, RefusedResult) else each.to_head() for each in results
+    ]
 
 
-def _head(refused: Refused, message_bytes: int, rows_max: int) -> Head:
+def _head(refused: RefusedResult, message_bytes: int, rows_max: int) -> Head:
     return {
         "error": refused.code,
         "message": cut_text(refused.message, message_bytes),

@@ -5,7 +5,7 @@ Sends near and far, checkpoints, dispatch, acknowledgements, hours that end, sea
 
 from __future__ import annotations
 
-from cli.rows import NONE, HourState, Window, schedules
+from cli.hour_schedule import NONE, HourState, Window, schedules
 from delayd.errors import BadArgument
 from delayd.reading.seals import verify_seals
 from delayd.testing.clock import START_MS

@@ -32,7 +32,7 @@ from delayd.wire.requests import (
     need_bool,
     need_maps,
 )
-from delayd.wire.results import BATCHES_MAX, Accepted, Refused, results_head
+from delayd.wire.results import BATCHES_MAX, AcceptedResult, RefusedResult, results_head
 from delayd.wire.room import ROWS_BYTES_MAX, cut_text, take_rows, text_bytes
 from delayd.wire.targets import TargetInfo, targets_head
 from delayd.wire.waits import Wait, waits_head
@@ -63,9 +63,9 @@ def largest() -> Iterator[tuple[str, Head]]:
     yield "ROUTES", {**Routes(dict.fromkeys(names, U64_MAX), servers, []).to_head(), "now_ms": INT_MAX}
     yield "ROUTES, none", {**Routes({}, servers, names).to_head(), "now_ms": INT_MAX}
     yield "META_SUBJECTS", SubjectPage([(name, U64_MAX) for name in names], more=True).to_head()
-    refused = Refused("batch_number_reused", "\U0001f600" * 70_000, INT_MAX, range(65_535, 64_535, -1))
-    accepted = Accepted(U64_MAX, 65_536, INT_MAX, True)
-    sent: list[list[Accepted | Refused]] = [
+    refused = RefusedResult("batch_number_reused", "\U0001f600" * 70_000, INT_MAX, range(65_535, 64_535, -1))
+    accepted = AcceptedResult(U64_MAX, 65_536, INT_MAX, True)
+    sent: list[list[AcceptedResult | RefusedResult]] = [
         [refused] * BATCHES_MAX,
         [accepted] * BATCHES_MAX,
         [refused, *[accepted] * (BATCHES_MAX - 1)],
@@ -107,8 +107,8 @@ def test_rule_E1_every_answer_at_its_largest_fits_a_head(name: str, head: Head) 
     assert fits(head), name
 
 
-RESULTS = st.builds(Accepted, *[st.integers(0, U64_MAX)] * 3, st.booleans()) | st.builds(
-    Refused,
+RESULTS = st.builds(AcceptedResult, *[st.integers(0, U64_MAX)] * 3, st.booleans()) | st.builds(
+    RefusedResult,
     st.sampled_from(["past_horizon", "batch_number_reused"]),
     TEXTS,
     st.integers(0, INT_MAX),
@@ -119,14 +119,14 @@ RESULTS = st.builds(Accepted, *[st.integers(0, U64_MAX)] * 3, st.booleans()) | s
 @settings(max_examples=60)
 @given(few=st.lists(RESULTS, min_size=1, max_size=5), times=st.sampled_from([1, 3, 300, 800]))
 def test_rule_E1_results_fit_whatever_they_say_and_each_names_a_row_that_had_one(
-    few: Sequence[Accepted | Refused], times: int
+    few: Sequence[AcceptedResult | RefusedResult], times: int
 ) -> None:
     results = [*few] * times
     told = results_head(results)
     head: Head = {"log_id": U64_MAX, "now_ms": INT_MAX, "results": told}
     assert fits(head, RequestType.SEND)
     for result, item in zip(results, need_maps(head, "results"), strict=True):
-        if isinstance(result, Refused):
+        if isinstance(result, RefusedResult):
             rows = item["rows"]
             assert isinstance(rows, list) and rows == list(result.rows[: len(rows)])
             assert bool(rows) == bool(result.rows) and item["error"] == result.code

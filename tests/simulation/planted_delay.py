@@ -35,7 +35,7 @@ from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.window import Window
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.intake import Intake
-from delayd.delay.producers import Accepted, Allowance, Producers, Waiter
+from delayd.delay.producers import AcceptedBatch, Allowance, Producers, Waiter
 from delayd.delay.requests import Requests
 from delayd.delay.rows import Rows
 from delayd.delay.timers.earlier import EarlierOutcomes
@@ -193,7 +193,7 @@ def _refuse_all_for_one(
     self: Requests,
     body: memoryview,
     places: Sequence[tuple[int, int]],
-    answered: Callable[[int, Accepted | DelaydError, bool], None],
+    answered: Callable[[int, AcceptedBatch | DelaydError, bool], None],
     allowance: Allowance,
     begin: int,
 ) -> int:

@@ -30,12 +30,12 @@ from delayd.client.limits import (
     need_timedelta,
     need_whole,
 )
-from delayd.client.link import Link
+from delayd.client.link import ServerLink
 from delayd.client.loop_thread import Work
 from delayd.client.meta import MetaView, ServerAddress
 from delayd.client.own_loop import check_loop, own_loop
 from delayd.client.pulling.acks import AckLane, Handles, raise_first
-from delayd.client.pulling.message import Part, Pulled
+from delayd.client.pulling.message import Pulled, PulledPart
 from delayd.client.pulling.pace import Pace
 from delayd.client.pulling.pull_lane import PullLane
 from delayd.client.pulling.stock import Batch, Stock
@@ -127,7 +127,7 @@ class ConsumerCore(Generic[Batch]):
         self._post = post
         self._loop = own_loop(WHAT)
         self._meta = MetaView(address)
-        self._link: Link | None = None
+        self._link: ServerLink | None = None
         self._routing = asyncio.Lock()
         self._routed_at_s = 0.0  # When meta was asked for the route last.
         self._had_messages = False  # Then the route is used, and stays.
@@ -490,7 +490,7 @@ class ConsumerCore(Generic[Batch]):
         on_the_way_ms = min(on_the_way_ms, (now_us - asked_us) // 1000)
         received_at_ms = answered_at_ms + on_the_way_ms
         lease_ends = monotonic_s() + self._settings.lease / _SECOND - on_the_way_ms / 1000
-        parts: list[Part] = []
+        parts: list[PulledPart] = []
         position = 0
         for pull_first, _, count, attempt in need_rows(answer.head, "parts", 4, PART_MOST):
             batch = parse(answer.body, position)
@@ -498,7 +498,7 @@ class ConsumerCore(Generic[Batch]):
             position += batch.total_bytes
             if batch.kind != BatchKind.DISPATCH or batch.count != count:
                 raise BadRequest(f"a part of {count} messages came with a batch of {batch.count}, kind {batch.kind}")
-            parts.append(Part(batch, range(count), pull_first, attempt))
+            parts.append(PulledPart(batch, range(count), pull_first, attempt))
         if not parts:
             return None
         incarnation = need_u64(answer.head, "incarnation")
@@ -532,12 +532,12 @@ class ConsumerCore(Generic[Batch]):
 
     async def _go_to(self, server: ServerAddress) -> None:
         if self._link is None:
-            self._link = Link(server.host, server.port, server.log_id)
+            self._link = ServerLink(server.host, server.port, server.log_id)
         elif self._link.log_id == server.log_id:
             self._link.move(server.host, server.port)
         else:
             await self._link.close()
-            self._link = Link(server.host, server.port, server.log_id)
+            self._link = ServerLink(server.host, server.port, server.log_id)
 
 
 def _wanted(head: Head) -> int:

@@ -24,7 +24,7 @@ from delayd.log_id import LogId
 Item = TypeVar("Item", bound=np.generic)
 
 
-class Part(NamedTuple):
+class PulledPart(NamedTuple):
     """Rows of one verified batch, which were pulled together."""
 
     batch: Batch
@@ -38,7 +38,7 @@ class Pulled(NamedTuple):
 
     subject: str
     incarnation: int
-    parts: tuple[Part, ...]
+    parts: tuple[PulledPart, ...]
     received_at_ms: int  # By the server's clock, as far as it is known.
     lease_ends: float  # On `monotonic_s`; after it the server offers the messages to others.
 
@@ -59,8 +59,8 @@ class Pulled(NamedTuple):
 
     def cut(self, count: int) -> tuple[Pulled, Pulled]:
         """The first ``count`` messages, and the others; one of them may be empty."""
-        first: list[Part] = []
-        rest: list[Part] = []
+        first: list[PulledPart] = []
+        rest: list[PulledPart] = []
         for part in self.parts:
             take = min(count, len(part.rows))
             count -= take
@@ -267,11 +267,11 @@ class MessageView:
         return [self._columns.pulled.incarnation, self._columns.pull_sequences[self.row], 1]
 
 
-def _rows(part: Part, column: NDArray[Item]) -> NDArray[Item]:
+def _rows(part: PulledPart, column: NDArray[Item]) -> NDArray[Item]:
     return column[part.rows.start : part.rows.stop]
 
 
-def _items(part: Part, column: ColumnId) -> list[bytes]:
+def _items(part: PulledPart, column: ColumnId) -> list[bytes]:
     starts, ends = part.batch.region(column)
     first, last = int(starts[part.rows.start]), int(ends[part.rows.stop - 1])
     lengths = _rows(part, ends) - _rows(part, starts)

@@ -8,7 +8,7 @@ A map, in the order in which a message passes.
     producer_core       what both forms share
     room, slots         how much may be queued and be under way
     outbox              what was sent and has no outcome yet
-    gathering, packing, rows   single sends that share a batch; the bytes of a batch
+    unsent, gathering, packing   single sends that share a batch; the bytes of a batch
     block               a piece of one `send_batch`
     groups              which delay server gets the next batch
     sender              numbers batches, sends them, and repeats them until their outcome is known

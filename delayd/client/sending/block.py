@@ -15,7 +15,7 @@ from delayd.client.instants import ServerClock
 from delayd.client.sending.arguments import Columns
 from delayd.client.sending.packing import pack_rows
 from delayd.client.sending.receipt import Accepted, BatchFailed, BatchReceipt, Failure, ReceiptPart
-from delayd.client.sending.rows import Waiter
+from delayd.client.sending.unsent import Waiter
 from delayd.errors import DelaydError
 
 
@@ -56,7 +56,7 @@ class Progress:
 
 
 class Block:
-    """See Rows; all of one subject."""
+    """See UnsentRows; all of one subject."""
 
     __slots__ = (
         "_bodies",
@@ -103,30 +103,30 @@ class Block:
 
     @property
     def count(self) -> int:
-        """See Rows."""
+        """See UnsentRows."""
         return len(self._rows)
 
     @property
     def held_bytes(self) -> int:
-        """See Rows; the bodies are the caller's, who is waiting with them."""
+        """See UnsentRows; the bodies are the caller's, who is waiting with them."""
         return 0
 
     def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
-        """See Rows."""
+        """See UnsentRows."""
         self._deliver_at_ms = clock.latest_ms_column(self._deliver) if self._relative else self._deliver
         due, bodies = self._deliver_at_ms, self._bodies
         return pack_rows(part, due, [self._subject], None, self._headers, bodies, self._body_bytes)
 
     def accept(self, accepted: Accepted) -> None:
-        """See Rows."""
+        """See UnsentRows."""
         self._progress.accept(ReceiptPart(self._rows, self._deliver_at_ms, accepted))
 
     def fail(self, error: DelaydError) -> None:
-        """See Rows."""
+        """See UnsentRows."""
         self._progress.fail(self._rows, error)
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
-        """See Rows."""
+        """See UnsentRows."""
         named = np.zeros(len(self._rows), bool)
         named[np.array(rows, np.int64)] = True
         return self._pick(np.flatnonzero(named)), self._pick(np.flatnonzero(~named))

@@ -18,14 +18,14 @@ from delayd.client.limits import NO_HEADERS, lengths_of
 from delayd.client.sending.arguments import Single
 from delayd.client.sending.packing import pack_one, pack_rows
 from delayd.client.sending.receipt import Accepted, Receipt, receipts
-from delayd.client.sending.rows import Waiter
+from delayd.client.sending.unsent import Waiter
 from delayd.errors import DelaydError
 
 ROW_BYTES = 64  # What a waiting row holds besides its body: references and columns.
 
 
 class Gathering:
-    """See Rows; each row has a waiter of its own."""
+    """See UnsentRows; each row has a waiter of its own."""
 
     __slots__ = (
         "_bodies",
@@ -67,7 +67,7 @@ class Gathering:
         self.held_bytes += byte_count
 
     def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
-        """See Rows."""
+        """See UnsentRows."""
         subjects, headers = self._subjects, self._headers
         if len(subjects) == 1 and not headers:
             due = clock.latest_ms(self._deliver[0]) if self._relative else self._deliver[0]
@@ -89,14 +89,14 @@ class Gathering:
         return pack_rows(part, deliver_at_ms, encoded, subject_of, packed, self._bodies, lengths_of(self._bodies))
 
     def accept(self, accepted: Accepted) -> None:
-        """See Rows."""
+        """See UnsentRows."""
         for waiter, receipt in zip(self.waiters, receipts(accepted, self._deliver_at_ms), strict=True):
             # A caller that was cancelled has stopped waiting; its message is kept all the same.
             if not waiter.done():
                 waiter.set_result(receipt)
 
     def fail(self, error: DelaydError) -> None:
-        """See Rows."""
+        """See UnsentRows."""
         for waiter in self.waiters:
             if not waiter.done():
                 # A copy for each: an exception that is raised in many places collects all of their tracebacks.
@@ -105,7 +105,7 @@ class Gathering:
                 waiter.set_exception(own)
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
-        """See Rows."""
+        """See UnsentRows."""
         named, others = type(self)(), type(self)()
         chosen, relative = set(rows), set(self._relative)
         columns = zip(self._subjects, self._bodies, self._deliver, self.waiters, strict=True)

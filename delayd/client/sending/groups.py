@@ -5,19 +5,19 @@ Invariant: a batch is bound to one server group, and is unbound only while nothi
 
 from __future__ import annotations
 
-from delayd.client.link import Link
+from delayd.client.link import ServerLink
 from delayd.client.meta import MetaView, ServerAddress
 from delayd.errors import NoDelayServer, UnknownServer
 
 
-class Group:
+class DelayGroup:
     """One delay server group, named by its log."""
 
     __slots__ = ("alive", "in_flight", "link", "log_id")
 
     def __init__(self, server: ServerAddress) -> None:
         self.log_id = server.log_id
-        self.link = Link(server.host, server.port, server.log_id)
+        self.link = ServerLink(server.host, server.port, server.log_id)
         self.alive = server.alive
         self.in_flight = 0
 
@@ -27,14 +27,14 @@ class Groups:
 
     def __init__(self, meta: MetaView) -> None:
         self._meta = meta
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, DelayGroup] = {}
         self._turn = 0
         self._heard: dict[int, ServerAddress] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def choose(self) -> Group | None:
+    def choose(self) -> DelayGroup | None:
         """A group for a new batch: alive, reachable as far as is known, with the fewest batches under way, in turn.
 
         None while none is known.
@@ -50,7 +50,7 @@ class Groups:
         # All of them dead only means that meta has not heard of them, which the servers themselves know better.
         return min(in_turn, key=lambda group: (group.link.failing, not group.alive, group.in_flight))
 
-    async def find(self) -> Group:
+    async def find(self) -> DelayGroup:
         """As `choose`, after meta was asked.
 
         Raises:
@@ -64,7 +64,7 @@ class Groups:
             raise NoDelayServer("meta knows no delay server; start one, it is found by itself")
         return group
 
-    async def named(self, log_id: int) -> Group:
+    async def named(self, log_id: int) -> DelayGroup:
         """The group that holds a log; UnknownServer when meta does not know it either."""
         self._take_news()
         if log_id not in self._groups:
@@ -86,7 +86,7 @@ class Groups:
         for server in self._meta.delay_servers.values():
             group = self._groups.get(server.log_id)
             if group is None:
-                self._groups[server.log_id] = Group(server)
+                self._groups[server.log_id] = DelayGroup(server)
             else:
                 group.alive = server.alive
                 group.link.move(server.host, server.port)

@@ -19,9 +19,9 @@ from delayd.client.sending.block import Block, Progress
 from delayd.client.sending.gathering import Gathering
 from delayd.client.sending.packing import BYTES_TARGET, ROWS_TARGET, split_rows
 from delayd.client.sending.receipt import Receipt
-from delayd.client.sending.rows import Waiter
 from delayd.client.sending.sender import Parcel, Sender
 from delayd.client.sending.slots import Slots
+from delayd.client.sending.unsent import Waiter
 from delayd.errors import InternalError, QueueFull
 
 SINGLES_UNDER_WAY = 2  # For each server: one is made durable while the next one travels.

@@ -21,9 +21,9 @@ from delayd.client.instants import monotonic_us
 from delayd.client.link import unreadable
 from delayd.client.meta import MetaView
 from delayd.client.retry import Backoff, spread_ms
-from delayd.client.sending.groups import Group, Groups
+from delayd.client.sending.groups import DelayGroup, Groups
 from delayd.client.sending.receipt import Accepted
-from delayd.client.sending.rows import Rows
+from delayd.client.sending.unsent import UnsentRows
 from delayd.errors import (
     BadArgument,
     BadRequest,
@@ -70,10 +70,10 @@ class Parcel:
 
     __slots__ = ("data", "deadline", "failure", "group", "may_be_kept", "number", "rows")
 
-    def __init__(self, rows: Rows, deadline: float) -> None:
+    def __init__(self, rows: UnsentRows, deadline: float) -> None:
         self.rows = rows
         self.deadline = deadline  # On the loop's clock.
-        self.group: Group | None = None
+        self.group: DelayGroup | None = None
         self.number = 0
         self.data: Sequence[bytes] = ()  # The pieces of the batch, once it is bound.
         self.may_be_kept = False  # Bytes left and no outcome came: from now on it belongs to this group.
@@ -94,7 +94,7 @@ class Sender:
         self._in_use: dict[int, None] = {}
         self._unknown: dict[int, float] = {}
 
-    def parcel(self, rows: Rows) -> Parcel:
+    def parcel(self, rows: UnsentRows) -> Parcel:
         """Rows whose time limit begins now."""
         return Parcel(rows, self._loop.time() + self._timeout_s)
 

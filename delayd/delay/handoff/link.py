@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from delayd.clock import Clock
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.handoff.refusers import Refusers
-from delayd.delay.handoff.sender import Origin, Sender
+from delayd.delay.handoff.sender import Sender, ServerLife
 from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.watched_wire import WatchedWire
 from delayd.delay.handoff.wire import Wire
@@ -96,7 +96,7 @@ class Link:
     def __init__(
         self,
         target: int,
-        origin: Origin,
+        origin: ServerLife,
         dial: Dial,
         clock: Clock,
         outcomes: OutcomeLog,

@@ -39,7 +39,7 @@ SMALL_FRAMES = 4  # What fills less than one part in four of a frame waits for t
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ServerLife:
     """Who this delay server is, in every hello and batch."""
 
     log_id: int
@@ -67,7 +67,7 @@ class Sender:
     def __init__(
         self,
         target: int,
-        origin: Origin,
+        origin: ServerLife,
         clock: Clock,
         config: DelayConfig,
         sources: Sources,

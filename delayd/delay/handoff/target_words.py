@@ -31,7 +31,7 @@ class Lost(NamedTuple):
     freed: bool  # What it may hold is IN_DOUBT, durably.
 
 
-class Accepted(NamedTuple):
+class AcceptedTarget(NamedTuple):
     """A target that an operator has accepted: batches up to this one say nothing of where its log should end."""
 
     epoch: int
@@ -83,19 +83,21 @@ class TargetWords:
     def _freed(self, log_id: int) -> Lost:
         return Lost(self.lost[log_id].until_ms, freed=True)
 
-    def accept(self, log_id: int, accepted: Accepted, now_ms: int) -> Pairs:
+    def accept(self, log_id: int, accepted: AcceptedTarget, now_ms: int) -> Pairs:
         """Go on with a target that lost data: what its log should hold is counted anew."""
         puts, removes = self._operators.entry(now_ms, f"target {log_id:016x} is accepted as it is")
         puts += [(_key(ACCEPTED_PREFIX, log_id), msgpack.packb(accepted))]
         return Pairs(puts, [*removes, END_KEY.pack(END_PREFIX, log_id)])
 
 
-def accepted_targets(state: State) -> dict[int, Accepted]:
+def accepted_targets(state: State) -> dict[int, AcceptedTarget]:
     """Where the counting of each accepted target begins."""
-    return {_log_id(key): Accepted(*map(int, msgpack.unpackb(value))) for key, value in state.scan(ACCEPTED_PREFIX)}
+    return {
+        _log_id(key): AcceptedTarget(*map(int, msgpack.unpackb(value))) for key, value in state.scan(ACCEPTED_PREFIX)
+    }
 
 
-def counts(parts: Parts, accepted: Accepted | None) -> NDArray[np.bool_]:
+def counts(parts: Parts, accepted: AcceptedTarget | None) -> NDArray[np.bool_]:
     """Which parts of a dispatch log say how far the log of a target must reach: bool[n]."""
     if accepted is None:
         return np.ones(len(parts), np.bool_)

@@ -16,7 +16,7 @@ from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import ORIGIN_REFUSALS, Link
 from delayd.delay.handoff.refusers import Refusers
 from delayd.delay.handoff.target_ends import Counted, TargetEnds
-from delayd.delay.handoff.target_words import Accepted, TargetWords
+from delayd.delay.handoff.target_words import AcceptedTarget, TargetWords
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
@@ -136,7 +136,7 @@ class Targets:
         def store() -> None:
             # Before the word is durable: a checkpoint right behind it would write the end back that it removes.
             before = self._ends.reset(log_id)
-            last = Accepted(self._epoch, link.sender.window.last_id)
+            last = AcceptedTarget(self._epoch, link.sender.window.last_id)
             pairs = self._words.accept(log_id, last, self._clock.now_ms())
             if restored:
                 pairs.puts.append(self._refusers.accepting(log_id))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.rows import Hour, Schedule, Window, schedules
+from cli.hour_schedule import Hour, Schedule, Window, schedules
 from delayd.disk import RealDisk
 from delayd.errors import DamagedData
 from delayd.log.dispatch import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayd.client import link as link_module
-from delayd.client.link import Link
+from delayd.client.link import ServerLink
 from delayd.errors import ConnectionLost, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame
@@ -23,7 +23,7 @@ def test_a_server_that_takes_connections_and_answers_nothing_is_unavailable(monk
 
     async def scenario(loopback: Loopback) -> None:
         _, port = await loopback.serve(Echo(answer_nothing))
-        link = Link(HOST, port, 1)
+        link = ServerLink(HOST, port, 1)
         error = await error_of(link.connection())
         assert isinstance(error, ServerUnavailable)
         assert error.message == f"{HOST}:{port} takes connections and answers nothing: it hangs"
@@ -41,7 +41,7 @@ def test_requests_end_when_a_server_answers_nothing_any_more_and_the_next_use_co
     async def scenario(loopback: Loopback) -> None:
         handler = Echo(answer_status)
         _, port = await loopback.serve(handler)
-        link = Link(HOST, port, 1)
+        link = ServerLink(HOST, port, 1)
         connection = await link.connection()
         error = await error_of(connection.request(RequestType.SEND, {}))
         # It has no limit of its own here, so it is the silence that ended it; what became of it is not known.

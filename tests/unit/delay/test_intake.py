@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from delayd.batch import ProducerPart, parse
-from delayd.delay.producers import Accepted
+from delayd.delay.producers import AcceptedBatch
 from delayd.errors import (
     BadHeaders,
     BadInstant,
@@ -31,7 +31,7 @@ from tests.batches import messages
 from tests.delay_harness import FOLDER, PRODUCER_ID, World, encode_wanted, wanted
 
 DAY_MS = 86_400_000
-Answer = tuple[Accepted | DelaydError, bool]
+Answer = tuple[AcceptedBatch | DelaydError, bool]
 
 
 def send(world: World, data: bytes) -> list[Answer]:
@@ -95,7 +95,7 @@ def test_rule_I1_a_known_number_with_other_checksums_is_refused_by_name_waiting_
     assert isinstance(refusal(world, batch(1, name="other")), BatchNumberReused)
     world.settle()
     assert isinstance(refusal(world, batch(1, name="other")), BatchNumberReused)
-    assert isinstance(first[0][0], Accepted)
+    assert isinstance(first[0][0], AcceptedBatch)
 
 
 def test_rule_I1_numbers_below_the_low_water_mark_are_forgotten_and_refused() -> None:
@@ -116,7 +116,7 @@ def test_rule_I1_a_refused_batch_is_not_known_and_may_be_sent_again() -> None:
     world.core.intake.reserve.behind = False
     answers = send(world, batch(1))
     world.settle()
-    assert isinstance(answers[0][0], Accepted) and not answers[0][1]
+    assert isinstance(answers[0][0], AcceptedBatch) and not answers[0][1]
 
 
 def test_rule_I1_a_repetition_is_answered_even_when_new_batches_are_refused() -> None:
@@ -175,7 +175,7 @@ def test_a_group_takes_no_more_batches_than_its_table_has_room_for(monkeypatch: 
     world = World()
     answers = [send(world, batch(number)) for number in range(1, 12)]
     world.settle()
-    assert all(isinstance(answer[0][0], Accepted) for answer in answers)
+    assert all(isinstance(answer[0][0], AcceptedBatch) for answer in answers)
     place = LogPlace(f"{FOLDER}/message", FileKind.MESSAGE, world.core.identity.log_id)
     log = open_log(world.disk, place, START_MS)
     sizes = [found.header.batch_count for found in log.scan(0, log.durable) if found.header.kind == GroupKind.DATA]
@@ -196,7 +196,7 @@ def test_rule_L8_a_full_disk_refuses_everything_that_waits_by_name_and_recovers_
     world.look_around()
     again = [send(world, batch(number)) for number in (2, 3, 4, 5)]
     world.settle()
-    assert all(isinstance(answer[0][0], Accepted) for answer in again)
+    assert all(isinstance(answer[0][0], AcceptedBatch) for answer in again)
     assert world.after_crash(PowerLoss.ALL_LOST).core.intake.next_sequence == world.core.intake.next_sequence
 
 
@@ -248,14 +248,14 @@ def test_rule_P5_appended_at_never_decreases_when_the_clock_is_set_back() -> Non
         answers = send(world, batch(number))
         world.settle()
         accepted = answers[0][0]
-        assert isinstance(accepted, Accepted)
+        assert isinstance(accepted, AcceptedBatch)
         stamps.append(accepted.appended_at_ms)
         world.clock.step_wall(-1_000)
     world = world.after_crash()
     answers = send(world, batch(9))
     world.settle()
     accepted = answers[0][0]
-    assert isinstance(accepted, Accepted)
+    assert isinstance(accepted, AcceptedBatch)
     assert [*stamps, accepted.appended_at_ms] == [START_MS] * 4
 
 
@@ -303,4 +303,4 @@ def test_rule_E2_headers_that_no_consumer_can_read_are_refused_with_their_rows(b
     assert world.core.intake.idle
     answers = send(world, messages([b"x"] * 2, due=due[:2], headers=headers[:1] + headers[2:3]))
     world.settle()
-    assert isinstance(answers[0][0], Accepted)
+    assert isinstance(answers[0][0], AcceptedBatch)

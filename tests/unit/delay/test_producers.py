@@ -15,14 +15,14 @@ from delayd.delay.producers import (
     NUMBER_BYTES,
     PIECE_PRODUCERS,
     PRODUCER_BYTES,
-    Accepted,
+    AcceptedBatch,
     Allowance,
     Producers,
 )
 from delayd.encode import encode_one
 from delayd.errors import BatchNumberReused, DelaydError, SlowDown
 
-Answer = tuple[Accepted | DelaydError, bool]
+Answer = tuple[AcceptedBatch | DelaydError, bool]
 
 
 class Clock:
@@ -79,13 +79,13 @@ def test_rule_B1_the_bytes_that_are_counted_are_those_that_are_held(ids: int, nu
 def test_rule_B1_new_producers_are_refused_when_all_places_are_taken_and_known_ones_go_on() -> None:
     producers = small(10)
     for id_ in range(1, 11):
-        assert isinstance(send(producers, id_, 1)[0], Accepted)
+        assert isinstance(send(producers, id_, 1)[0], AcceptedBatch)
     for id_ in range(11, 1_000):
         error, _ = send(producers, id_, 1)
         assert isinstance(error, SlowDown) and error.retry_after_ms > 0
     assert len(producers) == 10 and producers.is_full
     assert send(producers, 3, 1) == (producers.find(3, 1), True)
-    assert isinstance(send(producers, 3, 2, low_water=2)[0], Accepted)
+    assert isinstance(send(producers, 3, 2, low_water=2)[0], AcceptedBatch)
 
 
 def test_rule_B1_the_producers_that_were_idle_for_the_longest_make_room() -> None:
@@ -98,7 +98,7 @@ def test_rule_B1_the_producers_that_were_idle_for_the_longest_make_room() -> Non
     send(producers, 1, 2, low_water=2, at_ms=clock.now_ms)  # The oldest is used again.
     clock.now_ms = 4_000 + IDLE_MS
     for id_ in (101, 102, 103):
-        assert isinstance(send(producers, id_, 1, at_ms=clock.now_ms)[0], Accepted)
+        assert isinstance(send(producers, id_, 1, at_ms=clock.now_ms)[0], AcceptedBatch)
     assert [id_ for id_ in range(1, 11) if producers.find(id_, 1 if id_ > 1 else 2) is None] == [2, 3, 4]
     # The next one sent less than IDLE_MS ago: its retry may still be under way.
     assert isinstance(send(producers, 104, 1)[0], SlowDown)
@@ -106,9 +106,9 @@ def test_rule_B1_the_producers_that_were_idle_for_the_longest_make_room() -> Non
 
 def test_rule_B1_a_flood_of_numbers_counts_as_a_flood_of_producers_does() -> None:
     producers = small(10)
-    accepted = sum(isinstance(send(producers, 1, number)[0], Accepted) for number in range(1, 200))
+    accepted = sum(isinstance(send(producers, 1, number)[0], AcceptedBatch) for number in range(1, 200))
     assert accepted < 40
-    assert isinstance(send(producers, 1, 1_000, low_water=999)[0], Accepted)  # The mark gives them back.
+    assert isinstance(send(producers, 1, 1_000, low_water=999)[0], AcceptedBatch)  # The mark gives them back.
     assert producers.held_bytes == PRODUCER_BYTES + NUMBER_BYTES
 
 
@@ -116,11 +116,11 @@ def test_rule_B1_a_producer_that_never_raises_its_mark_is_refused_by_name(monkey
     monkeypatch.setattr(module, "NUMBERS_MAX", 100)
     producers = Producers()
     for number in range(1, 101):
-        assert isinstance(send(producers, 1, number)[0], Accepted)
+        assert isinstance(send(producers, 1, number)[0], AcceptedBatch)
     error, _ = send(producers, 1, 101)
     assert isinstance(error, SlowDown) and "low-water mark 0" in error.message
-    assert isinstance(send(producers, 2, 1)[0], Accepted)
-    assert isinstance(send(producers, 1, 101, low_water=50)[0], Accepted)
+    assert isinstance(send(producers, 2, 1)[0], AcceptedBatch)
+    assert isinstance(send(producers, 1, 101, low_water=50)[0], AcceptedBatch)
     assert send(producers, 1, 60)[1] is True
 
 
@@ -163,7 +163,7 @@ def test_rule_B1_answers_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 def test_rule_I6_an_answer_waits_while_the_batch_is_under_way() -> None:
     producers, one, other = Producers(), batch(1, 1), batch(1, 2)
     begin(producers, one), begin(producers, other)
-    heard: list[tuple[int, Accepted | None]] = []
+    heard: list[tuple[int, AcceptedBatch | None]] = []
     for number in (1, 1, 2):
         producers.ask(1, number, lambda found, number=number: heard.append((number, found)))  # type: ignore[misc]
     assert not heard
@@ -177,13 +177,13 @@ def test_rule_I6_an_answer_waits_while_the_batch_is_under_way() -> None:
 def test_rule_I6_not_kept_binds_a_batch_that_comes_later_is_refused() -> None:
     clock = Clock()
     producers = Producers(clock)
-    heard: list[Accepted | None] = []
+    heard: list[AcceptedBatch | None] = []
     producers.ask(1, 7, heard.append)
     assert heard == [None]
     clock.now_ms += IDLE_MS - 1
     error, _ = send(producers, 1, 7)
     assert isinstance(error, BatchNumberReused) and "not kept" in error.message
-    assert isinstance(send(producers, 1, 8)[0], Accepted) and isinstance(send(producers, 2, 7)[0], Accepted)
+    assert isinstance(send(producers, 1, 8)[0], AcceptedBatch) and isinstance(send(producers, 2, 7)[0], AcceptedBatch)
 
 
 def test_rule_I6_no_more_answers_that_bind_are_given_than_can_be_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

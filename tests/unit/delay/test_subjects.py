@@ -10,7 +10,7 @@ import pytest
 
 from delayd.batch import BatchKind, ProducerPart, parse
 from delayd.delay import subjects as module
-from delayd.delay.producers import Accepted
+from delayd.delay.producers import AcceptedBatch
 from delayd.delay.rows import ROW, new_rows
 from delayd.delay.state_values import TARGET_PREFIX
 from delayd.delay.subjects import TABLES_BYTES_MAX, Subjects
@@ -92,7 +92,7 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP_GROWTH", 0)
 
 
-def send(world: World, number: int, names: list[bytes], due_ms: int) -> list[Accepted | DelaydError]:
+def send(world: World, number: int, names: list[bytes], due_ms: int) -> list[AcceptedBatch | DelaydError]:
     data = messages(
         [b"%d to %s" % (number, name) for name in names],
         due=[due_ms] * len(names),
@@ -100,7 +100,7 @@ def send(world: World, number: int, names: list[bytes], due_ms: int) -> list[Acc
         subject_of=range(len(names)),
         part=ProducerPart(9, number, number),
     )
-    heard: list[Accepted | DelaydError] = []
+    heard: list[AcceptedBatch | DelaydError] = []
     world.core.send(parse(data), lambda what, duplicate: heard.append(what))
     world.settle()
     return heard
@@ -164,12 +164,12 @@ def test_rule_B1_new_subjects_are_refused_while_no_more_fit_and_known_ones_are_t
     monkeypatch.setattr(module, "BYTES_MAX", 100 * (module.NAME_BYTES + 8))
     world = World()
     far = [b"far.%04d" % index for index in range(200)]
-    assert isinstance(send(world, 1, far, START_MS + 5 * HOUR_MS)[0], Accepted)
+    assert isinstance(send(world, 1, far, START_MS + 5 * HOUR_MS)[0], AcceptedBatch)
     assert isinstance(send(world, 2, [b"other"], START_MS + 5 * HOUR_MS)[0], SlowDown)
-    assert isinstance(send(world, 2, far[:5], START_MS + 5 * HOUR_MS)[0], Accepted)
+    assert isinstance(send(world, 2, far[:5], START_MS + 5 * HOUR_MS)[0], AcceptedBatch)
     assert any("subjects" in wait.what for wait in world.core.refuses())
     world.checkpoint()
-    assert isinstance(send(world, 3, [b"other"], START_MS + 5 * HOUR_MS)[0], Accepted)
+    assert isinstance(send(world, 3, [b"other"], START_MS + 5 * HOUR_MS)[0], AcceptedBatch)
 
 
 def test_rule_H5_the_targets_of_one_answer_of_meta_are_noted_in_one_batch_and_found_again() -> None:

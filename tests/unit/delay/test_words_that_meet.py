@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists, tuples
 
-from delayd.delay.producers import Accepted
+from delayd.delay.producers import AcceptedBatch
 from delayd.errors import BadArgument, DelaydError, DiskFull, NotReady, SlowDown, UnknownServer
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms
 from delayd.log.schedule import schedule_path
@@ -105,7 +105,7 @@ class Meeting:
         # Also of one that was never sent: it is called not kept, and the number is never used here.
         asked = 1 + number % self.world.outside.last_number if number % 4 else 1 << 40
 
-        def heard(found: Accepted | None) -> None:
+        def heard(found: AcceptedBatch | None) -> None:
             self.heard += 1
             known = self.world.outside.accepted.get(asked)
             assert found is None or known is None or known[1] == found

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from delayd.errors import BadSetting, DamagedData, DirectoryInUse, SyncFailed
-from delayd.net.held_start import Held
+from delayd.net.held_start import HeldServer
 from delayd.net.program import Fail, run_program
 from delayd.net.server import Server
 from tests.trust import SECRET
@@ -49,8 +49,8 @@ class Service:
             except FileNotFoundError:
                 raise DamagedData(str(self._path), 0, "the file is gone") from None
 
-    def abandon(self) -> Held:
-        return Held("sample", HOST, 0, SECRET)
+    def abandon(self) -> HeldServer:
+        return HeldServer("sample", HOST, 0, SECRET)
 
     async def start(self) -> tuple[str, int]:
         loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delayd.batch import BatchKind, ColumnId, DispatchPart, parse
-from delayd.client.pulling.message import MessageColumns, Part, Pulled
+from delayd.client.pulling.message import MessageColumns, Pulled, PulledPart
 from delayd.client.pulling.stock import Stock
 from delayd.encode import encode, encode_subject_table, lay_out
 
@@ -26,7 +26,7 @@ def pulled(first: int, count: int, lease_ends: float = FAR) -> Pulled:
         (ColumnId.BODY_END, ends),
     ]
     encoded = encode(BatchKind.DISPATCH, DispatchPart(1, 1, 1, 0, 0, 0, 0), count, columns, [table, bodies], 1)
-    return Pulled("a", 7, (Part(parse(encoded, 0), range(count), first, 1),), 0, lease_ends)
+    return Pulled("a", 7, (PulledPart(parse(encoded, 0), range(count), first, 1),), 0, lease_ends)
 
 
 def stock(*answers: Pulled) -> Stock[MessageColumns]:

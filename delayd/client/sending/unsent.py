@@ -29,7 +29,7 @@ class Waiter(Protocol[Outcome]):
         """It failed."""
 
 
-class Rows(Protocol):
+class UnsentRows(Protocol):
     """What a batch is made of, and who is told what became of it."""
 
     @property
