@@ -13,7 +13,7 @@ Servers
     server, route, target, quarantine   an operator's word
 Files
     log, dump, dump_other, damage, give_up   whether files check, what they hold, and giving up a damaged end
-    schedule, dispatch, rows, hour_range   messages hour by hour, and what became of them
+    schedule, dispatch, hour_schedule, hour_range   messages hour by hour, and what became of them
     audit, seals, export, progress   the books, the seals, and tables for other engines
 What is shown
     listing, table      one renderer for every listing
