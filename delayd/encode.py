@@ -33,7 +33,17 @@ from delayd.errors import BatchMalformed
 RowValues = tuple[int] | tuple[int, int, int]  # The row's deliver_at_ms, and where it has them sequence and hash.
 
 _ONE_DUE = struct.Struct("<HHIHHI qI4x")  # Directory and columns of one row.
-_ONE_STORED = struct.Struct("<HHIHHIHHIHHI qQI4xQ")
+_HEADER_CHECKED = struct.Struct(HEADER.format[:-1])  # The header without its own checksum.
+_DISPATCH_PART = PARTS[BatchKind.DISPATCH][0]
+_BARE_COLUMNS = struct.Struct("<qQI4xQ")
+BARE_COLUMNS_AT = HEADER_BYTES + _DISPATCH_PART.size + 4 * DIRECTORY_ENTRY.size
+# The directory of a DISPATCH batch of one row that states its hash and has no headers: all such batches share it.
+BARE_DIRECTORY = struct.pack(
+    "<HHIHHIHHIHHI",
+    *(ColumnId.DELIVER_AT_MS, 8, BARE_COLUMNS_AT, ColumnId.SEQUENCE, 8, BARE_COLUMNS_AT + 8),
+    *(ColumnId.BODY_END, 4, BARE_COLUMNS_AT + 16, ColumnId.CONTENT_HASH, 8, BARE_COLUMNS_AT + 24),
+)
+BARE_HEAP_AT = BARE_COLUMNS_AT + _BARE_COLUMNS.size
 
 PADS = tuple(bytes(count) for count in range(8))
 DIRECTORY_FORMATS = tuple("<" + count * "HHI" for count in range(COLUMNS_MAX + 1))
@@ -100,21 +110,40 @@ def encode_one(
 
     ``body`` has ``length`` bytes, then any up to a multiple of 8.
     """
+    padding = PADS[-len(body) & 7]
+    if isinstance(part, DispatchPart) and len(values) == 3:
+        return encode_bare(part, values, subject, b"".join((body, padding)) if padding else body, length)
+    assert isinstance(part, ProducerPart) and len(values) == 1, "a row has the values of its kind"
     kind_part = PARTS[kind][0].pack(*part)
     table = one_subject_table(subject)
     begin = HEADER_BYTES + len(kind_part)
-    if len(values) == 1:
-        places = (ColumnId.DELIVER_AT_MS, 8, begin + 16, ColumnId.BODY_END, 4, begin + 24)
-        columns = _ONE_DUE.pack(*places, *values, len(table) + length)
-    else:
-        due, sequence, content_hash = values
-        columns = _ONE_STORED.pack(
-            *(ColumnId.DELIVER_AT_MS, 8, begin + 32, ColumnId.SEQUENCE, 8, begin + 40),
-            *(ColumnId.BODY_END, 4, begin + 48, ColumnId.CONTENT_HASH, 8, begin + 56),
-            *(due, sequence, len(table) + length, content_hash),
-        )
-    heap = b"".join((table, body, PADS[-len(body) & 7]))
-    return b"".join((_front(kind, kind_part, 1, len(values) + 1, columns, heap, 1), heap))
+    places = (ColumnId.DELIVER_AT_MS, 8, begin + 16, ColumnId.BODY_END, 4, begin + 24)
+    columns = _ONE_DUE.pack(*places, *values, len(table) + length)
+    heap = b"".join((table, body, padding))
+    return b"".join((_front(kind, kind_part, 1, 2, columns, heap, 1), heap))
+
+
+def encode_bare(part: DispatchPart, row: tuple[int, int, int], subject: bytes, body: Buffer, length: int) -> bytes:
+    """`encode` a DISPATCH batch of one row without headers: with many subjects most batches of a frame are that.
+
+    Args:
+        part: the kind part.
+        row: deliver_at_ms, sequence and content hash.
+        subject: its name.
+        body: ``length`` bytes, then zeros up to a multiple of 8.
+        length: of the body.
+    """
+    due, sequence, content_hash = row
+    table = one_subject_table(subject)
+    heap = b"".join((table, body))
+    columns = BARE_DIRECTORY + _BARE_COLUMNS.pack(due, sequence, len(table) + length, content_hash)
+    kind_part = _DISPATCH_PART.pack(*part)
+    checked = _HEADER_CHECKED.pack(
+        *(MAGIC, VERSION, BatchKind.DISPATCH, 0, BARE_HEAP_AT + len(heap), 1, BARE_HEAP_AT),
+        *(4, len(kind_part), 1, crc32c(columns), crc32c(heap)),
+    )
+    header_crc32c = crc32c(kind_part, crc32c(checked))
+    return b"".join((checked, header_crc32c.to_bytes(4, "little"), kind_part, columns, heap))
 
 
 def _front(

@@ -107,20 +107,20 @@ def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
         buffer, offsets = batch.buffer, batch.offsets
         due += DUE.unpack_from(buffer, offsets[_DUE] + 8 * row)
         if _HEADERS in offsets:
-            length, piece = _item(batch, _HEADERS, row)
+            length, piece = item_of(batch, _HEADERS, row)
             headers_lengths.append(length)
             headers.append(piece)
         else:
             headers_lengths.append(0)
         if row:
-            # As `_item` has it: nearly every row comes here.
+            # As `item_of` has it: nearly every row comes here.
             before, end = TWO_ENDS.unpack_from(buffer, offsets[_BODY] + 4 * row - 4)
             start = (before + 7) & ~7
             body_lengths.append(end - start)
             heap = batch.heap_offset
             bodies.append(buffer[heap + start : heap + ((end + 7) & ~7)])
         else:
-            length, piece = _item(batch, _BODY, row)
+            length, piece = item_of(batch, _BODY, row)
             body_lengths.append(length)
             bodies.append(piece)
         if _HASH in offsets:
@@ -234,6 +234,17 @@ def copy_words(words: NDArray[np.uint64], first: Int64s, count: Int64s) -> NDArr
     return copied
 
 
+def item_of(batch: Batch, column: ColumnId, row: int) -> tuple[int, Buffer]:
+    """The exact length of a row's item in a region, and its padded bytes."""
+    offset = batch.offsets[column] + 4 * row
+    if row:
+        before, end = TWO_ENDS.unpack_from(batch.buffer, offset - 4)
+        start = (before + 7) & ~7
+    else:
+        start, (end,) = batch.region_start(column), ONE_END.unpack_from(batch.buffer, offset)
+    return end - start, batch.buffer[batch.heap_offset + start : batch.heap_offset + ((end + 7) & ~7)]
+
+
 def row_bytes(batch: Batch, first: int, rows: int) -> Int64s:
     """Bytes that each of some rows of a verified batch needs in a new one: headers and body, padded, and its columns.
 
@@ -279,27 +290,16 @@ def _reordered(pieces: list[Buffer], lengths: Int64s, order: Int64s) -> list[Buf
 def _copy_neighbours(batch: Batch, column: ColumnId, rows: range, pieces: list[Buffer]) -> Int64s:
     offset = batch.offsets[column]
     if len(rows) == 1:
-        length, piece = _item(batch, column, rows.start)
+        length, piece = item_of(batch, column, rows.start)
         pieces.append(piece)
         return np.array([length], np.int64)
     ends = np.frombuffer(batch.buffer, np.uint32, len(rows), offset + 4 * rows.start).astype(np.int64)
-    first_length, _ = _item(batch, column, rows.start)
+    first_length, _ = item_of(batch, column, rows.start)
     lengths = np.empty_like(ends)
     lengths[0] = first_length
     np.subtract(ends[1:], (ends[:-1] + 7) & ~7, out=lengths[1:])
     pieces.append(batch.heap[int(ends[0]) - first_length : (int(ends[-1]) + 7) & ~7])
     return lengths
-
-
-def _item(batch: Batch, column: ColumnId, row: int) -> tuple[int, Buffer]:
-    """The exact length of a row's item in a region, and its padded bytes."""
-    offset = batch.offsets[column] + 4 * row
-    if row:
-        before, end = TWO_ENDS.unpack_from(batch.buffer, offset - 4)
-        start = (before + 7) & ~7
-    else:
-        start, (end,) = batch.region_start(column), ONE_END.unpack_from(batch.buffer, offset)
-    return end - start, batch.buffer[batch.heap_offset + start : batch.heap_offset + ((end + 7) & ~7)]
 
 
 def _copy_scattered(batch: Batch, column: ColumnId, rows: Int64s, pieces: list[Buffer]) -> Int64s:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,19 +11,21 @@ from hypothesis import strategies as st
 
 from delayd import batch as batch_module
 from delayd import validate
-from delayd.batch import FEW_ROWS, Batch, ColumnId, parse
+from delayd.batch import FEW_ROWS, Batch, BatchKind, ColumnId, DispatchPart, SchedulePart, parse
 from delayd.delay import rows as rows_module
 from delayd.delay import table
 from delayd.delay.handoff import frames, waiting
-from delayd.delay.handoff.frames import split_by_subject_and_hour
+from delayd.delay.handoff.frames import collect, collect_singles, encode_dispatch, split_by_subject_and_hour
 from delayd.delay.handoff.waiting import size_of
-from delayd.delay.rows import COARSE_FROM_MS, ROW, hour_span, latest_due_ms
+from delayd.delay.rows import COARSE_FROM_MS, ROW, hour_span, latest_due_ms, new_rows
 from delayd.delay.stored import Stored
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import message_rows
+from delayd.encode import encode_bare
 from delayd.errors import BatchMalformed, MessageTooLarge
-from delayd.hours import HOUR_MS
+from delayd.hours import HOUR_MS, INSTANT_MS_MAX
 from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX
+from delayd.location import ROW_BITS
 from delayd.validate import check_batch, refused_rows
 from tests.batches import messages, with_true_checksums
 
@@ -83,6 +87,45 @@ def test_few_pending_rows_are_looked_at_as_many_are(drawn: list[tuple[int, ...]]
         for module in (rows_module, frames, waiting):
             patched.setattr(module, "FEW_ROWS", 0)
         assert looked() == few
+
+
+stored_row = st.tuples(
+    st.integers(0, 2), st.integers(0, len(SUBJECTS) - 1), st.integers(1, INSTANT_MS_MAX), st.binary(max_size=40)
+)
+
+
+@given(st.lists(stored_row, min_size=1, max_size=12), st.integers(0, 1 << 62))
+def test_the_single_rows_of_a_frame_become_the_batches_that_each_alone_would_become(
+    drawn: list[tuple[int, int, int, bytes]], sequence: int
+) -> None:
+    bodies, due = [body for *_, body in drawn], [instant for _, _, instant, _ in drawn]
+    subject_of = [subject for _, subject, _, _ in drawn]
+    common: dict[str, Any] = {"due": due, "subjects": SUBJECTS, "subject_of": subject_of}
+    filed = SchedulePart(0, 8, APPENDED_AT_MS // HOUR_MS)
+    batches = [
+        parse(messages(bodies, **common)),
+        parse(messages(bodies, **common, headers=[b"\x80" * (len(body) & 1) for body in bodies])),
+        parse(messages(bodies, **common, sequences=range(len(drawn)), kind=BatchKind.SCHEDULE, part=filed)),
+    ]
+
+    class Sources:
+        def batch(self, hour: int, location: int) -> Batch:
+            return batches[location >> ROW_BITS]
+
+    rows = new_rows(len(drawn))
+    rows["subject"], rows["sequence"] = subject_of, range(sequence, sequence + len(drawn))
+    rows["location"] = [(source << ROW_BITS) | row for row, (source, *_) in enumerate(drawn)]
+    parts = [rows[at : at + 1] for at in range(len(rows))]
+    singles = collect_singles(parts, Sources(), SUBJECTS)
+    assert [*singles] == [at for at, (source, *_) in enumerate(drawn) if source != 1]
+    for at, single in singles.items():
+        part = DispatchPart(1, 2, at, 4, 5, 6, 7)
+        gathered, name = collect(parts[at], Sources()), SUBJECTS[subject_of[at]]
+        pieces, hashes = encode_dispatch(part, parts[at], gathered, name)
+        assert encode_bare(part, single.row, single.subject, single.body, single.length) == b"".join(pieces)
+        assert single.hashes.dtype == hashes.dtype and single.hashes.tolist() == hashes.tolist()
+        assert single.deliver_at_ms.dtype == gathered.deliver_at_ms.dtype
+        assert single.deliver_at_ms.tolist() == gathered.deliver_at_ms.tolist()
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=FEW_ROWS))

@@ -1,19 +1,21 @@
 """Frames: due rows, with their bodies, as DISPATCH batches of one subject and one filing hour each (rule H1)."""
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, Int64s
-from delayd.content import NOT_STATED, hash_bare
+from delayd.batch import FEW_ROWS, Batch, BatchKind, Buffer, ColumnId, DispatchPart, Int64s
+from delayd.content import NOT_STATED, hash_bares
 from delayd.delay.rows import NO_ROWS, Rows
-from delayd.encode import encode_one
-from delayd.gather import Gathered, Pick, compose, gather, gather_singles, reorder
+from delayd.errors import DamagedData, Shortage
+from delayd.gather import DUE, U64, Gathered, Pick, compose, gather, gather_singles, item_of, reorder
 from delayd.location import ROW_BITS, ROW_MASK
 
 PICK_ROWS = 8  # A pick costs as much as so many rows one by one: numpy calls against plain integers.
+SINGLE_BYTES_MAX = 4_096  # Longer rows cost by their bytes, and nothing is saved by looking at them together.
 
 
 class Batches(Protocol):
@@ -116,17 +118,77 @@ def _rows(numbers: Int64s) -> range | Int64s:
     return range(first, last + 1) if last - first == len(numbers) - 1 else numbers
 
 
+class Single(NamedTuple):
+    """A row that is alone of its subject and hour in a frame: what its batch says."""
+
+    hour: int
+    subject: bytes
+    row: tuple[int, int, int]  # deliver_at_ms, sequence, content hash.
+    body: Buffer  # Zeros follow the ``length`` bytes up to a multiple of 8.
+    length: int
+    deliver_at_ms: Int64s  # The first and the last value of ``row`` again, as columns of one row.
+    hashes: NDArray[np.uint64]
+
+
+def collect_singles(parts: Sequence[Rows], sources: Batches, names: Sequence[bytes]) -> dict[int, Single]:
+    """Those parts of a frame that are one row, by their place: what `collect` and `encode_dispatch` say of them.
+
+    With many subjects a frame is mostly such parts. Each alone would cost some ten numpy calls, and all together take
+    as many. A part is left to those two functions if its row has headers or a long body, or can't be read.
+    """
+    places: list[int] = []
+    rows: list[tuple[int, bytes, int, int]] = []
+    due: list[int] = []
+    hashes: list[int] = []
+    bodies: list[Buffer] = []
+    for place, part in enumerate(parts):
+        if len(part) > 1:
+            continue
+        _, size, subject, hour, sequence, location = part.item()
+        if size > SINGLE_BYTES_MAX:
+            continue
+        try:
+            batch = sources.batch(hour, location)
+        except (DamagedData, Shortage):
+            continue
+        offsets = batch.offsets
+        if ColumnId.HEADERS_END in offsets:
+            continue
+        if not batch.verified:
+            batch.verify()
+        row = location & ROW_MASK
+        length, body = item_of(batch, ColumnId.BODY_END, row)
+        places.append(place)
+        rows.append((hour, names[subject], sequence, length))
+        bodies.append(body)
+        due += DUE.unpack_from(batch.buffer, offsets[ColumnId.DELIVER_AT_MS] + 8 * row)
+        if ColumnId.CONTENT_HASH in offsets:
+            hashes += U64.unpack_from(batch.buffer, offsets[ColumnId.CONTENT_HASH] + 8 * row)
+        else:
+            hashes.append(NOT_STATED)
+    unhashed = [at for at, content_hash in enumerate(hashes) if content_hash == NOT_STATED]
+    if unhashed:
+        names_bodies_lengths = ((rows[at][1], bodies[at], rows[at][3]) for at in unhashed)
+        for at, made in zip(unhashed, hash_bares(*zip(*names_bodies_lengths, strict=True)), strict=True):
+            hashes[at] = made
+    due_column, hash_column = np.array(due, np.int64), np.array(hashes, np.uint64)
+    return {
+        place: Single(
+            hour,
+            subject,
+            (due[at], sequence, hashes[at]),
+            bodies[at],
+            length,
+            due_column[at : at + 1],
+            hash_column[at : at + 1],
+        )
+        for at, (place, (hour, subject, sequence, length)) in enumerate(zip(places, rows, strict=True))
+    }
+
+
 def encode_dispatch(
     part: DispatchPart, rows: Rows, gathered: Gathered, subject: bytes
-) -> tuple[tuple[bytes, ...], NDArray[np.uint64]]:
-    """Make the batch that is handed over, in one or two pieces: the pieces, and the rows' content hashes."""
-    if len(rows) == 1 and gathered.headers_lengths is None:
-        # With many subjects most batches of a frame have one row.
-        body, length = gathered.bodies[0], int(gathered.body_lengths[0])
-        stated = NOT_STATED if gathered.hashes is None else int(gathered.hashes[0])
-        content_hash = stated or hash_bare(subject, body, length)
-        values = int(gathered.deliver_at_ms[0]), int(rows["sequence"][0]), content_hash
-        one = encode_one(BatchKind.DISPATCH, part, values, subject, body, length)
-        return (one,), np.array([content_hash], np.uint64)
+) -> tuple[tuple[bytes, bytes], NDArray[np.uint64]]:
+    """Make the batch that is handed over, in two pieces: the pieces, and the rows' content hashes."""
     front, heap, hashes = compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [subject])
     return (front, heap), hashes

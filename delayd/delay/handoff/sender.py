@@ -16,12 +16,20 @@ from delayd.clock import Clock
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.sources import Sources
-from delayd.delay.handoff.frames import collect, encode_dispatch, split_by_source, split_by_subject_and_hour
+from delayd.delay.handoff.frames import (
+    Single,
+    collect,
+    collect_singles,
+    encode_dispatch,
+    split_by_source,
+    split_by_subject_and_hour,
+)
 from delayd.delay.handoff.target_ends import TargetEnds
 from delayd.delay.handoff.waiting import WaitingRows, lowest_offset
 from delayd.delay.handoff.window import SentBatch, Window
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import NO_SEQUENCES, Rows, due_at_ms, join_rows, latest_due_ms, without
+from delayd.encode import encode_bare
 from delayd.errors import BadRequest, CallerError, DamagedData, DelaydError, DispatchRefused, RetryLater, Shortage
 from delayd.fence import Fence
 from delayd.log.dispatch import NewPart, Outcome
@@ -243,7 +251,14 @@ class Sender:
         parts, left = split_by_subject_and_hour(rows, BATCHES_A_FRAME)
         self.waiting.give_back(left)
         batches: list[bytes] = []
-        sent = [each for part in parts for each in self._build(part, claimed_at_ms, batches)]
+        sent: list[SentBatch] = []
+        singles = collect_singles(parts, self._sources, self._names)
+        for place, part in enumerate(parts):
+            single = singles.get(place)
+            if single is None:
+                sent += self._build(part, claimed_at_ms, batches)
+            else:
+                sent.append(self._build_single(part, single, claimed_at_ms, batches))
         if sent:
             self.frames_in_flight += 1
             head = {"session": session, "epoch": self._origin.epoch}
@@ -270,15 +285,27 @@ class Sender:
             self._paused_until_ms = self._clock.monotonic_ms() + SHORTAGE_RETRY_MS
             self.waiting.give_back(rows)
             return []
-        w_epoch, w_id = self.window.w
-        batch_id = self.window.next_id()
-        part = DispatchPart(self._origin.log_id, self._origin.epoch, batch_id, w_epoch, w_id, claimed_at_ms, hour)
+        part = self._next_part(claimed_at_ms, hour)
         made, hashes = encode_dispatch(part, rows, gathered, subject)
         batches += made
         size_bytes = sum(map(len, made))
-        sent = SentBatch(batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, size_bytes, hashes)
+        sent = SentBatch(part.batch_id, hour, rows, gathered.deliver_at_ms, claimed_at_ms, size_bytes, hashes)
         self.window.add(sent)
         return [sent]
+
+    def _build_single(self, rows: Rows, single: Single, claimed_at_ms: int, batches: list[bytes]) -> SentBatch:
+        hour, subject, row, body, length, deliver_at_ms, hashes = single
+        assert subject, "the name of a row's subject is remembered for as long as the row is"
+        part = self._next_part(claimed_at_ms, hour)
+        made = encode_bare(part, row, subject, body, length)
+        batches.append(made)
+        sent = SentBatch(part.batch_id, hour, rows, deliver_at_ms, claimed_at_ms, len(made), hashes)
+        self.window.add(sent)
+        return sent
+
+    def _next_part(self, claimed_at_ms: int, hour: int) -> DispatchPart:
+        life, (w_epoch, w_id) = self._origin, self.window.w
+        return DispatchPart(life.log_id, life.epoch, self.window.next_id(), w_epoch, w_id, claimed_at_ms, hour)
 
     def _answered(
         self,

@@ -10,9 +10,17 @@ import pytest
 from delayd.batch import FEW_ROWS, Batch, BatchKind, DispatchPart, parse
 from delayd.content import content_hash
 from delayd.delay.handoff import frames
-from delayd.delay.handoff.frames import PICK_ROWS, collect, encode_dispatch, split_by_subject_and_hour
+from delayd.delay.handoff.frames import (
+    PICK_ROWS,
+    SINGLE_BYTES_MAX,
+    collect,
+    collect_singles,
+    encode_dispatch,
+    split_by_subject_and_hour,
+)
 from delayd.delay.rows import Rows, new_rows
-from delayd.gather import Gathered, compose
+from delayd.encode import encode_bare
+from delayd.gather import Gathered
 from delayd.location import ROW_BITS
 from tests.batches import bodies_of, messages, parsed
 from tests.counts import lines
@@ -114,15 +122,32 @@ def test_scattered_rows_have_each_batch_read_once_though_it_is_cached_for_a_mome
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 200, 203])
-def test_a_batch_of_one_row_has_the_bytes_that_any_batch_would_have_and_takes_half_of_the_lines(size: int) -> None:
-    rows = new_rows(1)
-    rows["sequence"] = 77
-    part, body = DispatchPart(1, 2, 3, 4, 5, 6, 7), bytes(range(size))
-    padded = memoryview(body + bytes(-size % 8))
-    gathered = Gathered(np.array([1_795_190_400_123]), None, [], np.array([size]), [padded])
-    made = compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"]).joined()
-    hashes = np.array([content_hash(b"orders.eu", b"", body)], np.uint64)
-    (alone,), own = encode_dispatch(part, rows, gathered, b"orders.eu")
-    assert alone == made and own.tolist() == hashes.tolist()
-    few = lines(lambda: encode_dispatch(part, rows, gathered, b"orders.eu"))
-    assert 2 * few <= lines(lambda: compose(BatchKind.DISPATCH, part, gathered, rows["sequence"], [b"orders.eu"]))
+def test_a_frame_of_single_rows_takes_two_fifths_of_the_lines_that_its_parts_would_take_alone(size: int) -> None:
+    body = bytes(range(size))
+    source = parse(messages([body] * 20))
+    names = [b"orders.%d" % number for number in range(20)]
+    rows = new_rows(20)
+    rows["hour"], rows["subject"], rows["location"] = 1, range(20), range(20)
+    parts = [rows[at : at + 1] for at in range(20)]
+    life = DispatchPart(1, 2, 3, 4, 5, 6, 1)
+
+    class One:
+        def batch(self, hour: int, location: int) -> Batch:
+            return source
+
+    def together() -> list[bytes]:
+        found = collect_singles(parts, One(), names)
+        return [encode_bare(life, one.row, one.subject, one.body, one.length) for one in found.values()]
+
+    def alone() -> list[bytes]:
+        made = (encode_dispatch(life, part, collect(part, One()), names[at])[0] for at, part in enumerate(parts))
+        return [b"".join(pieces) for pieces in made]
+
+    assert together() == alone()
+    assert 5 * lines(together) <= 2 * lines(alone)
+
+
+def test_a_long_row_is_left_to_whoever_copies_it_once() -> None:
+    rows = new_rows(2)
+    rows["hour"], rows["length"] = 1, [SINGLE_BYTES_MAX, SINGLE_BYTES_MAX + 1]
+    assert [*collect_singles([rows[:1], rows[1:]], Heap(), [b"s"])] == [0]
