@@ -1,7 +1,8 @@
-"""The delay server's core: its parts, wired; synchronous, with clock, disk, chance and network as arguments.
+"""The delay server's core: it creates the server's parts and connects them. It is synchronous; clock, disk, random
+numbers and network are arguments.
 
-All of it runs on one loop; only pure functions run on the executors. An error that it raises ends the server: what is
-in memory is not trusted after it, and the next start recovers from the disk.
+The core runs on one loop; the executors run pure functions only. An error that the core raises ends the server: after
+it nobody can trust what is in memory, and the next start recovers from the disk.
 """
 
 import logging
@@ -58,7 +59,7 @@ from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 log = logging.getLogger(__name__)
 
 TICK_MS = 1_000  # How often an idle server looks at hours that ended, hours to load and its clock.
-STOP_MS = 2_500  # For the last checkpoint; a stop as a whole has 5 s.
+STOP_MS = 2_500  # The last checkpoint may take this long; a stop as a whole has 5 s.
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,9 @@ class DelayCore:
             found.filed_below,
             lambda: self._retention.seal_end(),
         )
-        self._withheld = set(found.quarantined)  # Any of their rows may have been handed over: none is, until known.
+        # Hours whose dispatch log is damaged. Any of their rows may have been handed over, so none leaves until that is
+        # known.
+        self._withheld = set(found.quarantined)
         self._loading = Loading(
             disk=disk,
             folder=config.folder,
@@ -320,15 +323,16 @@ class DelayCore:
     def send(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> None:
         """Take a PRODUCER batch; ``waiter`` hears what became of it, once that is durable."""
         if self.fence.is_up:
-            # Also of a batch that is known: the receipt is for the server that this one may be a copy of to give.
+            # A batch that is known gets the same answer: this server may be a copy, and then only the right server may
+            # give receipts.
             waiter(self.fence.error(), False)
             return
         self.intake.send(batch, waiter, allowance)
 
     def outcome(self, producer_id: int, number: int) -> AcceptedBatch | None:
-        """What became of a batch; None when nothing durable is known of it now.
+        """Return what became of a batch; None when nothing durable is known of it now.
 
-        Raises ServerFenced: this server does not know what the right one has.
+        Raises ServerFenced: this server does not know which batches the right server has.
         """
         self.fence.check()
         return self.producers.find(producer_id, number)
@@ -347,12 +351,12 @@ class DelayCore:
         self.wake()
 
     def release(self, id_: str, done: Decided) -> None:
-        """Try a quarantined thing again, by an operator's word; BadArgument when there is none of this id."""
+        """Try a quarantined thing again because an operator said so; BadArgument when no entry has this id."""
         entry = self._entry(id_)
         self._decide("release", entry, done)
 
     def drop(self, id_: str, done: Decided) -> None:
-        """Give a quarantined thing up, by an operator's word; BadArgument when that can't be."""
+        """Give a quarantined thing up because an operator said so; BadArgument when this kind can't be given up."""
         entry = self._entry(id_)
         if entry.kind not in DROP:
             raise BadArgument(f"{id_} can't be dropped; release it instead: {RELEASE[entry.kind]}")
@@ -383,7 +387,7 @@ class DelayCore:
         }
 
     def waits(self) -> Iterator[Wait]:
-        """What goes on by nothing but an operator's doing."""
+        """List the states that only an operator can end."""
         yield from map(Wait._make, [*self.fence.waits(), *self._state.waits()])
         reserve = self.intake.reserve
         if reserve.closed:
@@ -401,7 +405,8 @@ class DelayCore:
             yield Wait("sealing of hours, and what frees their space", why, "delayd clock --role delay --trust")
         if self.dispatcher.unrouted_rows:
             rows = f"{self.dispatcher.unrouted_rows:,} due messages"
-            # Nobody serves, or their subjects are routed to one that an operator gave up.
+            # Either no realtime server serves their subjects, or their subjects are routed to one that an operator gave
+            # up.
             why = "their subjects have no realtime server, or one that was given up for good"
             yield Wait(rows, why, "delayd servers, and start one; or delayd subjects, then delayd route move")
         for link in self.dispatcher.links.values():
@@ -409,7 +414,7 @@ class DelayCore:
         yield from self.quarantine.waits()
 
     def refuses(self) -> Iterator[Wait]:
-        """What is refused for now, and ends by itself."""
+        """List what this server refuses for now; each of these states ends by itself."""
         reserve = self.intake.reserve
         if reserve.behind:
             yield Wait("all sends", "checkpoints are further behind the message log than a restart may replay")
@@ -423,10 +428,10 @@ class DelayCore:
             yield Wait(f"sends of messages due in hour {hour_name(hour)}", "it holds as many as hour_rows_max allows")
 
     def follow_clock(self, done: Callable[[], None]) -> None:
-        """Go by the clock that an operator has just vouched for; call back when that is done.
+        """Follow the clock that an operator has just confirmed; call back when that is done.
 
-        Where the log was stamped further ahead by a clock that was wrong, it goes back to the clock, or to the end of
-        the last sealed hour if that is later: then hours close in time again (rule T4).
+        A clock that was wrong may have stamped the log further ahead. Then the log's time goes back to the clock, or to
+        the end of the last sealed hour if that is later, so that hours close in time again (rule T4).
         """
         if self.intake.filed_from_ms - self._clock.now_ms() <= JUMP_MS:
             done()
@@ -444,7 +449,7 @@ class DelayCore:
 
         def set_back(from_ms: int) -> None:
             self._checkpointer.reach_ms = max(self._checkpointer.reach_ms, from_ms)
-            # Hours between the two that were empty have left the wheel.
+            # The hours between the two times that had no rows have left the wheel.
             self._loaded_from = self._loaded_until + 1
             done()
 
@@ -456,7 +461,7 @@ class DelayCore:
         """Do whatever is due."""
         now = self._clock.monotonic_ms()
         if self._in_doubt and self._clock.confirmed:
-            # What fell due while the clock was in doubt may be in hours that are not loaded yet.
+            # Messages that fell due while the clock was in doubt may be in hours that are not loaded yet.
             self._in_doubt, self._tick_due_ms = False, now
         if now >= self._tick_due_ms:
             self._tick_due_ms = now + TICK_MS
@@ -480,7 +485,7 @@ class DelayCore:
             wake_ms = dispatcher_ms
         if outcomes_ms is not None and outcomes_ms < wake_ms:
             wake_ms = outcomes_ms
-        # While an hour is loaded no checkpoint begins, though it may be due.
+        # No checkpoint begins while an hour is loaded, even if one is due.
         held_up = self._loading.running or self._mending.running is not None
         if not held_up or self._checkpointer.collecting is not None:
             checkpoint_ms = self._checkpointer.next_wake_ms()
@@ -525,10 +530,12 @@ class DelayCore:
             self._held.lowest_message_log_offset(),
         )
 
-    # What the parts tell each other.
+    # Calls between the parts.
 
     def _index(self, committed: Committed) -> None:
-        """Index a durable group: rows of loaded hours enter the wheel at once, all of them the pending columns."""
+        """Index a durable group: all its rows enter the pending columns, and rows of loaded hours enter the wheel at
+        once.
+        """
         rows = message_rows(committed.stored, self._subjects, committed.appended_at_ms)
         self._sources.remember(committed.stored)
         span = hour_span(rows)
@@ -541,7 +548,8 @@ class DelayCore:
             span = hour_span(rows) if len(rows) else (self._loaded_from, self._loaded_from)
         self._pending.count(rows, span)
         if span[0] < self._loaded_from:
-            # The clock was set back behind the start: what these hours held was loaded then, so the others are empty.
+            # The clock was set back to before the start. Rows that these hours held then were loaded at the start, so
+            # only these new rows are missing from the wheel.
             self._put_back(rows)
         else:
             self._wheel.insert(rows, span)
@@ -552,7 +560,7 @@ class DelayCore:
         self._begin_checkpoint()
 
     def _decide(self, action: str, entry: Entry, done: Decided) -> None:
-        """Do what an operator decided, once his word is durable."""
+        """Carry out an operator's decision, once it is durable."""
         log.warning("operator action=%s id=%s rows=%d", action, entry.id, entry.rows)
         word = OperatorWord(action, entry.id, entry.rows)
         self.intake.control(encode_known([word]), partial(self._act, action, entry, done))
@@ -562,8 +570,8 @@ class DelayCore:
             drop = action == "drop"
             try_now = partial(self._mending.try_now, entry.hour, entry.kind, done, drop=drop)
             if drop and entry.kind is Kind.DISPATCH:
-                # Rows that were handed over and are not filed have nothing but this file that says so: they are filed
-                # first.
+                # This file alone says of some rows that they were handed over. Rows that are not filed yet would be
+                # sent again without it, so they are filed first.
                 self._checkpointer.when_covers(self.intake.durable.offset, try_now)
                 self._tick_due_ms = self._clock.monotonic_ms()
             else:
@@ -575,8 +583,8 @@ class DelayCore:
                 self._outcomes.flush()
             else:
                 done(*self._held.retry(entry))
-            # Soon, not here: rows of the commit that made this word durable are not indexed yet, and a checkpoint that
-            # began now would find more of them in the log than it counts.
+            # The checkpoint begins soon, not here: rows of the commit that made this decision durable are not indexed
+            # yet, and a checkpoint that began now would find more of them in the log than it counts.
             self._tick_due_ms = self._clock.monotonic_ms()
         elif entry.kind is Kind.SEAL:
             self._seal_mending.try_now(done)
@@ -601,7 +609,9 @@ class DelayCore:
     def _give_value_up(
         self, entry: Entry, key: bytes, value: bytes | None, go_on: Callable[[], None], told: str, done: Decided
     ) -> None:
-        """Replace or remove a value of the state that does not check; durably, or the next start would wait again."""
+        """Replace or remove a value of the state that does not check. This is made durable, or the next start would
+        wait again.
+        """
 
         def stored(ended: Done[None]) -> None:
             try:
@@ -617,7 +627,9 @@ class DelayCore:
         self._threads.worker.submit(partial(self._state.commit, puts, removes), stored)
 
     def _outcomes_restored(self, accepted: Mapping[int, AcceptedTarget], hour: int, outcomes: OutcomeRows) -> None:
-        """A dispatch log is whole again: answers and hellos go by what it says from here on (rules H4, H7, S1)."""
+        """Take back a dispatch log that is whole again: from here on answers and hellos follow what it says (rules H4,
+        H7, S1).
+        """
         self._earlier.learn(hour, outcomes.sequences)
         ends: dict[int, int] = {}
         note_ends(ends, outcomes, accepted)
@@ -693,9 +705,11 @@ class DelayCore:
             if hour < last_hour and not self._wheel.len_of(hour):
                 self._wheel.drop_hour(hour)
         if self._earlier and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
-            # No answer about an earlier epoch comes any more; only hours that are still to be loaded ask for these.
+            # No answer about an earlier epoch can come any more. Only hours that are still to be loaded need these
+            # outcomes.
             self._earlier.forget(self._loaded_until)
-        # After the clock was set back rows are filed in hours that it has not come to again, and are due before (P5).
+        # After the clock was set back, rows are filed in hours that the clock has not reached again, and they are due
+        # before (P5).
         filing_ms = max(self._clock.stamp_ms(), self.intake.appended_at_ms)
         due = hour_of_ms(filing_ms + self._config.load_ahead_ms) > self._loaded_until
         due = due and self._mending.running != self._loaded_until + 1
@@ -707,13 +721,13 @@ class DelayCore:
         return self._loading.until
 
     def _attached(self) -> None:
-        """An hour was loaded: another one may be due, and so may its rows."""
+        """Go on after an hour was loaded: another hour may be due to load, and the rows of this one may be due."""
         self._tick()
         self.dispatcher.step()
         self._finish()
 
     def _begin_checkpoint(self) -> None:
-        # No checkpoint begins while an hour is loaded: the load would have to be done again for each of them.
+        # No checkpoint begins while an hour is loaded: each checkpoint would force that load to be done again.
         mending = self._mending.running is not None
         if self._loading.running or mending or not self._checkpointer.is_due(self.intake.durable.offset):
             return
@@ -744,13 +758,13 @@ class DelayCore:
         self._segments.published(self._checkpointer.replay.offset, keep_from)
         lag = self.intake.durable.offset - self._checkpointer.replay.offset
         self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
-        # Rows of later hours have just been filed, and with them go their subjects.
+        # Rows of later hours have just been filed and left memory, so their subjects may no longer be used.
         self._sweep_subjects()
         self._finish()
 
     def _sweep_subjects(self) -> None:
-        """Give back the names that no row in memory has (rule B1)."""
-        # A load that is under way has the numbers of its subjects already, and rows that are nowhere yet.
+        """Give back the names of subjects that no row in memory uses (rule B1)."""
+        # A load that is under way already holds numbers of its subjects, but its rows are in none of these places yet.
         if self._subjects.wants_sweep(len(self.dispatcher.targets)) and not self._loading.running:
             rows = chain(self._wheel.parts(), self._pending.views(0), self.dispatcher.parts(), self._held.parts())
             gone = self._subjects.sweep(rows)
@@ -759,7 +773,7 @@ class DelayCore:
             log.info("subjects_forgotten subjects=%d kept=%d", gone, self._subjects.known)
 
     def _finish(self) -> None:
-        """While stopping: once all is durable, a last checkpoint; once that covers everything, the end."""
+        """While stopping: once everything is durable, write a last checkpoint; once that covers everything, end."""
         if self._stopped is None or self._loading.running or self._checkpointer.running:
             return
         if self._mending.running is not None:
@@ -783,7 +797,8 @@ class DelayCore:
             stopped()
 
     def _finish_soon(self) -> None:
-        # The message log's commit has no callback of its own; its thread is the one that reports back last.
+        # The message log's commit has no callback for this; a job on its thread reports back after all commits before
+        # it.
         self._threads.commit.submit(_removed_nothing, lambda done: self._finish())
 
 

@@ -1,7 +1,8 @@
-"""Intake: what producers send becomes durable in the message log, in group commits.
+"""Intake: it makes what producers send durable in the message log, in group commits.
 
 Nothing is answered, indexed or dispatched before the fsync of its group has returned (rules L1, L2). One commit is
-under way at a time; what arrives meanwhile is the next group. A failed fsync is raised out of the core, which stops.
+under way at a time; what arrives meanwhile becomes the next group. The core raises a failed fsync, and the server
+stops.
 """
 
 import logging
@@ -40,8 +41,9 @@ from delayd.validate import check_batch, check_headers, rows_detail
 log = logging.getLogger(__name__)
 
 DAY_MS = 86_400_000
-GROUP_ROWS_MAX = 131_072  # Two batches of the most rows: a group is indexed in one turn of the loop, some 15 ms then.
-BATCH_BYTES = 1_024  # What a queued batch holds besides its bytes: its view, and who waits for it.
+# Two batches with the most rows possible: one turn of the loop indexes a whole group, which then takes some 15 ms.
+GROUP_ROWS_MAX = 131_072
+BATCH_BYTES = 1_024  # A queued batch holds this much besides its bytes: its view and its waiter.
 
 
 class Committed(NamedTuple):
@@ -60,14 +62,14 @@ class Mark(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What one commit did."""
+    """The result of one commit: where its groups begin, and the new end of the log."""
 
     offsets: list[int]
     mark: Mark
 
 
 class Control(NamedTuple):
-    """A control batch to be logged, and who is to hear that it is durable."""
+    """A control batch to be logged, and the function to call when it is durable."""
 
     batch: bytes
     on_durable: Callable[[], None]
@@ -75,15 +77,17 @@ class Control(NamedTuple):
 
 @dataclass(slots=True)
 class Reserve:
-    """What is refused for want of space or memory: kept by housekeeping, read at each batch (rule L8)."""
+    """Which batches are refused because disk space or memory is short: housekeeping sets it, each batch reads it (rule
+    L8).
+    """
 
     far_from_ms: int | None = None  # Messages due at or after this are refused; None: space is enough.
     closed: bool = False
     full_hours: set[int] = field(default_factory=set)
-    behind: bool = False  # Replay lag is past its bound.
+    behind: bool = False  # Checkpoints are further behind the log than a restart may replay.
 
     def take(self, free_bytes: int, config: DelayConfig, far_from_ms: int) -> None:
-        """Take a reading of free space; ``far_from_ms`` is from when on a message is far."""
+        """Take a reading of free space; a message counts as far when it is due at ``far_from_ms`` or later."""
         before = (self.closed, self.far_from_ms is not None)
         self.closed = free_bytes < config.free_bytes_all
         self.far_from_ms = far_from_ms if free_bytes < config.free_bytes_far else None
@@ -116,13 +120,14 @@ class Intake:
         skipped: Sequence[Skipped] = (),
     ) -> None:
         self.reserve = Reserve()
-        self.skipped = tuple(skipped)  # Sequences that an operator's word has left unused, as far as that is durable.
+        self.skipped = tuple(skipped)  # Sequences that an operator's decision has left unused, once that is durable.
         self.next_sequence = next_sequence
-        self.appended_at_ms = appended_at_ms  # When the last durable group came; never decreases (rule P5).
+        self.appended_at_ms = appended_at_ms  # When the last durable group was appended; it never decreases (rule P5).
         self.durable = durable
-        self.durable_sequence = next_sequence  # Every row below ``durable`` has a lower one, and no row above it.
+        # Rows below the offset ``durable`` have lower sequences than this, and no row above it does.
+        self.durable_sequence = next_sequence
         self.queued_bytes = 0
-        self.subjects_full = False  # Whether batches of subjects that are new here are refused (rule B1).
+        self.subjects_full = False  # Whether batches with subjects that are new here are refused (rule B1).
         self._knows_subjects = knows_subjects
         self._log = log
         self._executor = executor
@@ -134,8 +139,10 @@ class Intake:
         self._queue: list[Batch] = []
         self._controls: list[Control] = []
         self._tick = False
-        self._skip = 0  # Sequences that the next commit leaves unused.
-        self._set_back_ms: int | None = None  # What the next group may be stamped with, though the log is ahead of it.
+        self._skip = 0  # The next commit leaves this many sequences unused.
+        # After an operator set the log's time back: the next group may be stamped with this instant, though the log is
+        # ahead.
+        self._set_back_ms: int | None = None
         self._committing = False
         self._closed = False
 
@@ -146,15 +153,16 @@ class Intake:
 
     @property
     def is_full(self) -> bool:
-        """Whether as much waits for the disk as may."""
+        """Whether as many bytes wait for the disk as are allowed."""
         return self.queued_bytes > self._config.intake_queue_bytes_max
 
     def send(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> None:
-        """Take a batch; ``waiter`` hears when it is durable, or why it was refused as a whole.
+        """Take a batch; ``waiter`` is called when it is durable, or with the error if it was refused as a whole.
 
-        ``allowance`` says how many new producers the connection that it came by may bring.
+        ``allowance`` limits the new producers that the batch's connection may introduce.
         """
-        # The number is looked up before anything is refused: a repetition gets the answer of the first time (rule I1).
+        # The batch number is looked up before anything can refuse the batch: a repetition gets the first answer again
+        # (rule I1).
         if not self._producers.begin(batch, waiter, allowance):
             return
         try:
@@ -178,13 +186,15 @@ class Intake:
 
     @property
     def filed_from_ms(self) -> int:
-        """No row is filed in an hour that ended by then any more (rule P5)."""
+        """No row is filed any more in an hour that ended before this instant (rule P5)."""
         return self.appended_at_ms if self._set_back_ms is None else self._set_back_ms
 
     def set_back(self, to_ms: int, on_durable: Callable[[], None]) -> None:
-        """Stamp by the clock again, ``to_ms`` or later, though the log is ahead of that: an operator's word (rule T4).
+        """Stamp by the clock again, at ``to_ms`` or later, though the log is ahead of that: an operator's decision
+        (rule T4).
 
-        A control record says so, in the group that goes back. No hour that ends after ``to_ms`` may be sealed.
+        A control record says so, in the first group with the earlier stamp. No hour that ends after ``to_ms`` may be
+        sealed.
         """
         record = LogTime(self.appended_at_ms, to_ms)
         self._controls.insert(0, Control(encode_known([record]), on_durable))
@@ -192,13 +202,13 @@ class Intake:
         self._commit()
 
     def skip(self, sequences: int, on_durable: Callable[[], None]) -> None:
-        """Go on with higher sequences, by an operator's word; a control record says so, for the books (rule S5)."""
+        """Leave sequences unused, by an operator's decision; a control record says so, for the books (rule S5)."""
         self._controls.insert(0, Control(encode_known([SkippedSequences(sequences)]), on_durable))
         self._skip += sequences
         self._commit()
 
     def close(self) -> None:
-        """Refuse what comes from now on; what was taken is still committed."""
+        """Refuse all batches from now on; batches that were taken are still committed."""
         self._closed = True
 
     def _check(self, batch: Batch) -> None:
@@ -220,7 +230,7 @@ class Intake:
         if latest > horizon:
             days = self._config.horizon_days
             if not self._clock.confirmed or now_ms < self.appended_at_ms - JUMP_MS:
-                # By a clock that is behind anything is too far ahead, and its sender can't help that.
+                # A clock that is behind makes any message look too far ahead, and its sender can't help that.
                 raise ClockInDoubt(
                     f"due more than {days} days ahead by this server's clock, which is in doubt: it shows the"
                     f" hour {hour_name(hour_of_ms(now_ms))} (UTC); see `delayd clock`, or send again later"
@@ -228,14 +238,15 @@ class Intake:
             at_fault = batch.int64s(ColumnId.DELIVER_AT_MS) > horizon
             raise _at_rows(PastHorizon, f"due more than {days} days ahead", at_fault)
         if earliest < INSTANT_MS_MIN:
-            # It would leave at once, though its sender may have meant a time years ahead.
+            # The message would leave at once, though its sender may have meant a time years ahead.
             at_fault = batch.int64s(ColumnId.DELIVER_AT_MS) < INSTANT_MS_MIN
             raise _at_rows(BadInstant, "due before 2001-09-09 (seconds, not milliseconds?)", at_fault)
         far = self.reserve.far_from_ms
         if far is not None and latest >= far:
             raise DiskReserve("this server's disk nears its reserve and takes near messages only; free space there")
         if self.reserve.full_hours:
-            # Filed as it will be appended, which is later than now after the clock was set back (rule P5).
+            # The hour is computed from the instant that the group will be stamped with: after the clock was set back,
+            # that is later than now (rule P5).
             filed_from_ms = max(now_ms, self.appended_at_ms)
             filed_ms = np.maximum(batch.int64s(ColumnId.DELIVER_AT_MS), filed_from_ms)
             full = np.isin(hours_of(filed_ms), list(self.reserve.full_hours))
@@ -299,8 +310,8 @@ class Intake:
         except DiskFull as error:
             if not self.reserve.closed:
                 log.warning("message_log_full reason=%r", str(error))
-            # Nothing was appended, and nobody heard a sequence of it: they are given again, or the books would miss
-            # them (rule S5). Control records are tried again, unless the server stops.
+            # Nothing was appended, and nobody was told these sequences. They are given again: otherwise the books would
+            # miss them (rule S5). Control records are tried again, unless the server stops.
             self.next_sequence = begin
             self._controls, self._skip = ([], 0) if self._closed else (controls + self._controls, self._skip + skip)
             self.reserve.closed = True
@@ -314,9 +325,10 @@ class Intake:
         self.appended_at_ms, self.durable_sequence = appended_at_ms, self.next_sequence
         if skip:
             self.skipped += ((begin, skip),)
-        # First, so that the thread has the next group while this one is answered and indexed: each takes about as long.
+        # The next commit begins first: then the thread writes the next group while this one is answered and indexed,
+        # which takes about as long.
         self._commit()
-        # A checkpoint may begin at any of these calls, so what the group says is known before its rows are.
+        # Each of these calls may begin a checkpoint, so control records take effect before the rows of the same commit.
         for control in controls:
             control.on_durable()
         if stored:
@@ -335,7 +347,7 @@ class Intake:
         self._on_committed(Committed(placed, appended_at_ms, offset))
 
     def resume(self) -> None:
-        """Try again what a full disk had left, once there is space."""
+        """Try again what could not be appended to a full disk, once there is space."""
         self._commit()
 
 

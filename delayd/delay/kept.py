@@ -1,4 +1,4 @@
-"""What the state says at a start, and where that is had from when a value of it does not check (rule L9).
+"""The state as a start finds it, and from where a value is rebuilt that does not check (rule L9).
 
 | value | is rebuilt from | else |
 |---|---|---|
@@ -55,31 +55,33 @@ Pairs = list[tuple[bytes, bytes]]
 
 @dataclass(slots=True)
 class KeptState:
-    """What the last checkpoint left."""
+    """The values that the last checkpoint stored."""
 
     replay_offset: int = 0
     replay_crc32c: int = 0
     next_sequence: int = 1
     appended_at_ms: int = 0
     reach_ms: int = 0
-    skipped: list[Skipped] = field(default_factory=list)  # Sequences that an operator's word left unused.
+    skipped: list[Skipped] = field(default_factory=list)  # Sequences that an operator's decision left unused.
     dropped: dict[int, int] = field(default_factory=dict)  # By hour: filed rows that operators gave up.
     hours: HourTable = field(default_factory=HourTable)
     beside: HourTable = field(default_factory=HourTable)
     ends: dict[int, OutcomeEnd] = field(default_factory=dict)
-    given_up: dict[int, bool] = field(default_factory=dict)  # Hours whose dispatch logs were: whether that is done.
+    # Hours whose dispatch logs operators gave up; True when that was completed.
+    given_up: dict[int, bool] = field(default_factory=dict)
     producers: Pairs = field(default_factory=list)
     producers_lost: dict[int, DamagedValue] = field(default_factory=dict)
     targets: dict[bytes, int] = field(default_factory=dict)
     targets_lost: dict[bytes, DamagedValue] = field(default_factory=dict)
-    flags_unknown: bool = False  # Whether an hour may be sealed though its row does not say so.
+    flags_unknown: bool = False  # Whether an hour may have a seal though its row does not say so.
 
 
 def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> KeptState:
-    """Read the state of a delay server; what is rebuilt is told, and written back with the next commit of its row.
+    """Read the state of a delay server. Values that are rebuilt are logged, and written back with the next commit of
+    their row.
 
     Raises:
-        DamagedValue: a value does not check that nothing else says.
+        DamagedValue: a value does not check, and no other place holds what it said.
     """
     kept, damaged = KeptState(), list[DamagedValue]()
     published = _published(disk, folder, log_id)
@@ -125,7 +127,7 @@ def read_kept(disk: Disk, state: State, folder: str, log_id: int) -> KeptState:
 
 
 def heal_hours(state: State, kept: KeptState) -> None:
-    """Write the replay offset and the hour table back, when one of them was rebuilt: one transaction."""
+    """Write the replay offset and the hour table back in one transaction, when one of them was rebuilt."""
     if kept.flags_unknown:
         names = ("replay_offset", "replay_crc32c", "next_sequence", "appended_at_ms", "reach_ms", "skipped")
         row = msgpack.packb({name: getattr(kept, name) for name in names})
@@ -134,7 +136,9 @@ def heal_hours(state: State, kept: KeptState) -> None:
 
 
 def _read_checkpoint(state: State, kept: KeptState, hours: HourTable, published: Payload | None) -> bool:
-    """Read the replay offset; False when the hour table comes with it, for the state's own can't be trusted."""
+    """Read the replay offset; False when the file's hour table is taken too, because the state's own can't be
+    trusted.
+    """
     damage: DamagedValue | None = None
     row: Payload | None = None
     try:
@@ -151,7 +155,8 @@ def _read_checkpoint(state: State, kept: KeptState, hours: HourTable, published:
     if row is None:
         assert published is not None, "or it was raised"
         row = published
-        # What the state counts may be one checkpoint newer than the file: then its rows are filed again (rule P4).
+        # The state may count one checkpoint more than the file does: then the rows of that checkpoint are filed again
+        # (rule P4).
         kept.hours = _of_file(hours, published)
         kept.flags_unknown = True
         if damage is not None:
@@ -164,7 +169,7 @@ def _read_checkpoint(state: State, kept: KeptState, hours: HourTable, published:
 
 
 def _of_file(hours: HourTable, published: Payload) -> HourTable:
-    """The hour table of the checkpoint file; an hour that the state counts alike has the state's flags."""
+    """The hour table of the checkpoint file; an hour that the state counts alike keeps the state's flags."""
     table = HourTable(decode_hours(cast(bytes, published["hours"])).copy())
     for hour in table.rows["hour"].tolist():
         newer, file = hours.get(hour), table.get(hour)
@@ -185,7 +190,9 @@ def _hour_file(
 
 
 def _measured(disk: Disk, path: str, log_id: int, hour: int, replay_offset: int, error: DamagedValue) -> HourFile:
-    """What of an hour's file a checkpoint with this replay offset counts: each batch names the range it is of (P3)."""
+    """Measure how much of an hour's file a checkpoint with this replay offset counts: each batch names its range (rule
+    P3).
+    """
     file = HourFile()
     try:
         segment = open_schedule_log(disk, path, log_id, hour)

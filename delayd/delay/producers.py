@@ -1,8 +1,22 @@
 """Producers: which batch numbers were accepted, so that a retried send is accepted once (rule I1).
 
-A number is looked up before anything else is asked of its batch, and answered only once it is durable. What producers
-make this server remember is bounded in bytes (rule B1): at the bound the producers that were idle for the longest are
-forgotten, if none of their retries can be under way any more; else batches of new producers are refused for now.
+The server looks a batch's number up before it checks anything else, and answers from it only once it is durable.
+
+A producer numbers its batches 1, 2, 3 … and names a low-water mark in each: it will repeat no batch with a lower
+number. The server keeps the accepted numbers from the mark on. Say the mark of producer A is 4, and 4, 5 and 7 are
+accepted:
+
+1. Batch 6 is new and is taken.
+2. Batch 5 with the same checksums is a repetition: it gets the answer of the first time, and nothing is appended.
+3. Batch 5 with other checksums is refused: a number names one batch for ever (BatchNumberReused).
+4. Batch 3 is below the mark: nobody knows any more whether it was accepted, so it is refused (BatchNumberReused).
+5. Batch 8 arrives twice before its group is fsynced: after the fsync both requests get the same answer.
+6. A asks what became of 9, which never arrived: "not kept". From then on number 9 is refused (rule I6).
+7. Batch 10 names 7 as its mark: numbers 4 and 5 are forgotten.
+
+What producers make this server remember is bounded in bytes (rule B1). At the bound the server forgets the producers
+that have been idle for the longest, if none of their retries can be under way any more; otherwise it refuses batches of
+new producers for now.
 """
 
 import struct
@@ -16,16 +30,17 @@ import msgpack
 from delayd.batch import Batch
 from delayd.errors import BatchNumberReused, DelaydError, ProducerLost, SlowDown
 
-PIECE_PRODUCERS = 1_000  # One turn of the loop looks at so many producers, some microseconds each.
+PIECE_PRODUCERS = 1_000  # One turn of the loop looks at this many producers; each takes some microseconds.
 PREFIX = b"producer/"
-BYTES_MAX = 128 << 20  # All producers together: 160,000 of them with one number each, or 560,000 numbers.
-PRODUCER_BYTES = 640  # One producer in memory, without its numbers.
-NUMBER_BYTES = 240  # One accepted number.
-NUMBERS_MAX = 65_536  # One producer, above its low-water mark; one unknown outcome may hold the mark for a minute.
-IDLE_MS = 600_000  # No client retries a batch for so long; the time limit of a send is 30 s.
-WAITERS_MAX = 131_072  # Answers that wait for the disk, repetitions of batches under way too; some 500 bytes each.
-FENCED_MAX = 65_536  # Numbers that were called not kept, in IDLE_MS; some 200 bytes each.
-NEW_AT_ONCE = 256  # New producers that one connection may bring at once, and then one each NEW_EVERY_MS.
+BYTES_MAX = 128 << 20  # Bound for all producers together: 160,000 of them with one number each, or 560,000 numbers.
+PRODUCER_BYTES = 640  # One producer takes this much memory, without its numbers.
+NUMBER_BYTES = 240  # One accepted number takes this much memory.
+# For one producer, above its low-water mark; one unknown outcome may hold the mark back for a minute.
+NUMBERS_MAX = 65_536
+IDLE_MS = 600_000  # No client still retries a batch after this long: the time limit of a send is 30 s.
+WAITERS_MAX = 131_072  # Answers that wait for the disk, those to repetitions included; some 500 bytes each.
+FENCED_MAX = 65_536  # Numbers that were answered "not kept" within IDLE_MS; some 200 bytes each.
+NEW_AT_ONCE = 256  # One connection may introduce this many new producers at once, and then one more each NEW_EVERY_MS.
 NEW_EVERY_MS = 1_000
 FULL_RETRY_MS = 10_000  # A place comes free when another producer has been idle for long enough.
 
@@ -33,7 +48,7 @@ _NUMBER = struct.Struct("<QQIqII")  # An accepted batch: its number, then the fi
 
 
 class AcceptedBatch(NamedTuple):
-    """What the answer to a batch says, and the checksums that tell it from another one."""
+    """The fields of the answer to a batch, and the checksums that tell this batch from another one with its number."""
 
     base_sequence: int
     rows: int
@@ -56,7 +71,7 @@ class Producer:
 
 
 class Allowance:
-    """How many new producers one connection may bring (rule B1)."""
+    """How many new producers one connection may introduce (rule B1)."""
 
     __slots__ = ("_left", "_since_ms")
 
@@ -78,7 +93,7 @@ class Allowance:
 
 
 class Producers:
-    """All producers by id, the one that was used last at the end; those that changed are written with a checkpoint."""
+    """All producers by id, the one that was used last at the end; a checkpoint writes those that changed."""
 
     def __init__(self, monotonic_ms: Callable[[], int] = lambda: 0, bytes_max: int = BYTES_MAX) -> None:
         self._monotonic_ms = monotonic_ms
@@ -86,13 +101,15 @@ class Producers:
         self._now_ms = monotonic_ms()  # When `look` was called.
         self._producers: dict[int, Producer] = {}
         self.held_bytes = 0  # About how much memory the producers and their numbers take.
-        self.lost: set[int] = set()  # Their numbers did not check at the start: none that is not known is taken.
+        # Producers whose numbers did not check at the start: batches of them that are not known are refused.
+        self.lost: set[int] = set()
         self._changed: set[int] = set()
         self._forgotten: set[int] = set()  # Removed from the state with the next checkpoint.
         self._waiting: dict[tuple[int, int], tuple[int, int, list[Waiter]]] = {}
         self._waiters = 0
-        self._arriving: dict[int, int] = {}  # Producers of batches under way that are not known yet, and how many.
-        self._fenced: dict[tuple[int, int], int] = {}  # Numbers that were called not kept, and when (rule I6).
+        # Producers that are not known yet but have batches under way: how many batches each.
+        self._arriving: dict[int, int] = {}
+        self._fenced: dict[tuple[int, int], int] = {}  # Numbers that were answered "not kept", and when (rule I6).
         self._asking: dict[tuple[int, int], list[Callable[[AcceptedBatch | None], None]]] = {}
 
     def __len__(self) -> int:
@@ -104,7 +121,7 @@ class Producers:
         return self.held_bytes + PRODUCER_BYTES + NUMBER_BYTES > self._bytes_max
 
     def find(self, producer_id: int, number: int) -> AcceptedBatch | None:
-        """What became of a batch; None when it is not known, or not durable yet."""
+        """Return what became of a batch; None when it is not known, or not durable yet."""
         producer = self._producers.get(producer_id)
         packed = producer.accepted.get(number) if producer else None
         return None if packed is None else _unpack(packed)
@@ -112,12 +129,12 @@ class Producers:
     def ask(self, producer_id: int, number: int, answer: Callable[[AcceptedBatch | None], None]) -> None:
         """Call ``answer`` with what became of a batch, as soon as that can't change any more (rule I6).
 
-        While the batch is under way the answer waits. None says that it is not kept, and never will be: a batch of that
-        number is refused from then on.
+        While the batch is under way the answer waits. None says that the batch is not kept and never will be: the
+        server refuses a batch with that number from then on.
 
         Raises:
-            SlowDown: so many numbers were asked for that no more can be remembered.
-            ProducerLost: nobody knows.
+            SlowDown: the server can't remember any more numbers that were answered "not kept", or waiters.
+            ProducerLost: the numbers of this producer did not check, so nobody knows.
         """
         key = (producer_id, number)
         if key in self._waiting:
@@ -134,10 +151,10 @@ class Producers:
         answer(found)
 
     def begin(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> bool:
-        """Register a batch that has arrived; False when it is not to be kept, which ``waiter`` then hears of.
+        """Register a batch that has arrived; False when it is not to be appended, and then ``waiter`` is told why.
 
-        The waiter is called with what was accepted, and whether the batch had been accepted before, or with an error.
-        A new producer takes a place of ``allowance``.
+        The waiter is called with the accepted batch and whether it had been accepted before, or with an error. A new
+        producer uses one place of ``allowance``.
         """
         producer_id, number, low_water = batch.producer
         key = (producer_id, number)
@@ -159,7 +176,7 @@ class Producers:
         if under_way is not None and under_way[:2] != (batch.columns_crc32c, batch.heap_crc32c):
             waiter(_reused(number), False)
             return False
-        # Nearly every batch is one more of a producer that is known, while there is room.
+        # Fast path: nearly every batch is the next one of a producer that is known, and there is room.
         if (
             producer is None
             or number < low_water
@@ -182,13 +199,13 @@ class Producers:
         return True
 
     def look(self) -> None:
-        """Look at the clock, once for all batches that `accept` takes next."""
+        """Read the clock once for all batches that `accept` takes next."""
         self._now_ms = self._monotonic_ms()
 
     def accept(self, batch: Batch, base_sequence: int, appended_at_ms: int) -> None:
-        """Record a batch that is durable, and tell who waits for it."""
+        """Record a batch that is durable, and call its waiters."""
         producer_id, number, low_water = batch.producer
-        # Taken out and put back, so that the order of the dict is that of the last use.
+        # The producer is removed and put back, so that the dict is in the order of last use.
         producer = self._producers.pop(producer_id, None)
         if producer is None:
             producer = Producer()
@@ -207,12 +224,14 @@ class Producers:
         self._end((producer_id, number), accepted)
 
     def refuse(self, batch: Batch, error: DelaydError) -> None:
-        """Forget a batch that was refused, and tell who waits for it."""
+        """Forget a batch that was refused, and call its waiters."""
         producer_id, number, _ = batch.producer
         self._end((producer_id, number), error)
 
     def changes(self, seen_before_ms: int) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Take what a checkpoint has to write: puts, and keys of producers not seen since ``seen_before_ms``."""
+        """Take what a checkpoint has to write: pairs to store, and keys of producers not seen since
+        ``seen_before_ms``.
+        """
         puts: dict[bytes, bytes] = {}
         removes: set[bytes] = set()
         for _ in self.collect(seen_before_ms, puts, removes):
@@ -222,7 +241,8 @@ class Producers:
     def collect(self, seen_before_ms: int, puts: dict[bytes, bytes], removes: set[bytes]) -> Iterator[None]:
         """Take what a checkpoint has to write, as `changes` does, a bounded piece at a time (rule B2).
 
-        What changes between two pieces may be in or not: it is above the replay offset, and the next one has it.
+        A change between two pieces may be in this checkpoint or not: it lies above the replay offset, so the next one
+        has it.
         """
         for count in count_from(1):
             producer_id, producer = next(iter(self._producers.items()), (0, None))
@@ -239,19 +259,21 @@ class Producers:
                 yield
         for count, producer_id in enumerate(changed, 1):
             found = self._producers.get(producer_id)
-            # What is known of a lost producer is a part only, and must not pass for all of it.
+            # Only a part of a lost producer's numbers is known, and that part must not pass for all of them.
             if found is not None and producer_id not in self.lost:
                 puts[_key(producer_id)] = _encode(found)
             if count % PIECE_PRODUCERS == 0:
                 yield
 
     def kept_of(self, producer_id: int) -> tuple[bytes, bytes | None]:
-        """The key of a producer, and the value that says what is known of it now; None for nothing."""
+        """The key of a producer, and the value that says what is known of it now; None when nothing is known."""
         found = self._producers.get(producer_id)
         return _key(producer_id), None if found is None else _encode(found)
 
     def find_again(self, producer_id: int) -> None:
-        """Take a lost producer's batches again, by an operator's word that is durable with what is known of it."""
+        """Take a lost producer's batches again. An operator decided so, and that and the numbers that are known are
+        durable.
+        """
         self.lost.discard(producer_id)
         if producer_id in self._producers:
             self._changed.add(producer_id)
@@ -259,7 +281,7 @@ class Producers:
             self._forgotten.add(producer_id)
 
     def load(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take over what the last checkpoint wrote."""
+        """Take over the producers that the last checkpoint wrote."""
         found: list[tuple[int, Producer]] = []
         for key, value in pairs:
             fields = msgpack.unpackb(value)
@@ -281,7 +303,9 @@ class Producers:
         new: bool,
         allowance: Allowance | None,
     ) -> DelaydError | None:
-        """Why a batch that is not known is not taken; None when it is. ``new``: it is not under way either."""
+        """Return why a batch that is not known is refused; None when it is taken. ``new``: it is not under way
+        either.
+        """
         if self._waiters >= WAITERS_MAX:
             return _many_wait()
         if not new:
@@ -314,10 +338,10 @@ class Producers:
         return None
 
     def _end(self, key: tuple[int, int], what: AcceptedBatch | DelaydError) -> None:
-        """Tell all who wait for a batch what became of it."""
+        """Call everybody who waits for a batch with what became of it."""
         under_way = self._waiting.pop(key, None)
         if under_way is None:
-            return  # Replayed from the log: nobody waits.
+            return  # Replayed from the log: nobody waits for it.
         if key[0] in self._arriving:
             self._arrive(key[0], -1)
         waiters, asking = under_way[2], self._asking.pop(key, [])
@@ -331,7 +355,7 @@ class Producers:
             answer(what if isinstance(what, AcceptedBatch) else None)
 
     def _arrive(self, producer_id: int, change: int) -> None:
-        """Count a batch of a producer that is not known yet; the first of them reserves the producer's place."""
+        """Count a batch of a producer that is not known yet; the first such batch reserves the producer's place."""
         before = self._arriving.pop(producer_id, 0)
         if before + change:
             self._arriving[producer_id] = before + change
@@ -352,7 +376,7 @@ class Producers:
         self._fenced[key] = now_ms
 
     def _forget_idle(self) -> None:
-        """Make room for one more, out of producers whose retries can't be under way any more."""
+        """Make room for one more producer: forget producers whose retries can't be under way any more."""
         limit_ms = self._monotonic_ms() - IDLE_MS
         while self._producers and self.is_full:
             producer_id, producer = next(iter(self._producers.items()))
@@ -367,7 +391,7 @@ class Producers:
 
     def _forget_below(self, producer: Producer, low_water: int) -> None:
         producer.low_water = low_water
-        # Numbers are accepted about in order: one that is not at the front yet is forgotten when it gets there.
+        # Numbers are accepted roughly in order: one that is not at the front yet is forgotten when it gets there.
         while producer.accepted and (number := next(iter(producer.accepted))) < low_water:
             del producer.accepted[number]
             self.held_bytes -= NUMBER_BYTES

@@ -1,6 +1,6 @@
-"""Recovery: from a directory to everything that a delay server holds in memory (rules L1, P4, P5, P7).
+"""Recovery: it reads a directory and builds everything that a delay server holds in memory (rules L1, P4, P5, P7).
 
-The order is the rule: epoch, dispatch logs, message log, then the hours; nothing is served before all of it is done.
+The order matters: epoch, dispatch logs, message log, then the hours. Nothing is served before all four are done.
 """
 
 import logging
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Recovered:
-    """Everything that a start finds."""
+    """Everything that a start finds in its directory."""
 
     identity: Identity
     log: Log
@@ -56,30 +56,35 @@ class Recovered:
     pending: PendingRows
     wheel: Wheel
     targets: dict[bytes, int]
-    targets_owed: set[bytes]  # Subjects whose target only the message log names: the next checkpoint passes it.
+    targets_owed: set[bytes]  # Subjects whose target only the message log names: the next checkpoint must store it.
     dispatch_logs: dict[int, Segment]
     decided: dict[int, NDArray[np.uint64]]  # By hour: sequences with an outcome, sorted.
     target_ends: dict[int, int]  # By target: highest offset that a dispatch log names (rule H7).
     replay: Mark
     next_sequence: int
     appended_at_ms: int
-    reach_ms: int  # The latest appended_at of all, which an operator's word may have set back since.
-    skipped: list[Skipped]  # Sequences that an operator's word left unused.
+    # The latest appended_at of any group, even if an operator's decision has set the log's time back since.
+    reach_ms: int
+    skipped: list[Skipped]  # Sequences that an operator's decision left unused.
     dropped: dict[int, int]  # By hour: filed rows that operators gave up.
-    given_up: dict[int, bool]  # Hours whose dispatch logs operators gave up: whether that was done to its end.
+    given_up: dict[int, bool]  # Hours whose dispatch logs operators gave up; True when that was completed.
     loaded_until: int  # The last loaded hour.
-    quarantined: dict[int, DamagedData]  # Hours whose dispatch log is damaged: what was sent of them is not known.
-    quarantined_ends: dict[int, OutcomeEnd]  # Only hours that a checkpoint counts: it goes on to say what was durable.
-    sealed_ends: dict[int, OutcomeEnd]  # As a checkpoint counted them: nothing of these was opened.
-    seals: SealLog | None  # None: it is damaged, and nothing seals until it is restored.
+    # Hours whose dispatch log is damaged: nobody knows which of their rows were sent.
+    quarantined: dict[int, DamagedData]
+    # Only hours that a checkpoint counts: the next checkpoint goes on to name what was durable there.
+    quarantined_ends: dict[int, OutcomeEnd]
+    # Ends of sealed hours' logs as a checkpoint counted them: these logs were not opened.
+    sealed_ends: dict[int, OutcomeEnd]
+    seals: SealLog | None  # None: the seal log is damaged, and no hour is sealed until it is restored.
     damage: list[DamagedData]
-    beside: HourTable  # What stands beside damaged schedule logs.
-    unloaded: dict[int, tuple[DamagedData, NDArray[np.uint64]]]  # Hours that lack rows: why, and what they have.
+    beside: HourTable  # Extra files that hold rows of hours whose schedule log is damaged.
+    # Hours that lack rows: the damage, and the sequences that were loaded.
+    unloaded: dict[int, tuple[DamagedData, NDArray[np.uint64]]]
     producers_lost: dict[int, DamagedValue]
     targets_lost: dict[bytes, DamagedValue]
     seals_damage: DamagedData | None
-    filed_below: int  # Sequences below are in schedule logs; the others came from the message log.
-    flags_unknown: bool  # Whether an hour may be sealed though the state does not say so.
+    filed_below: int  # Rows with lower sequences are in schedule logs; the others came from the message log.
+    flags_unknown: bool  # Whether an hour may have a seal though its row in the state does not say so.
 
     @property
     def outcome_ends(self) -> dict[int, OutcomeEnd]:
@@ -127,7 +132,8 @@ def _recover(
     opened.callback(message_log.close)
     for tail in message_log.recovered:
         if tail.cut_bytes:
-            # Torn by a crash, or what was the last accepted group: nothing tells, so the operator is told.
+            # A crash may have torn this tail, or it may have been the last accepted group. Nothing can tell the two
+            # apart, so the operator is told.
             log.warning("tail_cut path=%s cut_bytes=%d reason=%r", tail.path, tail.cut_bytes, tail.cut_reason)
     found = Recovered(
         identity=identity,
@@ -173,7 +179,7 @@ def _recover(
 
 
 class _Counted:
-    """Hours whose seals the state counts: those that it calls sealed, and those that are deleted."""
+    """Hours that the state knows as sealed: those that it calls sealed, and those that were deleted."""
 
     def __init__(self, hours: HourTable) -> None:
         self._hours = hours
@@ -197,7 +203,9 @@ def open_seals(
 def _find_targets(
     message_log: Log, lost: dict[bytes, DamagedValue], targets: dict[bytes, int], owed: set[bytes]
 ) -> dict[bytes, DamagedValue]:
-    """Find notes whose values do not check in the message log, as far as it is kept; which are still lost."""
+    """Look in the message log, as far as it is kept, for notes whose values in the state do not check; return those
+    that are still lost.
+    """
     lost = {subject: error for subject, error in lost.items() if subject not in targets}
     if not lost:
         return lost
@@ -206,7 +214,7 @@ def _find_targets(
             if group.header.kind == GroupKind.CONTROL:
                 for record in (record for _, batch in group.batches() for record in decode_known(batch)):
                     if isinstance(record, TargetNote) and record.subject in lost:
-                        # The last one counts; the next checkpoint writes it anew.
+                        # The last note counts; the next checkpoint stores it again.
                         targets[record.subject] = record.log_id
                         owed.add(record.subject)
     except DamagedData as error:
@@ -215,7 +223,7 @@ def _find_targets(
 
 
 class _Replay:
-    """What the message log says above the checkpoint, group by group (rule P1: it decides nothing)."""
+    """Replay of the message log above the checkpoint, group by group (rule P1: replay decides nothing)."""
 
     def __init__(self, producers: Producers, targets: dict[bytes, int], kept: KeptState) -> None:
         self.subjects = Subjects()
@@ -255,13 +263,13 @@ def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> No
     """Load every hour that is not sealed, up to the one that the loader would have reached by now (rule P5)."""
     now_ms = max(clock.stamp_ms(), found.appended_at_ms)
     live = set(range(hour_of_ms(now_ms), hour_of_ms(now_ms + config.load_ahead_ms) + 1))
-    # While the log was stamped ahead, rows were filed in hours long after they are due.
+    # While the log was stamped ahead, rows were filed in hours that lie long after the rows are due.
     found.loaded_until = max(*live, hour_of_ms(found.reach_ms))
     pending = found.pending.count_by_hour().keys()
     filed = set(found.hours.unsealed(found.loaded_until))
     filed |= {hour for hour in found.beside.rows["hour"].tolist() if hour <= found.loaded_until}
     wanted = filed | live | {hour for hour in pending if hour <= found.loaded_until}
-    # Any row of a quarantined hour may have been handed over: none is, until its dispatch log is restored.
+    # Any row of a quarantined hour may have been handed over, so none is loaded until its dispatch log is restored.
     for hour in sorted(wanted - found.quarantined.keys()):
         decided = found.decided.get(hour, NO_SEQUENCES)
         files = (found.hours.get(hour), decided, found.beside.get(hour))
@@ -287,7 +295,7 @@ def _recover_outcomes(
     now_ms: int,
     accepted: Mapping[int, AcceptedTarget],
 ) -> tuple[dict[int, Segment], dict[int, NDArray[np.uint64]], dict[int, int]]:
-    """Open the dispatch logs of hours that are not sealed; what is damaged is told in ``quarantined`` (rule L5)."""
+    """Open the dispatch logs of hours that are not sealed; put damaged ones into ``quarantined`` (rule L5)."""
     segments: dict[int, Segment] = {}
     decided: dict[int, NDArray[np.uint64]] = {}
     target_ends: dict[int, int] = {}
@@ -310,7 +318,8 @@ def _recover_outcomes(
         if segment is not None:
             segments[hour] = segment
         if known_outcomes:
-            # Numpy's unique hashes, which for a million rows takes a second; a repetition among them does no harm.
+            # Sorting is enough. numpy's unique would hash a million rows for a second, and a repeated sequence does no
+            # harm.
             told = np.concatenate([outcomes.sequences for outcomes in known_outcomes])
             decided[hour] = np.sort(told, kind="stable")
         for outcomes in known_outcomes:
@@ -321,7 +330,7 @@ def _recover_outcomes(
 def _open_beside(
     disk: Disk, folder: str, log_id: int, hour: int, numbers: Sequence[int]
 ) -> tuple[Segment | None, list[OutcomeRows]]:
-    """What the files beside a damaged dispatch log say, as far as they check; the newest one is open if it does."""
+    """Read the files beside a damaged dispatch log, as far as they check; open the newest one if it checks."""
     newest: Segment | None = None
     found: list[OutcomeRows] = []
     for number in numbers:
@@ -341,7 +350,7 @@ def _open_beside(
 
 
 def ends_of_all(disk: Disk, folder: str, log_id: int, accepted: Mapping[int, AcceptedTarget]) -> dict[int, int]:
-    """The highest offset that any dispatch log names, by target; those that can't be read are left out."""
+    """The highest offset that any dispatch log names, by target; logs that can't be read are left out."""
     found: dict[int, int] = {}
     for _, path in list_dispatch_logs(disk, folder):
         try:

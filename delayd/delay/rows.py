@@ -29,7 +29,7 @@ from delayd.location import OFFSET_BITS
 ROW = np.dtype(
     [
         ("due_ms", "<i4"),  # After the start of the filing hour; negative when due before it.
-        ("length", "<u4"),  # Bytes that the row needs in a frame.
+        ("length", "<u4"),  # The row needs this many bytes in a frame.
         ("subject", "<u4"),  # The server's number of the subject.
         ("hour", "<u4"),  # Filing hour, hours since the epoch.
         ("sequence", "<u8"),
@@ -41,11 +41,12 @@ assert ROW.itemsize == ROW_BYTES, "the columns of a row leave no gap"
 ONE_ROW = struct.Struct("<iIIIQQ")  # The same, to pack a row in plain integers.
 assert ONE_ROW.size == ROW_BYTES, "a packed row is a row"
 
-# Added to offsets in the file beside a damaged schedule log (quarantine.py), so one hour's file has at most 70 TB.
+# Added to offsets in the file beside a damaged schedule log (quarantine.py), so such a file holds at most 70 TB.
 BESIDE = 1 << (OFFSET_BITS - 1)
-COARSE_FROM_MS = 1 << 30  # How long before its hour a row is due from where on it fires to the second.
+COARSE_FROM_MS = 1 << 30  # A row that is due this long before its hour, or longer, fires to the second.
 COARSE_MS = 1_000
-COARSE_MAX = (1 << 30) - 1  # 34 years in seconds: what was due longer before its hour fires then, never early.
+# 34 years in seconds: a row that was due even longer before its hour fires as if due then, so never early.
+COARSE_MAX = (1 << 30) - 1
 
 # Numpy copies opaque items as bytes, but structured ones column by column, which takes 5 to 40 times as long.
 OPAQUE_ROW = np.dtype((np.void, ROW_BYTES))
@@ -53,7 +54,7 @@ OPAQUE_ROW = np.dtype((np.void, ROW_BYTES))
 Rows = npt.NDArray[np.void]  # Its dtype is ROW.
 NO_ROWS: Final[Rows] = np.zeros(0, ROW)
 NO_SEQUENCES: Final = np.empty(0, np.uint64)
-TABLE_ROWS = 8  # A look-up table may be this sparse; then it is as large as one u64 column.
+TABLE_ROWS = 8  # A look-up table may have this many entries a row; then it is as large as one u64 column.
 
 
 def new_rows(count: int) -> Rows:
@@ -92,10 +93,10 @@ def hour_span(rows: Rows) -> tuple[int, int]:
 
 
 def latest_due_ms(rows: Rows) -> int:
-    """The latest instant at which one of the rows fires; of one row at least."""
+    """The latest instant at which one of the rows fires; there must be at least one row."""
     if len(rows) > FEW_ROWS:
         return int(due_at_ms(rows).max())
-    # Plain integers take a third of the time of the arrays for so few, and nearly always all are of one hour.
+    # For so few rows plain integers take a third of the time of arrays, and nearly always all rows are of one hour.
     hours: list[int] = rows["hour"].tolist()
     due_ms: list[int] = rows["due_ms"].tolist()
     if hours.count(hours[0]) == len(hours):
@@ -104,7 +105,9 @@ def latest_due_ms(rows: Rows) -> int:
 
 
 def encode_due(after_ms: int) -> int:
-    """Column ``due_ms`` of a row that is due so long after the start of its filing hour; never early."""
+    """Column ``due_ms`` of a row that is due ``after_ms`` after the start of its filing hour; the row never fires
+    early.
+    """
     if after_ms >= -COARSE_FROM_MS:
         return after_ms
     return -COARSE_FROM_MS - min((-COARSE_FROM_MS - after_ms) // COARSE_MS, COARSE_MAX)
@@ -116,19 +119,25 @@ def decode_due(due_ms: int) -> int:
 
 
 def due_by(after_ms: int) -> int:
-    """The highest ``due_ms`` of rows that are due when so much has passed since the start of their filing hour."""
+    """The highest ``due_ms`` of rows that are due when ``after_ms`` have passed since the start of their filing
+    hour.
+    """
     return after_ms if after_ms >= -COARSE_FROM_MS else (after_ms + COARSE_FROM_MS) // COARSE_MS - COARSE_FROM_MS
 
 
 def filing_hours(
     deliver_at_ms: npt.NDArray[np.int64], appended_at_ms: int | npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """Hour in which rows are filed (rule P5): that of the later of the two instants; one of the second serves all."""
+    """Hour in which rows are filed (rule P5): that of the later of the two instants; ``appended_at_ms`` may be one for
+    all.
+    """
     return (np.maximum(deliver_at_ms, appended_at_ms) // np.int64(HOUR_MS)).astype(np.uint32)
 
 
 def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
-    """Column ``due_ms`` of rows filed in ``hours``; negative for what is due before its hour began (rule P5)."""
+    """Column ``due_ms`` of rows filed in ``hours``; negative for rows that are due before their hour began (rule
+    P5).
+    """
     due = deliver_at_ms - hours.astype(np.int64) * HOUR_MS
     if len(due) and due.min() < -COARSE_FROM_MS:
         coarse = np.flatnonzero(due < -COARSE_FROM_MS)
@@ -143,7 +152,7 @@ def without(rows: Rows, decided: npt.NDArray[np.uint64]) -> Rows:
 
 
 def among(sequences: npt.NDArray[np.uint64], decided: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which sequences are among ``decided``, which is sorted."""
+    """Tell which sequences are among ``decided``, which is sorted."""
     return SequenceSet(decided, len(sequences)).has(sequences)
 
 

@@ -1,7 +1,7 @@
-"""Subjects: the server's own small numbers for names, so that a pending row carries four bytes of its subject.
+"""Subjects: the server's own small numbers for names, so that a pending row needs four bytes for its subject.
 
-Numbers are given in order of first appearance and mean nothing outside this process. A number is never given to another
-name, so a row can't come to a subject that is not its own; names that no row in memory has are given back (rule B1).
+Numbers are given in order of first appearance and mean nothing outside this process. A number is never given to a
+second name, so a row can't come to a wrong subject. Names that no row in memory uses are given back (rule B1).
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from delayd.batch import Batch
 from delayd.delay.rows import Rows
 
-BYTES_MAX = 256 << 20  # Names that rows in memory have, about a million; beyond it new ones are refused.
-SWEEP_BYTES = 64 << 20  # Below it no name is looked at again: most servers know some thousand subjects for ever.
-SWEEP_GROWTH = 1.25  # And then only when so much more is held than the last look left.
-NAME_BYTES = 320  # What a name takes besides its bytes: its number, its target, and the places of both in their dicts.
-TABLES_BYTES_MAX = 16 << 20  # Subject tables that are remembered, because producers repeat theirs.
-TABLE_BYTES_MAX = 4_096  # A longer table is rarely repeated, and costs 0.1 us a subject to look up again.
-TABLE_BYTES = 320  # What a remembered table takes besides its bytes and its numbers.
+# Bound for the names that rows in memory use, about a million names; beyond it new names are refused.
+BYTES_MAX = 256 << 20
+SWEEP_BYTES = 64 << 20  # Below this no sweep takes place: most servers know some thousand subjects for ever.
+SWEEP_GROWTH = 1.25  # A sweep takes place only when this many times the bytes are held that the last sweep left.
+# A name takes this much besides its bytes: its number, its target, and the places of both in their dicts.
+NAME_BYTES = 320
+TABLES_BYTES_MAX = 16 << 20  # Subject tables are remembered up to this, because producers repeat theirs.
+TABLE_BYTES_MAX = 4_096  # A longer table is rarely repeated, and to look its subjects up again costs 0.1 us each.
+TABLE_BYTES = 320  # A remembered table takes this much besides its bytes and its numbers.
 
 
 class Subjects:
@@ -30,7 +32,7 @@ class Subjects:
         self._numbers: dict[bytes, int] = {}
         self._tables: dict[bytes, NDArray[np.uint32]] = {}
         self._tables_bytes = 0
-        self._left_bytes = 0  # What the last look left.
+        self._left_bytes = 0  # ``held_bytes`` after the last sweep.
 
     def __len__(self) -> int:
         """How many numbers were given."""
@@ -42,7 +44,7 @@ class Subjects:
         return len(self._numbers)
 
     def wants_sweep(self, targets: int) -> bool:
-        """Whether it is time to look which names are used; so many subjects have a target, some without a name here."""
+        """Whether it is time for a sweep; ``targets`` subjects have a target, some of them without a name here."""
         held_bytes = self.held_bytes + max(0, targets - self.known) * NAME_BYTES
         return held_bytes > max(SWEEP_BYTES, SWEEP_GROWTH * self._left_bytes)
 
@@ -83,7 +85,7 @@ class Subjects:
         return numbers
 
     def sweep(self, rows: Iterable[Rows]) -> int:
-        """Give back the names that none of ``rows`` has, which are all rows in memory; how many they were."""
+        """Give back the names that none of ``rows``, all rows in memory, uses; return how many names these were."""
         used = np.zeros(len(self.names), np.bool_)
         for part in rows:
             used[part["subject"]] = True

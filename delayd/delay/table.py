@@ -1,6 +1,6 @@
-"""Table: the rows of many stored batches as a few long columns, so that what follows costs by group and not by batch.
+"""Table: the rows of many stored batches as a few long columns, so that later steps cost per group and not per batch.
 
-Rows stand in the order of the log; nothing of a body is touched.
+Rows stand in the order of the log; no body is read.
 """
 
 import struct
@@ -20,7 +20,9 @@ from delayd.location import ROW_BITS, pack_locations
 
 
 class Table(NamedTuple):
-    """Columns of n rows: starts count from the heap of the row's batch, lengths are exact, headers None without any."""
+    """Columns of n rows. Starts count from the heap of the row's batch; lengths are exact; headers are None if no row
+    has any.
+    """
 
     deliver_at_ms: Int64s
     sequences: NDArray[np.uint64]
@@ -32,7 +34,7 @@ class Table(NamedTuple):
 
 
 def tabulate(stored: Sequence[Stored]) -> Table:
-    """Put the columns of batches, at least one, behind one another."""
+    """Join the columns of batches, at least one, one batch behind the other."""
     batches = [entry.batch for entry in stored]
     counts = np.fromiter((batch.count for batch in batches), np.int64, len(batches))
     firsts = np.cumsum(counts) - counts
@@ -104,7 +106,9 @@ def message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_ms: i
 
 
 def _few_message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_ms: int) -> Rows:
-    """The same as the rest of `message_rows`, without the fixed cost of numpy calls: most groups are a few singles."""
+    """Do the same as the rest of `message_rows`, without the fixed cost of numpy calls: most groups are a few single
+    messages.
+    """
     packed = bytearray()
     for offset, base_sequence, batch in stored:
         count, buffer, offsets = batch.count, batch.buffer, batch.offsets

@@ -1,7 +1,17 @@
 """Checkpoint: the message log's rows are filed, counted and published (rule P2).
 
-One replay offset for all hours, fixed before the first row is gathered. What it counts is durable before the LMDB
-transaction, and the transaction before the checkpoint file.
+One replay offset counts for all hours; it is fixed before the first row is gathered. The order is: the files are
+durable, then the LMDB transaction counts them, then the checkpoint file publishes the count.
+
+1. On the loop, `begin` fixes the offset, say 5,000,000: the rows between the last one, 4,000,000, and this one are to
+   be filed. Producers are packed in pieces, some in each turn of the loop.
+2. On the worker thread the rows are appended to the schedule logs of their hours, and these files are synced.
+3. One LMDB transaction sets the replay offset to 5,000,000 and the new lengths of these hours' files.
+4. The checkpoint file says the same to readers in other processes.
+5. On the loop, the hour table takes the new lengths, and the pending rows up to 5,000,000 are forgotten.
+
+A crash before step 3 loses nothing: the next start replays from 4,000,000, and the next writer cuts off what was
+appended. A crash after it replays from 5,000,000.
 """
 
 from __future__ import annotations
@@ -37,29 +47,36 @@ from delayd.state import State
 
 log = logging.getLogger(__name__)
 
-NEAR_PARTS = 4  # With few hours to write, a checkpoint is a copy of some files, and begins at a quarter of the bytes.
-CALM_PARTS = 16  # While little arrives, for later hours, it begins at a sixteenth: a start finds little to replay.
+NEAR_PARTS = 4  # With few hours to write, a checkpoint is a copy into some files, and begins at a quarter of the bytes.
+# While little arrives, most of it for later hours, it begins at a sixteenth: then a start has little to replay.
+CALM_PARTS = 16
 CALM_MS = 1_000
-CALM_BYTES = 4 << 20  # In so long; 20,000 messages of 200 B. A flood ends, and its rest need not wait for a minute.
-RETRY_MS = 1_000  # After a full disk.
-RETRY_DAMAGED_MS = 30_000  # After a damaged file: an operator restores it, and each try reads the whole range again.
+# Fewer new bytes than this in CALM_MS (20,000 messages of 200 B) mean that a flood has ended: its rest is filed now,
+# not after a minute.
+CALM_BYTES = 4 << 20
+RETRY_MS = 1_000  # Wait after a full disk.
+# Wait after a damaged file: an operator must restore it, and each try reads the whole range again.
+RETRY_DAMAGED_MS = 30_000
 
 Evidence = Callable[[], ClockEvidence]
 
 
 class Books(NamedTuple):
-    """What only the audit reads of a checkpoint (rules S5, S7)."""
+    """The part of a checkpoint that only the audit reads (rules S5, S7)."""
 
-    skipped: tuple[Skipped, ...]  # Sequences that an operator's word left unused.
+    skipped: tuple[Skipped, ...]  # Sequences that an operator's decision left unused.
     dropped: list[Value]  # Filed rows that operators gave up: ``[hour, rows]``.
     keep_from: int  # Where the message log may begin.
-    settled_ms: int  # What fell due before has an outcome, as far as no target holds it up; 0 while nobody knows.
-    waits: str  # What holds that up.
-    links: list[Value]  # For each target its log_id, and the same two for what waits for it.
+    # All rows that fell due before this have an outcome, except rows that a target holds up; 0 while nobody knows.
+    settled_ms: int
+    waits: str  # Why ``settled_ms`` does not advance.
+    links: list[Value]  # For each target its log_id, and ``settled_ms`` and ``waits`` for the rows that wait for it.
 
 
 class Told:
-    """What a checkpoint puts into the state and removes from it besides its hours; merged beside the loop."""
+    """The values, besides its hours, that a checkpoint puts into the state and removes from it; merged beside the
+    loop.
+    """
 
     def __init__(
         self,
@@ -72,14 +89,16 @@ class Told:
     ) -> None:
         self.producers = producers
         self.gone = gone  # Keys of producers.
-        self._owed = owed  # What the one before has not told, for its disk was full.
+        self._owed = owed  # The values of the checkpoint before, if it failed and did not store them.
         self._notes = notes
         self._moved = moved
         self._forgotten = forgotten
         self._merged: tuple[dict[bytes, bytes], set[bytes]] | None = None
 
     def merged(self) -> tuple[dict[bytes, bytes], set[bytes]]:
-        """Puts and removes by key, the newer of each: what is owed does not grow with every try that fails."""
+        """Return puts and removes by key, the newer value of each key: so what is owed does not grow with every try
+        that fails.
+        """
         if self._merged is None:
             owed_puts, owed_removes = self._owed.merged() if self._owed is not None else ({}, set())
             puts = {**owed_puts, **self.producers}
@@ -97,7 +116,7 @@ COLLECTED = object()
 
 
 class Facts(NamedTuple):
-    """What a checkpoint says besides its hours; taken on the loop before the worker begins."""
+    """The contents of a checkpoint besides its hours; taken on the loop before the worker begins."""
 
     stop: Mark
     next_sequence: int
@@ -112,7 +131,9 @@ class Abandoned(Exception):
 
 
 class Filed(NamedTuple):
-    """What a checkpoint wrote; ``unpublished`` says why its file could not be written, ``damage`` of hours is new."""
+    """The files that a checkpoint wrote; ``unpublished`` says why its own file could not be written; ``damage`` is new
+    damage by hour.
+    """
 
     hours: HourRows
     beside: HourRows
@@ -144,10 +165,10 @@ class Checkpointer:
         filed_below: int,
         seal_end: Callable[[], SealMark | None],
     ) -> None:
-        self.filed_below = filed_below  # Sequences below are filed.
-        self.replay = replay  # As the last checkpoint in the state has it.
-        self.reach_ms = 0  # The latest appended_at that an operator's word has set back.
-        self.appended_at_ms = 0  # When the last group came that a checkpoint of this life covers.
+        self.filed_below = filed_below  # All rows with lower sequences are filed.
+        self.replay = replay  # The replay offset of the last checkpoint in the state.
+        self.reach_ms = 0  # The latest appended_at from before an operator's decision set the log's time back.
+        self.appended_at_ms = 0  # When the last group was appended that a checkpoint of this life covers.
         self._disk = disk
         self._state = state
         self._clock = clock
@@ -160,22 +181,22 @@ class Checkpointer:
         self._producers = producers
         self._evidence = evidence
         self._rest = rest
-        self._beside = beside  # What stands beside damaged schedule logs.
-        self._damaged = damaged  # Hours whose schedule log takes nothing now.
-        self._on_damaged = on_damaged  # Hears of hours that become so.
+        self._beside = beside  # The file beside each damaged schedule log: how much of it a checkpoint counts.
+        self._damaged = damaged  # Hours whose schedule log can't be appended to now.
+        self._on_damaged = on_damaged  # Called with hours whose schedule log was found damaged.
         self._seal_end = seal_end
         self._file = CheckpointFile(disk, config.folder, identity.log_id)
-        self._published = -1  # Replay offset that the checkpoint file says, as far as this life knows.
+        self._published = -1  # The replay offset in the checkpoint file, as far as this life knows it.
         self._waiters: list[tuple[int, Callable[[], None]]] = []
         self._owed = NOTHING_TOLD
-        self.collecting: Iterator[None] | None = None  # While it stands, `step` has more to do.
-        self._collected: Callable[[], None] = lambda: None  # What follows it.
+        self.collecting: Iterator[None] | None = None  # While it is set, `step` has more to collect.
+        self._collected: Callable[[], None] = lambda: None  # Called when everything is collected.
         self._running = False
         self._abandon_at_ms: int | None = None
-        self._told = ""  # Why the last one was put off, as it was told.
+        self._told = ""  # Why the last one was put off, as the log said it.
         self._not_before_ms = 0
         self._looked_ms = clock.monotonic_ms()
-        self._looked_at = replay.offset  # The durable end of the log then.
+        self._looked_at = replay.offset  # The durable end of the log at that look.
         self._calm = False  # Whether little arrived between the last two looks.
         self._due_ms = self._looked_ms + config.checkpoint_every_ms
 
@@ -223,24 +244,24 @@ class Checkpointer:
     ) -> None:
         """File everything up to ``stop``, which is durable and indexed; call back with whether it was published.
 
-        ``notes`` are targets of subjects, ``ends`` those of all dispatch logs by hour, ``moved`` the hours whose end is
-        not in the state yet, ``handed_over`` the rows whose bodies need not be filed, ``forgotten`` the
-        subjects whose target is not needed any more.
+        ``notes``: targets of subjects. ``ends``: the ends of all dispatch logs, by hour. ``moved``: the hours whose end
+        is not in the state yet. ``handed_over``: the rows whose bodies need not be filed. ``forgotten``: the subjects
+        whose target is not needed any more.
         """
         self._running = True
         self._due_ms = self._clock.monotonic_ms() + self._config.checkpoint_every_ms
-        # A producer that is forgotten too early has its retried batches accepted twice (rule T1).
+        # If a producer were forgotten too early, its retried batches would be accepted twice (rule T1).
         seen_before_ms = self._clock.now_ms() - self._config.producer_keep_ms if self._clock.confirmed else 0
         owed, self._owed = self._owed, NOTHING_TOLD
         told = Told(owed, {}, set(), notes, {hour: ends[hour] for hour in moved}, forgotten)
         facts = Facts(stop, next_sequence, appended_at_ms, told, ends, books)
-        # What a producer's batches are, the loop alone may read; all else is packed beside the loop.
+        # Only the loop may read a producer's batches; all else is packed beside the loop.
         self.collecting = self._producers.collect(seen_before_ms, told.producers, told.gone)
         self._collected = partial(self._submit, facts, self._pending.take(), handed_over, ended)
         self.step()
 
     def step(self) -> None:
-        """Go on with one that is begun in pieces, as much as one turn of the loop may (rule B2)."""
+        """Go on with a checkpoint that is begun in pieces, by as much as one turn of the loop may take (rule B2)."""
         if self.collecting is not None and next(self.collecting, COLLECTED) is COLLECTED:
             self.collecting = None
             self._collected()
@@ -251,8 +272,8 @@ class Checkpointer:
         self._executor.submit(work, partial(self._written, facts, taken, ended))
 
     def _bytes_due(self) -> int:
-        """At how many bytes of the message log one begins before its time."""
-        # What is due within the hour may be handed over first, and then its body is not filed at all.
+        """After how many new bytes in the message log a checkpoint begins before its time."""
+        # A row that is due within the hour may be handed over before a checkpoint: then its body is not filed at all.
         if self._calm and self._pending.mostly_later:
             return self._config.checkpoint_bytes // CALM_PARTS
         if self._pending.hours_apart <= FILES_A_SYNC:
@@ -260,7 +281,9 @@ class Checkpointer:
         return self._config.checkpoint_bytes
 
     def hurry(self, limit_ms: int) -> None:
-        """Give up what is not done within ``limit_ms``: the server stops, and the next start replays the log."""
+        """Give up a checkpoint that is not done within ``limit_ms``: the server stops, and the next start replays the
+        log.
+        """
         while self.collecting is not None:
             self.step()
         self._abandon_at_ms = self._clock.monotonic_ms() + limit_ms
@@ -278,8 +301,10 @@ class Checkpointer:
         evidence: ClockEvidence,
         damaged: frozenset[int],
     ) -> Filed:
-        """File, count, publish: on the worker thread. Reads the hour table, which changes on the loop only after."""
-        # First, for whatever fails from here on is owed by the next one.
+        """File, count and publish, on the worker thread. Reads the hour table, which the loop changes only
+        afterwards.
+        """
+        # This comes first: if anything below fails, the next checkpoint owes these values.
         puts, removes = facts.told.merged()
         writer = ScheduleWriter(
             disk=self._disk,
@@ -300,7 +325,7 @@ class Checkpointer:
             rows,
             sort_handed_over(handed_over),
         )
-        # The writer's last sync, the commit and the publication may each take long (rule B2).
+        # The writer's last sync, the commit and the publication may each take long, so urgent jobs go first (rule B2).
         self._executor.give_way()
         checkpoint = {
             "replay_offset": facts.stop.offset,
@@ -320,12 +345,15 @@ class Checkpointer:
             tables = merge_hours(self._hours.rows, written), merge_hours(self._beside.rows, beside)
             self._publish(facts, *tables, now_ms, evidence)
         except (DataError, OSError) as error:
-            # The state counts it all the same: whoever took it for undone would cut off what is counted.
+            # The state counts this checkpoint all the same. If it were treated as undone, the next one would cut off
+            # rows that are counted.
             unpublished = error
         return Filed(written, beside, writer.damage, unpublished)
 
     def _pause(self) -> None:
-        """Between two parts: nothing counts what was written so far, so it can be left lying at any of them."""
+        """Called between two parts. Nothing counts the rows that were written so far, so the checkpoint can be given up
+        here.
+        """
         if self._abandon_at_ms is not None and self._clock.monotonic_ms() >= self._abandon_at_ms:
             raise Abandoned("the server is stopping; the next start replays the log instead")
         self._rest()
@@ -361,7 +389,7 @@ class Checkpointer:
         try:
             filed = done.result()
         except (DiskFull, DamagedData, Shortage, Abandoned) as error:
-            # Nothing counts what was written. What only this one would have said, the next one says.
+            # Nothing counts the rows that were written. The next checkpoint stores the values of this one.
             self._owed = facts.told
             self._put_off(error, ended)
             return
@@ -375,7 +403,7 @@ class Checkpointer:
             self._put_off(filed.unpublished, ended)
             return
         self._published, self._told = facts.stop.offset, ""
-        # One that moved nothing, on an idle server, is no change of state.
+        # A checkpoint of an idle server, which moved nothing, is no change of state.
         level = logging.INFO if taken.rows else logging.DEBUG
         log.log(level, "checkpoint replay_offset=%d rows=%d hours=%d", facts.stop.offset, taken.rows, len(filed.hours))
         ready = [callback for offset, callback in self._waiters if offset <= facts.stop.offset]
@@ -389,7 +417,8 @@ class Checkpointer:
         self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + retry_ms
         if self._told != str(error):
             self._told = str(error)
-            # A damaged file waits for its copy: what was accepted meanwhile is safe in the message log.
+            # A damaged file waits until an operator restores it: messages that were accepted meanwhile are safe in the
+            # message log.
             level = logging.CRITICAL if isinstance(error, DamagedData) else logging.WARNING
             log.log(level, "checkpoint_put_off reason=%r", self._told)
         ended(False)

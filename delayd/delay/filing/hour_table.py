@@ -1,4 +1,4 @@
-"""Hour table: what of each hour's schedule log is valid, by the last checkpoint (docs/formats/checkpoint.md)."""
+"""Hour table: how much of each hour's schedule log is valid, by the last checkpoint (docs/formats/checkpoint.md)."""
 
 import struct
 from bisect import bisect_left, bisect_right
@@ -10,11 +10,11 @@ import numpy as np
 from delayd.log.schedule import DEAD, HOUR_ROW, REMOVED, SEALED, HourRows, decode_hours
 
 PREFIX = b"hour/"
-BESIDE_PREFIX = b"beside/"  # The same of files beside damaged schedule logs.
+BESIDE_PREFIX = b"beside/"  # The same for the files beside damaged schedule logs.
 OUTCOME_PREFIX = b"outcomes/"
 GIVEN_UP_PREFIX = b"given_up/"  # Hours whose dispatch logs operators gave up.
 OUTCOME_ROW = struct.Struct("<QQ")
-ROOM_MIN = 64  # Rows that a table grows by at least.
+ROOM_MIN = 64  # A table grows by at least this many rows.
 OPAQUE_ROW = np.dtype((np.void, HOUR_ROW.itemsize))  # Numpy copies opaque items as bytes (see rows.py).
 
 
@@ -49,7 +49,7 @@ class HourFile(NamedTuple):
 class OutcomeEnd(NamedTuple):
     """One dispatch log: bytes of groups that are durable, and rows in them. A cache: no decision rests on it (P2).
 
-    What does not check below ``length`` is damage, though it be the last group of the file (rule L5).
+    Bytes below ``length`` that do not check are damage, even in the last group of the file (rule L5).
     """
 
     length: int = 0
@@ -63,13 +63,13 @@ NO_HOURS = np.zeros(0, HOUR_ROW)
 class HourTable:
     """Hours by number; changed on the loop only, when a checkpoint or a seal is durable.
 
-    ``rows`` is HOUR_ROW[n] by rising hour. What adds or removes hours puts another array there and leaves the one that
-    was there as it is, so the worker thread, which takes it once, has all of a table.
+    ``rows`` is HOUR_ROW[n] by rising hour. Adding or removing hours replaces this array and does not change the old
+    one. So the worker thread, which takes the array once, has a complete table.
     """
 
     def __init__(self, rows: HourRows = NO_HOURS) -> None:
         self.rows = rows
-        self._room = rows  # ``rows`` is the front of it; behind, hours that come in order fit without a copy.
+        self._room = rows  # ``rows`` is the front of this array; hours that come in order fit behind it without a copy.
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -87,7 +87,7 @@ class HourTable:
         return HourFile(length, count, crc, flags)
 
     def set(self, hour: int, file: HourFile) -> None:
-        """Take over one hour: cheap when it is known, or behind all others."""
+        """Take over one hour: this costs little when the hour is known, or later than all others."""
         row, count, place = _pack(hour, file), len(self.rows), _place(self.rows, hour)
         if place is not None:
             self.rows[place] = row[0]
@@ -125,7 +125,7 @@ class HourTable:
 
 
 def merge_hours(rows: HourRows, newer: HourRows) -> HourRows:
-    """Copy two tables into one, by rising hour; of an hour that both have, the newer row counts."""
+    """Copy two tables into one, by rising hour; where both have an hour, the newer row counts."""
     places = newer["hour"].searchsorted(rows["hour"])
     kept = np.flatnonzero(newer["hour"].searchsorted(rows["hour"], "right") == places)
     opaque = np.insert(newer.view(OPAQUE_ROW), places.take(kept), rows.view(OPAQUE_ROW).take(kept))
@@ -169,7 +169,7 @@ def _place(rows: HourRows, hour: int) -> int | None:
 
 
 def _hours(rows: HourRows, flags: int, wanted: int) -> list[int]:
-    """Hours of rows of which just the ``wanted`` ones of these flags are set."""
+    """Hours of rows which have exactly the ``wanted`` ones of these flags."""
     hours: list[int] = rows["hour"][rows["flags"] & np.uint64(flags) == wanted].tolist()
     return hours
 
@@ -180,7 +180,7 @@ def outcome_put(hour: int, end: OutcomeEnd) -> tuple[bytes, bytes]:
 
 
 def given_up_key(hour: int) -> bytes:
-    """The LMDB key of the word on an hour's dispatch log."""
+    """The LMDB key of an operator's decision on an hour's dispatch log."""
     return hour_key(hour, GIVEN_UP_PREFIX)
 
 

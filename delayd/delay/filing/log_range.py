@@ -1,6 +1,7 @@
-"""Log range: rows of a stretch of the message log, found once by their columns, then copied out in parts of any order.
+"""Log range: rows of a stretch of the message log. Their columns are read once; their bodies are copied out in parts,
+in any order.
 
-Invariant: every byte that is copied out was verified in the same reading; of a body only its place stays in memory.
+Invariant: every byte that is copied out was verified in the same reading. Only the place of each body stays in memory.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from delayd.hours import HOUR_MS
 from delayd.log.group import CommitGroup, GroupKind
 from delayd.log.log import Log
 
-WINDOW_BYTES = 32 << 20  # So much of the log is in memory at a time.
+WINDOW_BYTES = 32 << 20  # This much of the log is in memory at a time.
 PIECE_BYTES = 1 << 20
-PIECE_WORDS = 128 << 10  # Copied in one call: they stay in the processor's cache between being read and written.
+PIECE_WORDS = 128 << 10  # Words copied in one call: they stay in the processor's cache between being read and written.
 
 Rising = NDArray[np.intp]
 
 
 class Items(NamedTuple):
-    """One item a row: words that begin behind those of the row before, and exact lengths in bytes."""
+    """One item a row: 64-bit words, which begin behind the words of the row before, and exact lengths in bytes."""
 
     words: NDArray[np.uint64]
     ends: Int64s  # In words.
@@ -60,7 +61,9 @@ class _Places(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """Neighbouring groups that are read at once: their offsets, one checksum over all, the number of the first row."""
+    """Neighbouring groups that are read at once: their offsets, one checksum over all, and the number of their first
+    row.
+    """
 
     start: int
     end: int
@@ -71,7 +74,7 @@ class _Window(NamedTuple):
 class LogRange:
     """The rows from ``start`` up to ``stop`` of the message log, ``count`` of them in the log's order.
 
-    ``give_way`` is called between windows: what is more urgent runs there.
+    ``give_way`` is called between windows, so that more urgent jobs can run.
 
     Raises:
         DamagedData: a group does not check.
@@ -86,7 +89,7 @@ class LogRange:
         self._bodies = _Places(np.empty(count, np.int64), np.empty(count, np.uint32))
         self._headers: _Places | None = None
         self._words = np.empty(0, np.uint64)  # Room for the window that is copied from.
-        self._subjects = Subjects()  # Numbers of its own, for those of the server are given on the loop.
+        self._subjects = Subjects()  # Its own numbers, because the server's numbers are given on the loop only.
         self.deliver_at_ms = np.empty(count, np.int64)
         self.sequences = np.empty(count, np.uint64)
         self.accepted_at_ms = np.empty(count, np.int64)
@@ -139,7 +142,8 @@ class LogRange:
     def leave_out(self, sequences: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
         """Copy no bodies and headers of rows whose sequence is among ``sequences``, which is sorted.
 
-        ``hashes`` are their content hashes; what has none keeps its body, for a hash can be made of it then.
+        ``hashes`` are their content hashes. A row without a hash keeps its body, because its hash must still be
+        computed from it.
         """
         stated = np.flatnonzero(hashes != NOT_STATED)
         if len(stated) < len(hashes):
@@ -181,7 +185,7 @@ class LogRange:
             self._words = np.empty(size >> 3, np.uint64)
         data = self._words.data.cast("B")[:size]
         checksum = at = 0
-        # In pieces that are still in the processor's cache when they are verified.
+        # Pieces are small enough to be still in the processor's cache when they are verified.
         while at < size and (count := self._log.read_into(window.start + at, data[at : at + PIECE_BYTES])):
             checksum = crc32c(data[at : at + count], checksum)
             at += count
@@ -217,7 +221,7 @@ class LogRange:
 
 
 class _Region:
-    """The items of one kind of the wanted rows, being copied to where the order wants them."""
+    """The items (bodies or headers) of the wanted rows, while they are copied into their order."""
 
     def __init__(self, places: _Places, rows: Rising, order: Rising) -> None:
         lengths = places.length.take(rows).astype(np.int64)
@@ -231,12 +235,12 @@ class _Region:
         self._words = np.empty(int(self._ends[-1]), np.uint64)
 
     def fill(self, words: NDArray[np.uint64], offset: int, low: int, high: int) -> None:
-        """Copy rows ``low`` to ``high``, which lie in ``words``, the log's bytes from ``offset`` on."""
+        """Copy rows ``low`` to ``high``; ``words`` are the log's bytes from ``offset`` on, and hold these rows."""
         source, target = (self._source[low:high] - offset) >> 3, self._target[low:high]
         counts = self._count[low:high]
         order = np.argsort(counts)
         sizes = counts.take(order)
-        # Items of one size are rows of a table, copied whole: single words would need an index for each of them.
+        # Items of the same size are copied as rows of a table; copying word by word would need an index for each word.
         for first, last in pairwise([0, *(np.flatnonzero(sizes[1:] != sizes[:-1]) + 1).tolist(), len(sizes)]):
             size = int(sizes[first])
             if not size:
@@ -252,7 +256,7 @@ class _Region:
 
 
 def _windows(groups: Iterator[CommitGroup]) -> Iterator[list[CommitGroup]]:
-    """Neighbouring groups, those without rows among them, so that offsets in a window have no gap."""
+    """Collect neighbouring groups, also those without rows, so that the offsets in a window have no gap."""
     window: list[CommitGroup] = []
     size = 0
     for group in groups:

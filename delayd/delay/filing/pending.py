@@ -1,7 +1,8 @@
-"""Pending rows: what the message log holds above the replay offset, and no checkpoint counts yet.
+"""Pending rows: rows in the message log above the replay offset, which no checkpoint counts yet.
 
-Rows of hours that are to be loaded stand here until the next checkpoint, for the loader takes them from here; those of
-loaded hours are in the wheel, and only counted. The checkpoint itself reads the log again and needs none of them.
+Rows of hours that are not loaded yet stand here until the next checkpoint, because the loader takes them from here.
+Rows of loaded hours are in the wheel, and only counted here. The checkpoint reads the log again and needs none of these
+rows.
 """
 
 from collections import Counter
@@ -15,11 +16,12 @@ from delayd.batch import Int64s
 from delayd.delay.filing.hour_table import HourTable
 from delayd.delay.rows import ROW, Rows, copy_rows, hour_span, join_rows, new_rows
 
-BLOCK_ROWS = 65_536  # 2 MB: what a growing array would copy and leave unused is up to as much as it holds.
+# 2 MB. Rows stand in blocks, because one growing array would copy all its rows and leave up to half of its room unused.
+BLOCK_ROWS = 65_536
 
 
 class Taken(NamedTuple):
-    """How far a checkpoint takes the rows: all of them, those that stand here, and those that are counted by hour."""
+    """How many rows a checkpoint takes: all of them, those that stand here, and those that are counted by hour."""
 
     rows: int
     kept: int
@@ -30,7 +32,8 @@ class PendingRows:
     """Rows in the order of the log; appended behind, dropped in front by checkpoints."""
 
     def __init__(self) -> None:
-        self._blocks: list[Rows] = []  # All but the last one are full, or the first, of which a front was dropped.
+        # All blocks are full but the last, and the first, whose front may have been dropped.
+        self._blocks: list[Rows] = []
         self._room = 0  # Rows that still fit the last block.
         self._kept = 0
         self._counted: Counter[int] = Counter()
@@ -47,7 +50,9 @@ class PendingRows:
 
     @property
     def hours_apart(self) -> int:
-        """How many hours the kept rows span: a bound of how many files a checkpoint writes beside the loaded hours."""
+        """How many hours the kept rows span: at most this many files does a checkpoint write besides those of loaded
+        hours.
+        """
         return self._hours[1] - self._hours[0] + 1
 
     def keep(self, rows: Rows) -> None:
@@ -69,7 +74,9 @@ class PendingRows:
             at += count
 
     def count(self, rows: Rows, span: tuple[int, int] | None = None) -> None:
-        """Count rows that are in the wheel; ``span`` is that of their hours, where it is known."""
+        """Count rows that are in the wheel; ``span`` is the lowest and highest of their hours, where the caller knows
+        it.
+        """
         if not len(rows):
             return
         self._rows += len(rows)
@@ -80,7 +87,9 @@ class PendingRows:
             self._counted.update(_by_hour(rows["hour"]))
 
     def settle(self, loaded_until: int, withheld: Collection[int] = ()) -> None:
-        """Only count what is kept of hours up to ``loaded_until``, but for ``withheld`` ones: they are loaded now."""
+        """Hours up to ``loaded_until`` are loaded now: drop their kept rows and only count them, except those of
+        ``withheld`` hours.
+        """
         blocks = self._views()
         self._blocks, self._room, self._kept, self._hours = [], 0, 0, (1, 0)
         for rows in blocks:
@@ -97,7 +106,7 @@ class PendingRows:
 
     @property
     def kept(self) -> int:
-        """How many rows stand here; what comes later stands behind them."""
+        """How many rows stand here; later rows are put behind them."""
         return self._kept
 
     def of_hour(self, hour: int, first: int = 0) -> Rows:
@@ -123,7 +132,8 @@ class PendingRows:
         if self._kept:
             first, last = self._hours
             kept = np.zeros(last - first + 1, np.int64)
-            # One array for all blocks: a Counter for each would hold the loop for a second with millions of rows.
+            # One array for all blocks: with millions of rows, a Counter for each block would hold the loop for a
+            # second.
             for rows in self._views():
                 kept += np.bincount(rows["hour"] - np.uint32(first), minlength=len(kept))
             counts.update(_counts_from(first, kept))
@@ -131,11 +141,11 @@ class PendingRows:
         return counts
 
     def take(self) -> Taken:
-        """Name what stands here now, for a checkpoint that begins."""
+        """Note which rows stand here now, for a checkpoint that begins."""
         return Taken(self._rows, self._kept, Counter(self._counted))
 
     def drop(self, taken: Taken) -> None:
-        """Forget what a published checkpoint covers."""
+        """Forget the rows that a published checkpoint covers."""
         self._rows -= taken.rows
         self._kept -= taken.kept
         self._counted -= taken.counted
@@ -144,7 +154,7 @@ class PendingRows:
             first = self._blocks[0]
             filled = len(first) - (self._room if len(self._blocks) == 1 else 0)
             if filled > left:
-                # A copy, or the rest of a block would keep all of it.
+                # A copy is made, because a view would keep the whole block in memory.
                 self._blocks[0] = join_rows([first[left:]])
                 break
             del self._blocks[0]
@@ -166,7 +176,8 @@ def rows_of_hour(views: Sequence[Rows], hour: int) -> Rows:
 
 def full_hours(hours: HourTable, pending: PendingRows, rows_max: int) -> set[int]:
     """Hours that hold ``rows_max`` rows or more, filed and pending together."""
-    # Counting millions takes the loop tens of milliseconds; mostly even all pending rows would fill no hour.
+    # Counting millions of rows takes the loop tens of milliseconds; mostly even all pending rows together would fill no
+    # hour.
     near = hours.rows.take(np.flatnonzero(hours.rows["rows"] >= rows_max - len(pending)))
     if not len(near) and len(pending) < rows_max:
         return set()

@@ -1,4 +1,6 @@
-"""Schedule log: the batches that a checkpoint counts of an hour's file, whole or without their bodies (rule P4)."""
+"""Schedule log: it reads the batches of an hour's file that a checkpoint counts, whole or without their bodies (rule
+P4).
+"""
 
 from collections.abc import Iterator
 
@@ -13,7 +15,7 @@ from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, Segment
 from delayd.validate import check_subjects
 
-FRONT_BYTES = 4 << 10  # A batch of 100 rows; from the second one on the first one says how much to read.
+FRONT_BYTES = 4 << 10  # Room for a batch of 100 rows; from the second batch on, the one before says how much to read.
 
 TABLE_BYTES = 1 << 10  # The subject table of most batches, which stands behind the columns.
 
@@ -50,9 +52,10 @@ def scan_groups(disk: Disk, path: str, log_id: int, hour: int, file: HourFile) -
 
 
 def scan_fronts(disk: Disk, folder: str, log_id: int, hour: int, file: HourFile, beside: str = "") -> Iterator[Stored]:
-    """Yield the batches that the checkpoint counts, as far as their subject tables, verified; without bodies.
+    """Yield the batches that the checkpoint counts, verified up to the end of their subject tables, without bodies.
 
-    ``beside`` is the path of the file beside the hour's own, when that is meant; offsets in it have `BESIDE` added.
+    ``beside`` is the path of the file beside the hour's own log, if that file is to be read; offsets in it have
+    `BESIDE` added.
 
     Raises:
         DamagedData: something of that does not check, or the file is not the one that the checkpoint counts.
@@ -104,7 +107,7 @@ def _read_front(segment: Segment, offset: int, size: int, ahead: int) -> Batch:
 
 
 def _front_bytes(data: bytes) -> int:
-    """How many bytes hold all of a batch but headers and bodies, as far as ``data`` tells; nothing is proved."""
+    """How many bytes of a batch lie before its headers and bodies, as far as ``data`` tells; this verifies nothing."""
     if len(data) < HEADER.size:
         return HEADER.size
     fields = HEADER.unpack_from(data)

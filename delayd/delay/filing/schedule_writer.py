@@ -1,7 +1,7 @@
 """Schedule writer: a range of the message log, filed into the schedule logs of its hours.
 
-It only appends: until a checkpoint counts what it wrote, no reader takes it, and the next writer cuts it off (rule P4).
-Runs on the worker thread, in calls that release the GIL or are short.
+It only appends. Until a checkpoint counts the rows that it wrote, no reader takes them, and the next writer cuts them
+off (rule P4). Runs on the worker thread, in calls that release the GIL or are short.
 """
 
 import errno
@@ -25,11 +25,13 @@ from delayd.log.log import Log
 from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
 
-PART_BYTES = 512 << 20  # Rows in memory at a time; the message log is read once more for each part.
-BATCH_ROWS = 8_000  # A batch is read and verified whole for any of its rows, and decodes well from here on.
+PART_BYTES = 512 << 20  # Rows in memory at a time; the message log is read once more for each such part.
+# To read one row, its whole batch is read and verified; from this size on a batch is also decoded efficiently.
+BATCH_ROWS = 8_000
 BATCH_BYTES = 1 << 20
-GROUP_BYTES = 32 << 20  # A group ends behind the batch that reaches it; the format's limit is twice that.
-FILES_A_SYNC = UNSYNCED_FILES_MAX  # One syncfs makes so many files durable, fewer where few may be open.
+GROUP_BYTES = 32 << 20  # A group ends behind the batch that reaches this size; the format's limit is twice as much.
+# One syncfs makes this many files durable, fewer where the process may have fewer files open.
+FILES_A_SYNC = UNSYNCED_FILES_MAX
 BYTES_A_SYNC = 32 << 20
 
 
@@ -55,22 +57,23 @@ class ScheduleWriter:
         self._epoch = epoch
         self._hours = hours
         self._now_ms = now_ms
-        self._rest = rest  # Called where nothing is unsynced: the disk is left to others for a moment.
-        self._give_way = give_way  # Called between pieces: what is more urgent runs there.
+        self._rest = rest  # Called where nothing is unsynced: leaves the disk to others for a moment.
+        self._give_way = give_way  # Called between pieces, so that more urgent jobs can run.
         self._open: list[Segment] = []
         self._files_max = unsynced_files_max()
         self._dirty_bytes = 0
-        self._made = ""  # The day's folder of the last file that was created; hours come in order.
+        self._made = ""  # The day's folder in which the last file was created; hours come in order.
         self._beside = HourTable() if beside is None else beside
-        self._damaged = set(damaged)  # Hours whose schedule log takes nothing: their rows go to the file beside it.
+        # Hours whose schedule log can't be appended to: their rows go to the file beside it.
+        self._damaged = set(damaged)
         self.damage: dict[int, DamagedData] = {}  # By hour, of schedule logs that were found damaged.
         self.written = HourTable()
         self.written_beside = HourTable()
 
     def write(self, start: int, stop: int, previous_crc32c: int, rows: int, handed_over: HandedOver) -> None:
-        """File the message log's range ``start`` to ``stop``, which has so many rows; durable on return.
+        """File the message log's range ``start`` to ``stop``, which has ``rows`` rows; durable on return.
 
-        Of rows that are among the ``handed_over`` ones, by rising sequence, body and headers are left out.
+        The body and headers of rows among ``handed_over``, which is by rising sequence, are left out.
 
         Raises:
             DiskFull, Shortage: some hours were written; nothing counts them.
@@ -84,7 +87,7 @@ class ScheduleWriter:
             for part in _parts(source):
                 self._write_part(source, part, (start, stop))
         except (DiskFull, DamagedData, Shortage):
-            # Or each try would leave its files open.
+            # Otherwise each try would leave its files open.
             self._sync()
             raise
         self._sync()
@@ -155,13 +158,16 @@ class ScheduleWriter:
             self._rest()
 
     def _segment(self, hour: int) -> tuple[Segment, HourFile, HourTable]:
-        """The file that takes an hour's rows, open at its end; what was known of it, and where that is noted."""
+        """The open file that takes an hour's rows; how much of it was known; and the table in which its new length is
+        noted.
+        """
         if hour not in self._damaged:
             known = (self.written if hour in self.written else self._hours).get(hour)
             try:
                 return self._open_at(schedule_path(self._folder, hour), hour, known), known, self.written
             except DamagedData as error:
-                # The message log's part is to be passed all the same, or one file would stop the checkpoints of all.
+                # The checkpoint must pass these rows of the message log all the same, or one file would stop all
+                # checkpoints.
                 self.damage[hour] = error
                 self._damaged.add(hour)
         known = (self.written_beside if hour in self.written_beside else self._beside).get(hour)
@@ -192,12 +198,12 @@ class ScheduleWriter:
         try:
             return self._disk.open(path, write=True, create=True)
         except FileExistsError:
-            # Left by a checkpoint that did not finish; to look first would cost a call for each of 17,568 files.
+            # A checkpoint that did not finish left the file. To look first would cost a call for each of 17,568 files.
             self._disk.remove(path)
             return self._disk.open(path, write=True, create=True)
 
     def _sync(self) -> None:
-        """Make what was appended durable; no descriptor with unsynced writes is closed before (rule L4)."""
+        """Make appended rows durable; no descriptor with unsynced writes is closed before that (rule L4)."""
         if self._open and self._disk.reports_sync_errors:
             self._disk.sync_filesystem(self._folder)
         for segment in self._open:
@@ -222,7 +228,7 @@ def cut_to_checkpoint(segment: Segment, known: HourFile) -> None:
 
 
 def _parts(source: LogRange) -> list[Rising]:
-    """Numbers of rows, rising, that are written together: of neighbouring hours, whole ones where they fit."""
+    """Numbers of rows, rising, that are written together: rows of neighbouring hours, whole hours where they fit."""
     hours, size_bytes = source.hours, source.size_bytes()
     base = int(hours.min())
     ends = np.cumsum(np.bincount(hours - np.uint32(base), weights=size_bytes))
@@ -233,7 +239,8 @@ def _parts(source: LogRange) -> list[Rising]:
         high = max(low + 1, int(np.searchsorted(ends, before + PART_BYTES, "right")))
         chosen = np.flatnonzero((hours >= base + low) & (hours < base + high))
         if ends[high - 1] - before > PART_BYTES:
-            # One hour, cut where its filing order reaches the size, for that order is the hour's whatever the parts.
+            # One hour is larger than a part: it is cut where its filing order reaches the size, because that order must
+            # hold across the parts.
             ordered = chosen.take(source.filing_order(chosen))
             number = (np.cumsum(size_bytes.take(ordered)) - 1) // PART_BYTES
             cuts = np.flatnonzero(number[1:] != number[:-1]) + 1
@@ -245,7 +252,9 @@ def _parts(source: LogRange) -> list[Rising]:
 
 
 def _subjects(numbers: NDArray[np.uint32]) -> tuple[list[int], NDArray[np.uint32]]:
-    """The subjects of a batch, and for each row which it is; empty when all rows have the one subject."""
+    """The subjects of a batch, and for each row the place of its subject among them; empty when all rows have one
+    subject.
+    """
     if bool((numbers == numbers[0]).all()):
         return [int(numbers[0])], SUBJECT_NONE
     used, subject_of = np.unique(numbers, return_inverse=True)
@@ -253,7 +262,7 @@ def _subjects(numbers: NDArray[np.uint32]) -> tuple[list[int], NDArray[np.uint32
 
 
 def _cuts(hours: NDArray[np.uint32], word_ends: Int64s) -> list[int]:
-    """Where batches begin: at each new hour, and within one where a batch has its rows or bytes."""
+    """Where batches begin: at each new hour, and within an hour wherever a batch has enough rows or bytes."""
     bounds = [0, *(np.flatnonzero(hours[1:] != hours[:-1]) + 1).tolist(), len(hours)]
     cuts: list[int] = []
     for low, high in pairwise(bounds):

@@ -1,7 +1,7 @@
-"""Sources: from the location of a pending row to the batch that holds it.
+"""Sources: they find the batch that holds a pending row, from the row's location.
 
-Recent batches of the message log stay in memory as they came; older ones, and those of schedule logs, are read and
-verified once, and kept for as long as the cache has room.
+Recent batches of the message log stay in memory as they arrived. Older ones, and those of schedule logs, are read and
+verified once, and stay in a cache for as long as it has room.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ from delayd.log.log import Log
 from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import Segment
 
-READ_AHEAD_BYTES = 64 << 10  # Holds most batches, so that one read does where the length is not known.
+READ_AHEAD_BYTES = 64 << 10  # Holds most batches, so that one read is enough where the length is not known.
 FILES_MAX = 64  # Schedule logs kept open; the loaded hours are a handful.
 
 
@@ -36,8 +36,10 @@ class Sources:
         self._cache: OrderedDict[tuple[int, int], Batch] = OrderedDict()
         self._cache_bytes = 0
         self._cache_bytes_max = cache_bytes
-        self._files: OrderedDict[tuple[int, bool], Segment] = OrderedDict()  # By hour, and whether it lies beside.
-        self._joined: dict[int, int] = {}  # By hour: where in its schedule log the file beside it begins now.
+        # By hour, and whether it is the file beside a damaged log.
+        self._files: OrderedDict[tuple[int, bool], Segment] = OrderedDict()
+        # By hour: the offset in the schedule log at which the rows now begin that were in the file beside it.
+        self._joined: dict[int, int] = {}
 
     def remember(self, stored: list[Stored]) -> None:
         """Keep batches that have just been appended to the message log."""
@@ -55,7 +57,7 @@ class Sources:
             DamagedData: its bytes do not check or can't be read, with path and position.
             Shortage: this process can't read now.
         """
-        # The locations of a schedule log are above those of all batches that stay as they came.
+        # All locations in schedule logs are higher than those of the message log, so they can't be found in the tail.
         batch = self._tail.get(location >> ROW_BITS)
         if batch is not None:
             return batch
@@ -76,7 +78,7 @@ class Sources:
         return batch
 
     def forget_hour(self, hour: int) -> None:
-        """Close the schedule log of an hour and drop its batches: its file goes, or another one is there."""
+        """Close the schedule log of an hour and drop its batches: its file is deleted or replaced."""
         for beside in (False, True):
             segment = self._files.pop((hour, beside), None)
             if segment is not None:
@@ -85,7 +87,7 @@ class Sources:
             self._cache_bytes -= self._cache.pop(key).total_bytes
 
     def joined(self, hour: int, offset: int, *, loaded: bool) -> None:
-        """The file beside an hour's schedule log is part of it now, from ``offset`` on.
+        """Note that the file beside an hour's schedule log was appended to that log, at ``offset``.
 
         An hour is ``loaded`` once, so rows that were found beside it are in the first file that joined after that.
         """
@@ -110,7 +112,7 @@ class Sources:
             lambda at, size: segment.file.pread(size, segment.position(at)),
             offset,
         )
-        # The hashes were made when the rows were filed, and go with them from here on (rule S6).
+        # The hashes were made when the rows were filed; from here on they go with the rows (rule S6).
         row = differing_row(batch)
         if row is not None:
             what = f"the batch at offset {offset}: row {row} has other content than the hash says that was filed"
@@ -144,7 +146,7 @@ def read_batch(place: Callable[[int], tuple[str, int]], read: Callable[[int, int
     try:
         if len(data) >= HEADER.size:
             total_bytes = HEADER.unpack_from(data)[4]
-            # What is not a batch can claim any size.
+            # Bytes that are not a batch can claim any size.
             if len(data) < total_bytes <= BYTES_MAX:
                 data = read(offset, total_bytes)
         batch = parse(data)

@@ -1,6 +1,6 @@
 """Earlier outcomes: what the dispatch logs say of rows that an earlier life of this server handed over (rules H4, L5).
 
-Invariant: a row of an hour that is not known, sealed, or quarantined counts as one that has an outcome.
+Invariant: a row counts as one that has an outcome when its hour is not known, is sealed, or is quarantined.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,10 +17,11 @@ Sequences = NDArray[np.uint64]
 
 
 class EarlierOutcomes:
-    """Sequences with an outcome, sorted, by hour; kept while answers about them may come or hours are to be loaded.
+    """Sequences with an outcome, sorted, by hour. They are kept while answers about them may come or hours are still to
+    be loaded.
 
-    What the dispatch logs had at the start can be all rows of an hour, and what answers add is a window's at most: the
-    two are put together only when an hour is loaded, so that a batch of an answer costs the same in every hour.
+    The dispatch logs' outcomes at the start can be all rows of an hour; answers add the rows of one window at most. The
+    two are merged only when an hour is loaded, so a batch of an answer costs the same in every hour.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class EarlierOutcomes:
         self.quarantined = quarantined
         self._decided = decided
         self._answered: dict[int, list[Sequences]] = {}  # Each array is more than twice as long as the next.
-        self._told: list[Sequences] = []  # By the answer that is being read.
+        self._told: list[Sequences] = []  # Rows that the answer being read has named so far.
         self._hours = hours
         self._pending = pending
         self._settle = settle
@@ -52,7 +53,9 @@ class EarlierOutcomes:
         return self._decided.get(hour, NO_SEQUENCES)
 
     def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
-        """Which rows have no outcome; none of an hour that is sealed, or deleted and so not known (rule H4)."""
+        """Which rows have no outcome; no row of an hour that is sealed, or deleted and so not known, counts as such
+        (rule H4).
+        """
         if hour not in self._decided and hour not in self._answered:
             known = hour in self._hours or self._pending.has_hour(hour)
             if not known or self._hours.get(hour).sealed:
@@ -63,31 +66,33 @@ class EarlierOutcomes:
         return ~has_outcome
 
     def decided(self, hour: int, sequences: Sequences) -> None:
-        """Rows of an earlier epoch without an outcome that a target holds: they have one now."""
+        """Note rows of an earlier epoch that had no outcome and that a target holds: they have one now."""
         answered = self._answered.setdefault(hour, [])
         sequences = np.sort(sequences)
         self._told.append(sequences)
-        # Arrays of about one length are merged, so that each sequence moves a few times however many batches come.
+        # Arrays of about the same length are merged, so that each sequence is moved only a few times however many
+        # batches come.
         while answered and len(answered[-1]) <= 2 * len(sequences):
             sequences = _merged(answered.pop(), sequences)
         answered.append(sequences)
 
     def learn(self, hour: int, sequences: Sequences) -> None:
-        """An hour's dispatch log was damaged and is whole again: these are all that it says, in any order."""
+        """Take over all outcomes of an hour whose dispatch log was damaged and is whole again, in any order."""
         self._decided[hour] = np.sort(np.concatenate((self.of(hour), sequences)), kind="stable")
 
     def settle(self) -> None:
-        """An answer has ended: its rows are dropped wherever they wait, in one pass for all of its batches."""
+        """An answer has ended: drop its rows wherever they wait, in one pass for all of its batches."""
         if self._told:
             self._settle(np.concatenate(self._told))
             self._told = []
 
     def forget(self, until: int) -> None:
-        """No answer comes any more, and hours up to ``until`` are loaded."""
+        """Forget hours up to ``until``, which are loaded: no answer about them comes any more."""
         self._decided = {hour: found for hour, found in self._decided.items() if hour > until}
         self._answered = {hour: found for hour, found in self._answered.items() if hour > until}
 
 
 def _merged(*parts: Sequences) -> Sequences:
-    # They have nothing in common, and numpy's union costs a hundred times this sort, which finds runs that are sorted.
+    # The parts share no sequence. numpy's union costs a hundred times as much as this sort, which finds runs that are
+    # sorted.
     return np.sort(np.concatenate(parts), kind="stable")

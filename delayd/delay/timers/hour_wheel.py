@@ -3,10 +3,10 @@
 Invariant: slots open in order; the rows of opened slots, and those due before the hour begins, stand in `ReadyRows`,
 all others in runs or in the tail.
 
-A run is rows ordered by slot, sorted further only within big slots. What an hour holds on disk becomes one run, by
-`prepare`. Live rows go to a tail in the order they come, and a full tail becomes a run. After Varghese and Lauck,
-"Hashed and Hierarchical Timing Wheels" (1987): the hours on disk are the upper level, a slot is the lower one, and its
-sort the last step.
+A run is an array of rows ordered by slot; within a slot only big slots are sorted. `prepare` makes one run of the rows
+that an hour has on disk. Live rows go to a tail in the order they come, and a full tail becomes a run. After Varghese
+and Lauck, "Hashed and Hierarchical Timing Wheels" (1987): the hours on disk are the upper level, a slot is the lower
+one, and its sort the last step.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from delayd.delay.timers.ready import NEVER, SORTED_ROWS_MIN, ReadyRows
 from delayd.hours import HOUR_MS, hour_start_ms
 from delayd.location import SCHEDULE_BIT
 
-SLOT_MS = 500  # Bounds what is sorted at once; firing is to the millisecond all the same.
+SLOT_MS = 500  # At most this much is sorted at once; rows still fire to the millisecond.
 SLOTS = HOUR_MS // SLOT_MS
 assert SLOTS * SLOT_MS == HOUR_MS, "slots fill the hour"
-OPEN_AHEAD_MS = 50  # Opening a slot of 1 M rows takes less, so that it never delays the slot's first row.
+OPEN_AHEAD_MS = 50  # To open a slot of 1 M rows takes less time than this, so it never delays the slot's first row.
 OPEN_SLOTS_MAX = (1 << 16) // SLOT_MS  # Due times within slots opened at once fit a u16, whose sort is a radix sort.
 TAIL_ROWS = 65_536  # Rows in arrival order; ordering a full tail takes 2 to 3 ms.
-FOLD_RUNS = 4  # This many runs of at most a quarter tail fold into one: else short delays would leave thousands behind.
+# This many runs of at most a quarter tail each are merged into one: short delays would leave thousands of runs
+# otherwise.
+FOLD_RUNS = 4
 
 _GONE = 0xFFFF  # Slot of a tail row that was taken out.
 _NOT_IN_MESSAGE_LOG = 0xFFFF_FFFF_FFFF_FFFF
@@ -37,8 +39,8 @@ _SLOT_EDGES = np.arange(1, SLOTS + 2, dtype=np.uint16)  # 0 is left for rows due
 
 @dataclass(frozen=True, slots=True)
 class PreparedRows:
-    """Rows of one hour ordered by slot: slot s is ``rows[bounds[s]:bounds[s + 1]]``; before the first is what is due
-    before the hour begins.
+    """Rows of one hour ordered by slot: slot s is ``rows[bounds[s]:bounds[s + 1]]``; rows that are due before the hour
+    begins stand before slot 0.
 
     ``lowest_location[s]`` is the lowest location of the rows in slot s and after; message log locations compare lower
     than those of a schedule log.
@@ -57,7 +59,7 @@ def prepare(rows: Rows) -> PreparedRows:
     order = slots.argsort(kind="stable")  # A stable sort of a 16-bit key is a radix sort.
     bounds = slots.take(order).searchsorted(_SLOT_EDGES)
     for slot in np.flatnonzero(np.diff(bounds) >= SORTED_ROWS_MIN).tolist():
-        # A big slot is sorted here, for on the loop it would take long.
+        # A big slot is sorted here: on the loop that would take long.
         members = order[bounds[slot] : bounds[slot + 1]]
         within = (due_ms.take(members) - np.int32(slot * SLOT_MS)).astype(np.uint16)
         order[bounds[slot] : bounds[slot + 1]] = members.take(within.argsort(kind="stable"))
@@ -90,7 +92,7 @@ class HourWheel:
         self._runs: list[PreparedRows] = []
         self._tail = new_rows(tail_rows)
         self._tail_slots = np.empty(tail_rows, np.uint16)
-        self._tail_count = 0  # Rows in the tail, those that are gone included.
+        self._tail_count = 0  # Rows in the tail, including those that were taken out.
         self._alive = 0  # Rows in runs and tail that are not yet in ready.
         self._opened = 0  # First slot that is not open.
         self._next_slot = SLOTS  # First slot from there that holds a row; SLOTS when none does.
@@ -99,7 +101,7 @@ class HourWheel:
         return self._alive + len(self._ready)
 
     def attach(self, prepared: PreparedRows) -> None:
-        """Take over prepared rows; rows of slots that are open become ready, everything else costs nothing."""
+        """Take over prepared rows: rows of slots that are open become ready; for all others this costs nothing."""
         late = int(prepared.bounds[self._opened])
         if late:
             rows = prepared.rows[:late]
@@ -170,7 +172,9 @@ class HourWheel:
         return parts[0] if len(parts) == 1 else join_rows(parts)
 
     def open_ahead(self, now_ms: int) -> None:
-        """Open the next slot when its time is near; not while due rows wait, whose slots then stay cheap and closed."""
+        """Open the next slot when its time is near. While due rows wait it stays closed, because closed slots cost
+        little.
+        """
         ahead_ms = min(now_ms - self.start_ms + OPEN_AHEAD_MS, HOUR_MS - 1)
         if self._next_slot * SLOT_MS <= ahead_ms and self._ready.first_due_ms > now_ms - self.start_ms:
             self._open_until(ahead_ms // SLOT_MS + 1)
@@ -215,7 +219,9 @@ class HourWheel:
         return np.flatnonzero(self._tail_slots[: self._tail_count] != np.uint16(_GONE))
 
     def _empty_tail(self) -> None:
-        """Make room in a full tail: close its ranks when half of it is gone, else order it into a run."""
+        """Make room in a full tail: when half of its rows or more are gone move the others together, else order it into
+        a run.
+        """
         alive = self._tail_alive()
         rows = self._tail if len(alive) == len(self._tail) else self._tail.take(alive)
         if len(alive) <= len(self._tail) // 2:
@@ -227,7 +233,7 @@ class HourWheel:
         self._runs.append(prepare(rows))
         left_max = len(self._tail) // FOLD_RUNS
         small = [index for index, run in enumerate(self._runs) if self._left(run) <= left_max][:FOLD_RUNS]
-        if len(small) == FOLD_RUNS:  # No more at once: they make one tail at most.
+        if len(small) == FOLD_RUNS:  # Only this many at once: together they make one tail at most.
             folded = [self._runs.pop(index) for index in reversed(small)]
             self._runs.append(prepare(join_rows([run.rows[int(run.bounds[self._opened]) :] for run in folded])))
 
@@ -235,7 +241,7 @@ class HourWheel:
         return len(run.rows) - int(run.bounds[self._opened])
 
     def _open_until(self, end: int) -> None:
-        """Open slots from the next that holds rows up to slot ``end`` at most, few enough to be sorted at once."""
+        """Open slots from the next one that holds rows up to slot ``end`` at most, few enough to be sorted at once."""
         first = self._next_slot
         end = self._opening_end(first, min(end, first + OPEN_SLOTS_MAX))
         parts = [run.rows[int(run.bounds[first]) : int(run.bounds[end])] for run in self._runs]
@@ -252,7 +258,9 @@ class HourWheel:
         self._ready.push(rows, np.ascontiguousarray(rows["due_ms"]))
 
     def _opening_end(self, first: int, end: int) -> int:
-        """Cut an opening back to about a tail of rows, so that a long silence is caught up with in short steps."""
+        """Shorten an opening to about a tail of rows, so that after a long silence the wheel catches up in short
+        steps.
+        """
         if end <= first + 1:
             return first + 1
         rows_before = np.zeros(end - first, np.int64)

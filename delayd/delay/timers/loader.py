@@ -1,7 +1,7 @@
-"""Loader: the index of an hour, from its schedule log into rows for the wheel (rules P4, P7).
+"""Loader: it reads the schedule log of an hour and makes rows for the wheel (rules P4, P7).
 
-It reads what the checkpoint counts, minus what the dispatch log already holds. What is in the message log only is
-added by whoever loads, when this part is done: no checkpoint publishes in between.
+It reads the rows that the checkpoint counts, without those that have an outcome in the dispatch log. The caller adds
+the rows that are only in the message log, when this part is done; no checkpoint is published in between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ PIECE_ROWS = 32_768  # Made into pending rows at a time: their columns stay in t
 
 
 class LoadedHour(NamedTuple):
-    """An hour as its schedule log has it; ``prepared`` has subjects by their place in ``names``."""
+    """An hour as its schedule log has it; ``prepared`` names each subject by its place in ``names``."""
 
     hour: int
     prepared: PreparedRows
@@ -52,9 +52,9 @@ def load_hour(
 ) -> LoadedHour:
     """Read an hour, without the rows whose sequences are ``decided`` (sorted). Runs on the worker thread.
 
-    Bodies are not read: they are verified when a row's batch is, before it is handed over. What does not check is
-    quarantined with all that follows it in the file: ``damage`` says where. ``beside`` is what the file beside a
-    damaged schedule log holds.
+    Bodies are not read here: a row's whole batch is verified before the row is handed over. Bytes that do not check are
+    quarantined together with all that follows them in the file: ``damage`` says where. ``beside`` counts the rows in
+    the file beside a damaged schedule log.
     """
     subjects, has_outcome = Subjects(), SequenceSet(decided, file.rows + beside.rows)
     parts, damage = _load(scan_fronts(disk, folder, log_id, hour, file), hour, has_outcome, subjects)
@@ -69,14 +69,14 @@ def load_hour(
 def _load(
     fronts: Iterator[Stored], hour: int, has_outcome: SequenceSet, subjects: Subjects
 ) -> tuple[list[Rows], DamagedData | None]:
-    """The rows of a file as far as it checks, and what stopped the reading early."""
+    """Read the rows of a file as far as it checks, with the damage that stopped the reading early."""
     parts, damage, stored, count = [np.empty(0, ROW)], None, list[Stored](), 0
     while True:
         try:
             entry = next(fronts, None)
         except DamagedData as error:
             entry, damage = None, error
-            # What is wrong with the file as a whole counts for all of it.
+            # Damage to the file's header makes all of the file unusable.
             if error.position <= FILE_HEADER_BYTES:
                 return [np.empty(0, ROW)], damage
         if stored and (entry is None or count >= PIECE_ROWS):
@@ -102,10 +102,10 @@ def _joined(parts: list[Rows]) -> Rows:
 def order_hour(
     loaded: LoadedHour, numbers: NDArray[np.uint32], kept: Sequence[Rows], decided: NDArray[np.uint64]
 ) -> list[PreparedRows]:
-    """Order all rows of an hour for the wheel: those that were loaded, and its rows among the ``kept`` ones.
+    """Order all rows of an hour for the wheel: those that were loaded, and the hour's rows among the ``kept`` ones.
 
-    ``numbers`` are the server's numbers of the loaded subjects; rows whose sequences are ``decided`` are left out of
-    the kept ones. Runs on the worker thread, and takes the loaded rows over.
+    ``numbers`` are the server's numbers of the loaded subjects. Kept rows whose sequences are ``decided`` are left out.
+    Runs on the worker thread, and takes the loaded rows over.
     """
     rows = loaded.prepared.rows
     if len(rows):
@@ -121,7 +121,9 @@ def _rows_of(stored: list[Stored], hour: int, subjects: Subjects) -> Rows:
 
 
 def _with_bodies(rows: Rows, stored: Sequence[Stored]) -> Rows:
-    """Rows whose bodies are there: the others were handed over before they were filed, and never are again."""
+    """Rows whose bodies are in the file: the others were handed over before they were filed, and are never sent
+    again.
+    """
     if not any(ColumnId.BODY_LEFT_OUT in entry.batch for entry in stored):
         return rows
     left_out = [

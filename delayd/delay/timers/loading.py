@@ -1,8 +1,9 @@
 """Loading: the coming hours enter the wheel, one after the other, before anything of them is due (rules P5, P7, B2).
 
-Invariant: an hour is attached by one replay offset: its schedule log as far as the last checkpoint counted it, and the
-pending rows above that. A load may run while a checkpoint writes. When the checkpoint was counted before the load was
-attached, the load is done again; no other checkpoint begins meanwhile, so this happens once at most.
+Invariant: one replay offset divides the rows of an hour that is attached: below it they come from the schedule log, as
+far as the last checkpoint counted it, above it from the pending rows. A load may run while a checkpoint writes. If that
+checkpoint is counted before the load is attached, the load is done again. No other checkpoint begins meanwhile, so this
+happens once at most.
 
      what is due ──▶ read the schedule log ──▶ number its subjects ──▶ order the rows ──▶ attach
                      (worker thread)           (loop)                  (worker thread)    (loop)
@@ -61,8 +62,8 @@ class Loading:
         self._earlier = earlier
         self._replay_offset = replay_offset
         self._attached = attached
-        self._beside = beside  # What stands beside damaged schedule logs.
-        self._withheld = withheld  # Hours of which nothing is loaded.
+        self._beside = beside  # The file beside each damaged schedule log: how much of it a checkpoint counts.
+        self._withheld = withheld  # Hours whose rows must not be loaded now.
         self._damaged = damaged
         self._short: Shortage | None = None
 
@@ -86,7 +87,7 @@ class Loading:
         try:
             loaded = done.result()
         except Shortage as error:
-            # Nothing is wrong with the file: the next tick tries again.
+            # The file is not damaged; the process was short of something. The next tick tries again.
             if str(self._short) != str(error):
                 log.warning("load_put_off reason=%r", str(error))
             self._short, self.running = error, False
@@ -101,7 +102,7 @@ class Loading:
         self._executor.submit(work, partial(self._attach, replay_offset, loaded, kept), Priority.DUE)
 
     def _attach(self, replay_offset: int, loaded: LoadedHour, kept: int, done: Done[list[PreparedRows]]) -> None:
-        """Put the rows into the wheel, with those that came while they were being ordered."""
+        """Put the rows into the wheel, with the rows that arrived while they were being ordered."""
         prepared, hour = done.result(), loaded.hour
         if self._replay_offset() != replay_offset:
             self._read(hour)

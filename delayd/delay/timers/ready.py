@@ -1,9 +1,10 @@
 """Ready rows: the rows of an hour whose slots are open, handed out in due order.
 
-Invariant: every run is sorted by due time, and rows are handed out of its front only.
+Invariant: every run is sorted by due time, and rows are taken from its front only.
 
-Opened slots come as sorted runs. Late rows, whose slot was open when they came, wait unsorted until the next take;
-merging them into runs that double in size (a log-structured merge) keeps one late row cheap however many stand ready.
+Opened slots come as sorted runs. Late rows arrive when their slot is open already; they wait unsorted until the next
+take. They are merged into runs that double in size (a log-structured merge), so that one late row costs little however
+many rows stand ready.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy.typing as npt
 from delayd.delay.rows import NO_ROWS, Rows, join_rows
 from delayd.hours import HOUR_MS
 
-SORTED_ROWS_MIN = 5_000  # From here on it pays to look whether opened rows are in order already.
-LATE_ARRAYS_MAX = 64  # Bounds the Python objects that late rows cost while nobody takes.
+SORTED_ROWS_MIN = 5_000  # With this many rows or more it pays to check whether opened rows are in order already.
+LATE_ARRAYS_MAX = 64  # Bounds the Python objects that late rows cost while nobody takes rows.
 NEVER: Final = HOUR_MS  # No row of an hour is due this late after its start.
 
 
@@ -55,7 +56,7 @@ class ReadyRows:
         self.first_due_ms = min(self.first_due_ms, run.first_due_ms())
 
     def add(self, rows: Rows, first_due_ms: int) -> None:
-        """Copy in late rows in any order, of which the first is due at ``first_due_ms``."""
+        """Copy in late rows in any order; the first of them is due at ``first_due_ms``."""
         self._late.append(join_rows([rows]))
         self._count += len(rows)
         self.first_due_ms = min(self.first_due_ms, first_due_ms)
@@ -70,7 +71,7 @@ class ReadyRows:
             self._merge_late()
         runs = self._opened_runs + self._late_runs
         key = np.int32(due_ms_max)  # A plain int would make searchsorted copy the array to i64 first.
-        # No run can give more than rows_max, so only that much of each is looked at.
+        # No run can give more than rows_max rows, so only that many of each are looked at.
         due = [(run, count) for run in runs if (count := run.count_due(key, rows_max))]
         rows = due[0][0].pop(due[0][1]) if len(due) == 1 else _take_across(due, rows_max)
         self._count -= len(rows)
@@ -86,7 +87,8 @@ class ReadyRows:
     def _merge_late(self) -> None:
         late = _sorted_run(self._late)
         self._late = []
-        # Merging only what is no longer than twice the new run moves each row about log2(n) times in all.
+        # A run is merged only if it is no longer than twice the new one: so each row is moved about log2(n) times in
+        # all.
         while self._late_runs and len(self._late_runs[-1]) <= 2 * len(late):
             run = self._late_runs.pop()
             late = _sorted_run([run.front(len(run)), late.rows])
@@ -133,7 +135,7 @@ def _take_across(due: list[tuple[_Run, int]], rows_max: int) -> Rows:
     """Merge the due fronts of several runs and hand out the first ``rows_max`` of them."""
     rows = join_rows([run.front(count) for run, count in due])
     counts = [count for _, count in due]
-    # A stable order keeps each run's own order, so what is chosen of a run is a front of it.
+    # A stable sort keeps each run's own order, so the rows that are taken from a run are its front.
     order = np.ascontiguousarray(rows["due_ms"]).argsort(kind="stable")[:rows_max]
     owners = np.repeat(np.arange(len(due)), counts).take(order)
     for (run, _), taken in zip(due, np.bincount(owners, minlength=len(due)).tolist(), strict=True):

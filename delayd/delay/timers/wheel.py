@@ -2,9 +2,9 @@
 
 Invariant: no row leaves before ``hour_start_ms(hour) + due_ms``, checked on the rows themselves at the last step.
 
-It knows no clock: time is an argument that may stand still, jump or run backwards, and rows only wait accordingly.
-Rows are due before their filing hours end, so hours are emptied one after the other and never merged. Only after the
-clock was set back are rows due before their hour begins.
+The wheel reads no clock: time is an argument. If it stands still or runs backwards, rows wait longer; if it jumps
+ahead, they leave at once. Rows are due before their filing hours end, so hours are emptied one after the other and
+never merged. Rows are due before their hour begins only if the clock was set back.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Wheel:
         return loaded
 
     def add_hour(self, hour: int, prepared: PreparedRows | None = None) -> None:
-        """Load an hour; one that is loaded already, empty or in use, takes the prepared rows in addition."""
+        """Load an hour. If it is loaded already, empty or in use, it takes the prepared rows in addition."""
         if hour not in self._hours:
             self._hours[hour] = HourWheel(hour, self._tail_rows)
             self._hours = dict(sorted(self._hours.items()))
@@ -67,9 +67,9 @@ class Wheel:
         del self._hours[hour]
 
     def insert(self, rows: Rows, span: tuple[int, int] | None = None) -> None:
-        """Copy in rows of loaded hours, in any order; nothing is done when one is of another hour.
+        """Copy in rows of loaded hours, in any order; False, with nothing copied, when one row is of another hour.
 
-        ``span`` is that of their hours, where it is known.
+        ``span`` is the lowest and highest of their hours, where the caller knows it.
         """
         if not len(rows):
             return
@@ -86,9 +86,11 @@ class Wheel:
                 wheel.insert(rows.take(picked))
 
     def take_due(self, now_ms: int, rows_max: int) -> Rows:
-        """Hand out up to ``rows_max`` rows due at ``now_ms``, hour by hour in due order, to be read and not written.
+        """Hand out up to ``rows_max`` rows due at ``now_ms``, hour by hour in due order; the caller must not write into
+        them.
 
-        When nothing is due it opens ahead instead, so that a caller who only takes and asks `next_due_ms` never spins.
+        When nothing is due it opens slots ahead instead, so that a caller who only takes rows and asks `next_due_ms`
+        never spins.
         """
         parts: list[Rows] = []
         for wheel in self._hours.values():
@@ -116,7 +118,7 @@ class Wheel:
     def next_due_ms(self, now_ms: int) -> int | None:
         """Instant, ``now_ms`` or later, at which to call `take_due` next; None when no row is held.
 
-        It may be the instant at which a slot is to be opened: nothing is due then, and the answer after it is exact.
+        It may be the instant at which a slot is to be opened. Then nothing is due, and the next answer is exact.
         """
         earliest: int | None = None
         for wheel in self._hours.values():
@@ -126,9 +128,9 @@ class Wheel:
         return None if earliest is None else max(now_ms, earliest)
 
     def lowest_message_log_offset(self) -> int | None:
-        """Lowest message log offset of a batch that a held row refers to (rule P6), None without such a row.
+        """Lowest message log offset of a batch that a held row refers to (rule P6); None when no row refers to one.
 
-        Rows that were taken are no longer known here: whoever took them answers for them. Costs some 0.1 ms an hour.
+        The wheel forgets rows that were taken: their new holder must answer for them. Costs some 0.1 ms an hour.
         """
         lowest = [location for wheel in self._hours.values() if (location := wheel.lowest_location()) is not None]
         return message_log_offset(min(lowest)) if lowest else None
