@@ -340,7 +340,7 @@ class DelayCore:
     def ask_outcome(self, producer_id: int, number: int, answer: Callable[[AcceptedBatch | None], None]) -> None:
         """Call back with what became of a batch, once that can't change any more (rules I3, I6).
 
-        Raises ServerFenced: this server does not know what the right one has.
+        Raises ServerFenced: this server does not know which batches the right server has.
         """
         self.fence.check()
         self.producers.ask(producer_id, number, answer)

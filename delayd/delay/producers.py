@@ -80,7 +80,7 @@ class Allowance:
         self._since_ms: int | None = None
 
     def take(self, now_ms: int) -> bool:
-        """Take one; False when none is left for now."""
+        """Use one place; False when none is left for now."""
         if self._since_ms is None:
             self._since_ms = now_ms
         earned = (now_ms - self._since_ms) // NEW_EVERY_MS

@@ -1,7 +1,9 @@
-"""Quarantine: what this server can't read or does not check, set aside by name until it is mended (rules L5, L9, L10).
+"""Quarantine: files and values that this server can't read or that don't check, set aside by name until they are mended
+(rules L5, L9, L10).
 
-Invariant: an entry concerns only what its name says, and everything else goes on. Nothing is written to a damaged file:
-what belongs into it goes to a file beside it, in the same format, and joins it when it was restored from a copy.
+Invariant: an entry concerns only the thing that its name says, and everything else goes on. Nothing is written to a
+damaged file: what belongs into it goes to a file beside it, in the same format. When the damaged file was restored from
+a copy, the contents of the file beside it are appended to it.
 """
 
 import logging
@@ -21,7 +23,7 @@ from delayd.wire.quarantine import Quarantined
 from delayd.wire.waits import Wait
 
 Decided = Callable[[bool, str], None]
-"""Hears whether an operator's word changed something, and what."""
+"""Called with whether an operator's decision changed something, and a sentence that says what."""
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +31,14 @@ OUTCOMES_BESIDE = re.compile(r"([0-9]{10})(?:\.([0-9]+))?\.log")
 
 
 class Kind(StrEnum):
-    """What may be quarantined; with a name it is the id of an entry."""
+    """The kinds of things that may be quarantined; kind and name together are the id of an entry."""
 
-    SCHEDULE = "schedule"  # An hour's schedule log: its rows that are not in memory.
-    DISPATCH = "dispatch"  # An hour's dispatch log: which of its rows were handed over is not known.
+    SCHEDULE = "schedule"  # An hour's schedule log: the entry counts its rows that are not in memory.
+    DISPATCH = "dispatch"  # An hour's dispatch log: nobody knows which of the hour's rows were handed over.
     ROWS = "rows"  # Rows of an hour, or of the message log, whose bodies can't be read.
-    SEALED = "sealed"  # A sealed hour's file that is gone or short: nothing waits for it but audits.
-    SEAL = "seal"  # The seal log: nothing seals.
-    TARGET = "target"  # The note where a subject's rows may be.
+    SEALED = "sealed"  # A sealed hour's file that is gone or short: only audits need it.
+    SEAL = "seal"  # The seal log: no hour is sealed until it is back.
+    TARGET = "target"  # The note that says at which target a subject's rows may be.
     LOG = "log"  # A file of the message log that was removed or cut, or left out by the start.
     PRODUCER = "producer"  # The numbers of a producer's batches.
 
@@ -73,7 +75,7 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """How an operator names it."""
+        """The name by which an operator refers to it."""
         return f"{self.kind}/{self.name}"
 
 
@@ -100,7 +102,7 @@ class Quarantine:
         hour: int | None = None,
         subject: str | None = None,
     ) -> None:
-        """Set something aside, or say anew why and how much of it; a new reason is told in the log."""
+        """Set something aside, or update why and how many rows; a new reason is logged."""
         entry = Entry(kind, name, error, rows, self._clock.now_ms(), hour, subject)
         known = self._entries.get(entry.id)
         if known is not None:
@@ -110,7 +112,7 @@ class Quarantine:
             log.critical("quarantined id=%s rows=%d reason=%r", entry.id, rows, str(error))
 
     def lift(self, kind: Kind, name: str) -> bool:
-        """Take something back; whether it was set aside."""
+        """Take something back; return whether it was set aside."""
         entry = self._entries.pop(f"{kind}/{name}", None)
         if entry is not None:
             log.info("released id=%s rows=%d", entry.id, entry.rows)
@@ -152,7 +154,7 @@ class Quarantine:
         ]
 
     def waits(self) -> Iterator[Wait]:
-        """What waits for a file or an operator."""
+        """List the entries, each of which waits for a file or an operator."""
         for entry in sorted(self, key=lambda entry: entry.id):
             yield Wait(
                 f"{entry.rows:,} messages: {entry.id}", str(entry.error), f"delayd quarantine release {entry.id}"
@@ -160,7 +162,9 @@ class Quarantine:
 
 
 def quarantine_path(folder: str, hour: int, number: int = 1) -> str:
-    """Name a file that takes outcomes of an hour while its dispatch log is damaged, and so are those numbered below."""
+    """Path of a file that takes outcomes of an hour while its dispatch log and the files with lower numbers are
+    damaged.
+    """
     name = hour_name(hour) if number == 1 else f"{hour_name(hour)}.{number}"
     return f"{folder}/quarantine/{name}.log"
 
@@ -180,7 +184,7 @@ def outcomes_beside(disk: Disk, folder: str) -> dict[int, list[int]]:
 
 
 def schedule_beside_path(folder: str, hour: int) -> str:
-    """Name the file that takes what is filed in an hour while its schedule log is damaged."""
+    """Path of the file that takes rows of an hour while its schedule log is damaged."""
     return f"{folder}/quarantine/{hour_name(hour)}.schedule.log"
 
 
@@ -210,7 +214,7 @@ def missing_parts(outcomes: OutcomeRows, known: OutcomeRows) -> list[NewPart]:
 
 
 def forget_quarantine(disk: Disk, folder: str, hour: int, numbers: Sequence[int]) -> None:
-    """Remove the files beside a restored dispatch log that holds all of them now."""
+    """Remove the files beside a restored dispatch log, which holds all their outcomes now."""
     for number in numbers:
         disk.remove(quarantine_path(folder, hour, number))
     disk.sync_folder(f"{folder}/quarantine")

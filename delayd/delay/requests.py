@@ -21,17 +21,18 @@ from delayd.wire.targets import targets_head
 
 log = logging.getLogger(__name__)
 
-PIECE_BATCHES = 64  # Taken in one turn of the loop: some milliseconds at most when each of them is refused.
+PIECE_BATCHES = 64  # Batches taken in one turn of the loop: some milliseconds at most when each of them is refused.
 LENGTH = struct.Struct("<I")
-LENGTH_AT = 8  # Where the header of a batch has its length.
+LENGTH_AT = 8  # Position of the length in the header of a batch.
 
 
 Soon = Callable[[Callable[[], None]], object]
-Take = Callable[[int], int]  # Takes a piece from a batch on, and returns where the next one begins.
+# Takes a piece that begins at a batch's number, and returns the number at which the next piece begins.
+Take = Callable[[int], int]
 
 
 class Peer(Protocol):
-    """Who asked."""
+    """The connection that asked."""
 
     def answer(self, request_id: int, head: Mapping[str, HeadValue]) -> None:
         """Answer a request."""
@@ -53,7 +54,7 @@ class Requests:
         self._rests: deque[tuple[Take, int, int]] = deque()
         self._clock = clock
         self._status = status
-        self.allowances: dict[Peer, Allowance] = {}  # One for each connection that has sent something.
+        self.allowances: dict[Peer, Allowance] = {}  # One for each connection that has sent a batch.
         self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
             RequestType.STATUS: self._tell_status,
@@ -70,11 +71,11 @@ class Requests:
         }
 
     def disconnected(self, peer: Peer) -> None:
-        """Forget who is gone."""
+        """Forget a connection that has ended."""
         self.allowances.pop(peer, None)
 
     def received(self, peer: Peer, frame: Frame) -> None:
-        """Serve one request; raises what the peer is to be told at once."""
+        """Serve one request; raises an error that the peer is to be told at once."""
         handler = self._handlers.get(frame.type)
         if handler is None:
             raise not_served("delay", frame.type)
@@ -108,7 +109,7 @@ class Requests:
         self._core.follow_clock(lambda: peer.answer(frame.request_id, {"now_ms": self._clock.now_ms()}))
 
     def _decide_target(self, peer: Peer, frame: Frame) -> None:
-        """An operator's word on a target; answered when it is durable."""
+        """Carry out an operator's decision about a target; the answer goes out when it is durable."""
 
         def done(told: DelaydError | str) -> None:
             if isinstance(told, DelaydError):
@@ -127,7 +128,7 @@ class Requests:
             allowance = self.allowances[peer] = Allowance()
         request_id = frame.request_id
         if len(places) == 1:
-            # What single sends make, a thousand times a second: the result of the one batch is the answer.
+            # Single sends make such frames, a thousand times a second: the result of the one batch is the answer.
             batch, answer = _parse(frame.body), partial(self._answer_one, peer, request_id)
             if isinstance(batch, BatchMalformed):
                 answer(batch, False)
@@ -166,7 +167,7 @@ class Requests:
         for index in range(begin, end):
             start, size = places[index]
             batch = _parse(body[start : start + size])
-            # What is wrong with one batch is told of it alone; its neighbours are kept.
+            # An error of one batch is told for that batch alone; its neighbours are kept.
             if isinstance(batch, BatchMalformed):
                 answered(index, batch, False)
             else:
@@ -174,7 +175,9 @@ class Requests:
         return end
 
     def _later(self, take: Take, begin: int, end: int) -> None:
-        """Take the rest of a SEND piece by piece, in turn with the rests of others and with all else of the loop."""
+        """Take the rest of a SEND piece by piece, in turn with the rests of others and with everything else on the
+        loop.
+        """
         if self._soon is None:
             while begin < end:
                 begin = take(begin)
@@ -214,7 +217,7 @@ class Requests:
 
 
 def split(body: Buffer) -> list[Batch | BatchMalformed]:
-    """View the PRODUCER batches that follow one another in a body; what is wrong with one stands in its place.
+    """View the PRODUCER batches that follow one another in a body; a malformed batch is replaced by its error.
 
     Raises as `places_of`.
     """

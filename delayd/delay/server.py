@@ -33,9 +33,9 @@ from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.meta import Registered, Routes
 from delayd.wire.status import status_head
 
-REST_S = 0.02  # Between two parts of a checkpoint, so that group commits get their turn at the disk.
-SLEEP_MS_MAX = 500.0  # A cap on every sleep: a wall clock that is set ahead is noticed within it.
-PLACES_MS = 500  # How often meta is asked where realtime servers listen, while one that is needed is away.
+REST_S = 0.02  # Pause between two parts of a checkpoint, so that group commits get their turn at the disk.
+SLEEP_MS_MAX = 500.0  # A cap on every sleep: the server notices within it when the wall clock is set ahead.
+PLACES_MS = 500  # How often to ask meta where realtime servers listen, while one that is needed is away.
 SPACE_S = 1
 SWEEP_S = 30
 CONNECT_MS = 2_000
@@ -65,7 +65,7 @@ class DelayServer:
         self._places: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Recover."""
+        """Recover from the directory."""
         config, loop = self._config, asyncio.get_running_loop()
         log.info("starting %s", describe(config))
         home = self._home = Home(config, ("commit", "outcomes", "worker"), self._rearm_soon)
@@ -89,7 +89,7 @@ class DelayServer:
         return abandon(self._config, self._home)
 
     async def start(self) -> tuple[str, int]:
-        """Listen, register; opens what was not opened."""
+        """Listen and register; recovers first if `open` was not called."""
         if self._core is None:
             self.open()
         config, home, core, loop = self._config, self._home, self._core, asyncio.get_running_loop()
@@ -116,7 +116,7 @@ class DelayServer:
         return config.host, self._port
 
     async def stop(self) -> None:
-        """Take no more, make everything durable, write a last checkpoint."""
+        """Accept no more requests, make everything durable, write a last checkpoint."""
         home, core, server, registration = self._home, self._core, self._server, self._registration
         assert home is not None and core is not None and server is not None and registration is not None
         server.stop_accepting()
@@ -133,7 +133,7 @@ class DelayServer:
     # Handler of the connections.
 
     def connected(self, connection: Connection) -> None:
-        """Nothing is known of a client before its first request."""
+        """Do nothing: the server knows nothing of a client before its first request."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Give a request to the core."""
@@ -145,12 +145,12 @@ class DelayServer:
         self._rearm_soon()
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
-        """What a client sent is kept; only its answer has nowhere to go."""
+        """Forget the connection. Messages that the client sent are kept; only their answers can't be delivered."""
         if self._requests is not None:
             self._requests.disconnected(connection)
 
     def crashed(self, error: Exception) -> None:
-        """A bug: stop."""
+        """Stop: the error is a bug."""
         self._fail(error)
 
     def _soon(self, call: Callable[[], None]) -> None:
@@ -170,7 +170,7 @@ class DelayServer:
             self._rearm_soon()
 
     def _rearm_soon(self) -> None:
-        """Set the timer again, once, when all that came in this turn of the loop has been served."""
+        """Set the timer again, once, after everything that came in this turn of the loop has been served."""
         if not self._rearming:
             self._rearming = True
             asyncio.get_running_loop().call_soon(self._rearm)
@@ -182,15 +182,15 @@ class DelayServer:
             return
         clock, wake_ms, due_ms = home.clock, core.next_wake_ms(), core.next_due_ms()
         if timer.is_set:
-            # To fire early costs a look at what is due; to set the timer costs a system call, mostly for nothing:
-            # each answer that is heard puts off the moment at which silence would be noticed.
+            # A timer that fires early costs a look at what is due. Setting it again costs a system call, mostly for
+            # nothing: each answer puts off the instant at which a target would count as silent.
             armed_wake_ms, armed_due_ms = self._armed_for
             if wake_ms >= armed_wake_ms and (due_ms is None or (armed_due_ms is not None and due_ms >= armed_due_ms)):
                 return
         self._armed_for = (wake_ms, due_ms)
         delay_ms = min(SLEEP_MS_MAX, float(wake_ms - clock.monotonic_ms()))
         if due_ms is not None:
-            # The clock counts whole ms: without its fraction a timer would fire up to one of them late.
+            # The clock counts whole ms: without the fraction the timer would fire up to 1 ms late.
             fraction_ms = time.time_ns() % 1_000_000 / 1_000_000
             delay_ms = min(delay_ms, due_ms - clock.now_ms() - fraction_ms)
         timer.set_after_ms(max(0.0, delay_ms))
@@ -218,7 +218,7 @@ class DelayServer:
         task.add_done_callback(_surface)
 
     async def _connect(self, host: str, port: int) -> Connection:
-        """A connection to a server of this cluster, which knows that we are one too (rule H8)."""
+        """Connect to a server of this cluster, and prove that this server belongs to it too (rule H8)."""
         assert self._membership is not None
         connection = await connect(host, port, timeout_ms=CONNECT_MS)
         try:
@@ -246,20 +246,20 @@ class DelayServer:
             for info in answer.servers:
                 if info.heard:
                     core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
-            # Only what was asked counts: meta may name anything.
+            # Only the subjects that were asked for count: meta may name anything.
             found = [(subject, answer.routes.get(subject.decode("ascii"))) for subject in subjects]
             routes = {subject: target for subject, target in found if target is not None}
             core.dispatcher.routed(routes, [subject for subject in subjects if subject not in routes])
         self._rearm_soon()
 
     async def _find_places(self, registration: Registration, core: DelayCore) -> None:
-        """Keep the addresses of targets: a restarted realtime server may listen elsewhere."""
+        """Keep the addresses of targets up to date: a realtime server may listen elsewhere after a restart."""
         await registration.registered()
         while True:
             if core.dispatcher.wants_places:
                 try:
                     for info in await registration.servers("realtime"):
-                        # An address that meta only remembers may be another server's by now (rule H8).
+                        # An address that meta only remembers may belong to another server by now (rule H8).
                         if info.alive and info.heard:
                             core.dispatcher.place(info.server.log_id, info.server.host, info.server.port)
                     self._rearm_soon()
@@ -319,7 +319,7 @@ class _Wire:
             on_answer(answer)
             self._rearm()
 
-        # Little is sent only when nothing is under way, and then there is nothing to gather it with (decision 0008).
+        # Few bytes are sent only when nothing is under way; then there is nothing to gather them with (decision 0008).
         self._connection.call(frame_type, head, body, answered, now=True)
 
     def close(self) -> None:
@@ -327,6 +327,6 @@ class _Wire:
 
 
 def _surface(task: asyncio.Task[None]) -> None:
-    # An exception in a task is seen by nobody until the task is collected; a bug must end the server now.
+    # Nobody sees an exception in a task until the task is collected, but a bug must end the server now.
     if not task.cancelled() and (error := task.exception()) is not None:
         task.get_loop().call_exception_handler({"message": "a bug in the delay server", "exception": error})

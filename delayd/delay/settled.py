@@ -1,7 +1,8 @@
 """Settled: the instant before which everything that fell due has an outcome, by this server's own word (rule S7).
 
-A checkpoint publishes it, so that the audit tells a message that waits, and for what, from one that was forgotten. A
-row that is held anywhere here keeps the instant below the row's due time; a row that was forgotten does not.
+A checkpoint publishes this instant and what holds it up. With it the audit can tell a message that still waits from one
+that was forgotten: a row that is held anywhere in this server keeps the instant below the row's due time, but a
+forgotten row does not.
 """
 
 from collections.abc import Iterable
@@ -28,11 +29,13 @@ def settled(
     quarantine: Quarantine,
     loaded_until: int,
 ) -> tuple[int, str, list[Value]]:
-    """The instant for all subjects, what holds it up, and ``[log_id, instant, what holds it up]`` for each target."""
+    """Return the instant for all subjects, what holds it up, and ``[log_id, instant, what holds it up]`` for each
+    target.
+    """
     if not dispatcher.takes_due_rows:
         return 0, WAITS_FOR_CLOCK, []
     now_ms = clock.now_ms()
-    # Rows of hours that are not loaded yet, and what is on its way into the wheel.
+    # Bounds for rows of hours that are not loaded yet, and for rows on their way into the wheel.
     instants = [now_ms, hour_start_ms(loaded_until + 1)]
     if not intake.idle:
         instants.append(intake.appended_at_ms)

@@ -11,10 +11,10 @@ DROPPED_KEY = b"dropped"  # Rows of schedule logs that operators gave up (rule S
 
 
 def encode_dropped(dropped: Mapping[int, int]) -> list[Value]:
-    """Rows that operators gave up as the state and the checkpoint file have them: ``[[hour, rows], …]``."""
+    """Encode the rows that operators gave up, as the state and the checkpoint file have them: ``[[hour, rows], …]``."""
     return [[hour, rows] for hour, rows in sorted(dropped.items())]
 
 
 def decode_dropped(pairs: Value) -> dict[int, int]:
-    """Read what `encode_dropped` made."""
+    """Read what `encode_dropped` has encoded."""
     return dict(cast("list[tuple[int, int]]", pairs))

@@ -1,4 +1,4 @@
-"""Dispatch logs: found, opened and read, with what stands beside one that was damaged (rule L5)."""
+"""Dispatch logs: it finds, opens and reads them, together with the files beside a damaged one (rule L5)."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,11 +14,11 @@ from delayd.log.segment import Segment
 
 
 def list_dispatch_logs(disk: Disk, folder: str) -> list[tuple[int, str]]:
-    """Hours that have a dispatch log, rising, with its path."""
+    """Hours that have a dispatch log, rising, each with its path."""
     found: list[tuple[int, str]] = []
     for day in disk.list_folder(f"{folder}/dispatch"):
         for name in disk.list_folder(f"{folder}/dispatch/{day}"):
-            # One that was being written again when its server died has another name.
+            # A log that was being written again when its server died has another name.
             if name.endswith(".log"):
                 found.append((hour_from_name(name.removesuffix(".log")), f"{folder}/dispatch/{day}/{name}"))
     return found
@@ -63,7 +63,7 @@ def read_outcomes(
 ) -> OutcomeRows:
     """Decode the outcomes of an hour: all of the file, or those below the offset ``until``, where a group ends.
 
-    ``give_way`` is called between groups, for what is more urgent.
+    ``give_way`` is called between groups, so that more urgent jobs can run.
 
     Raises:
         DamagedData: a group does not check, or none ends at ``until``.

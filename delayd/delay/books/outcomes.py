@@ -1,6 +1,7 @@
-"""Outcomes: what became of messages, gathered and fsynced into the dispatch logs of their hours.
+"""Outcomes: they are gathered and fsynced into the dispatch logs of their hours.
 
-An outcome counts only when it is durable: W passes a batch (rule H1) and a session begins (rule H4) on that word alone.
+An outcome counts only when it is durable: only then W passes its batch (rule H1), and only then a session begins (rule
+H4).
 """
 
 import errno
@@ -38,7 +39,7 @@ R = TypeVar("R")
 
 
 class Recorded(NamedTuple):
-    """Rows of one hour with one fate, and who is to hear that their outcome is durable."""
+    """Rows of one hour with the same outcome, and the function to call when it is durable."""
 
     hour: int
     part: NewPart
@@ -46,17 +47,20 @@ class Recorded(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """What a flush did, by hour: durable ends of the files that it wrote, hours that found no space, and new damage."""
+    """The result of a flush, by hour: durable ends of the files that it wrote, hours that found no space, and new
+    damage.
+    """
 
     ends: dict[int, int]
     full: set[int]
-    damaged: dict[int, DamagedData]  # By hour: why its own file takes nothing; its outcomes stand beside it.
+    # By hour: why its own file can't be appended to; its outcomes are in a file beside it.
+    damaged: dict[int, DamagedData]
 
 
 class OutcomeLog:
     """The one writer of the dispatch logs. ``segments`` are open files by hour, at their ends; it owns them.
 
-    Invariant: ``ends`` names durable bytes only. Whoever reads a dispatch log beside its writer reads no further.
+    Invariant: ``ends`` names durable bytes only. Nobody reads a dispatch log further while it is being written.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class OutcomeLog:
         on_damaged: Callable[[int, DamagedData], None] | None = None,
     ) -> None:
         self.ends = ends  # By hour, of dispatch logs that are not deleted.
-        self.filed_below = 0  # Sequences below are in schedule logs: nobody asks for them in `take_handed_over`.
-        self.moved = set(ends)  # Hours whose end no checkpoint has taken yet.
+        # All rows with lower sequences are in schedule logs: `take_handed_over` leaves them out, because nobody needs
+        # them.
+        self.filed_below = 0
+        self.moved = set(ends)  # Hours whose end is in no checkpoint yet.
         self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
         self._disk = disk
         self._folder = folder
@@ -84,9 +90,9 @@ class OutcomeLog:
         self._executor = executor
         self._clock = clock
         self._flush_ms = flush_ms
-        self._quarantined = quarantined  # Hours whose own file is damaged and takes nothing.
-        self._on_damaged = on_damaged  # Hears of hours that become so.
-        self._segments = segments  # Touched by the executor only, once a flush was submitted.
+        self._quarantined = quarantined  # Hours whose own file is damaged and is not appended to.
+        self._on_damaged = on_damaged  # Called with hours whose file was found damaged.
+        self._segments = segments  # Used by the executor only, once a flush was submitted.
         # By hour: the newest file beside a damaged one, and its durable end, which `ends` does not count.
         self._beside = {
             hour: (segment.path, segment.durable) for hour, segment in segments.items() if hour in quarantined
@@ -97,7 +103,8 @@ class OutcomeLog:
         self._after_flushing: list[Callable[[], None]] = []
         self._handed_over: list[HandedOver] = []
         self._due_ms: int | None = None
-        self._exchanging: set[int] = set()  # Hours whose file is opened anew: what is recorded of them waits for it.
+        # Hours whose file is being opened anew: outcomes recorded for them wait for that.
+        self._exchanging: set[int] = set()
 
     @property
     def idle(self) -> bool:
@@ -129,7 +136,7 @@ class OutcomeLog:
             self.flush()
 
     def flush(self) -> None:
-        """Begin to write what waits; one flush is under way at a time."""
+        """Begin to write the waiting outcomes; one flush is under way at a time."""
         if self._flushing or not self._waiting:
             return
         self._due_ms = None
@@ -146,7 +153,7 @@ class OutcomeLog:
         self._executor.submit(partial(self._write, dict(by_hour), self._clock.now_ms()), self._flushed)
 
     def take_handed_over(self) -> list[HandedOver]:
-        """Take the rows, in several pieces, whose outcome DISPATCHED became durable since they were last taken."""
+        """Take the rows whose outcome DISPATCHED became durable since the last call, in several pieces."""
         taken, self._handed_over = self._handed_over, []
         return taken
 
@@ -172,16 +179,18 @@ class OutcomeLog:
         self._executor.submit(partial(self._close, hour), closed)
 
     def exchange(self, hour: int, make: Callable[[], tuple[Segment, R]], done: Callable[[Done[R]], None]) -> None:
-        """Have ``make`` open an hour's file anew, with none open, on the thread that writes; outcomes go there then.
+        """Let ``make`` open an hour's file anew, with no other open, on the thread that writes; later outcomes go to
+        that file.
 
-        After an error nothing is open, and the next outcome opens what the hour's state asks for. What is recorded
-        meanwhile is written behind ``done``, which may say with `leave_out` that the file has it already.
+        After an error no file is open, and the next outcome opens the one that the hour's state asks for. Outcomes that
+        are recorded meanwhile are written after ``done``, which may call `leave_out` for those that the file has
+        already.
         """
 
         def work() -> R:
             self._close(hour)
             segment, result = make()
-            self._beside.pop(hour, None)  # It joined the hour's own file.
+            self._beside.pop(hour, None)  # Its rows were appended to the hour's own file.
             self._segments[hour] = segment
             return result
 
@@ -194,7 +203,7 @@ class OutcomeLog:
         self._executor.submit(work, heard)
 
     def leave_out(self, hour: int, known: NDArray[np.uint64]) -> None:
-        """Write nothing of what waits for an hour's file and is in it already (rule S1); ``known`` is sorted."""
+        """Drop waiting outcomes of an hour that its file has already (rule S1); ``known`` is sorted."""
         waiting, self._waiting = self._waiting, []
         for recorded in waiting:
             new = recorded.hour != hour or ~among(recorded.part.sequences, known)
@@ -208,7 +217,7 @@ class OutcomeLog:
             self._nothing_waits()
 
     def _nothing_waits(self) -> None:
-        """What waited is in a file without a flush of its own: what was kept back for it goes on."""
+        """All waiting outcomes are in a file without a flush of their own: call everybody who waited for them."""
         self._after_flushing += self._after_waiting
         self._after_waiting = []
         if self._flushing:
@@ -222,11 +231,11 @@ class OutcomeLog:
     def _set_blocked(self, full_hours: int) -> None:
         if self.blocked != bool(full_hours):
             self.blocked = bool(full_hours)
-            # Without their outcomes nothing more may leave, so this is when deliveries stop and go on.
+            # Without durable outcomes nothing more may leave: here deliveries stop and go on again.
             log.log(logging.WARNING if full_hours else logging.INFO, "dispatch_logs_full hours=%d", full_hours)
 
     def look(self) -> None:
-        """Look whether the open files are what they were: a removed one is written again, others are set aside."""
+        """Check whether the open files are still in place: write a removed one again, and set others aside."""
         self._executor.submit(self._look, self._looked)
 
     def _look(self) -> dict[int, DamagedData]:
@@ -237,7 +246,7 @@ class OutcomeLog:
                 continue
             write_again([segment])
             if not self._disk.exists(segment.path):
-                continue  # For want of space; the next look tries again.
+                continue  # There was no space to write it again; the next look tries again.
             self._close(hour)
             try:
                 self._open(hour, self._clock.now_ms(), damaged)
@@ -268,7 +277,8 @@ class OutcomeLog:
                 flushed.full.add(hour)
                 continue
             except DamagedData as error:
-                # Not even a new file beside the damaged ones takes them: they wait, and so does what follows them.
+                # Even a new file beside the damaged ones can't be written: these outcomes wait, and so does everything
+                # behind them.
                 flushed.damaged[hour] = error
                 flushed.full.add(hour)
                 continue
@@ -304,7 +314,7 @@ class OutcomeLog:
     def _note_ends(self, flushed: list[Recorded], ends: dict[int, int]) -> None:
         for recorded in flushed:
             hour = recorded.hour
-            # What stands beside a damaged file is not counted at all.
+            # Outcomes in a file beside a damaged one are not counted at all.
             if hour not in self._quarantined:
                 rows = self.ends.get(hour, OutcomeEnd()).rows + len(recorded.part.sequences)
                 self.ends[hour] = OutcomeEnd(ends[hour], rows)
@@ -314,7 +324,7 @@ class OutcomeLog:
         parts = [
             recorded.part
             for recorded in flushed
-            # What stands beside a damaged file counts only when that was restored.
+            # Outcomes in a file beside a damaged one count only when the damaged one was restored.
             if recorded.part.outcome is Outcome.DISPATCHED and recorded.hour not in self._quarantined
         ]
         if parts:
@@ -323,10 +333,10 @@ class OutcomeLog:
             self._handed_over.append(HandedOver(sequences[wanted], hashes[wanted]))
 
     def _open(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
-        """The file of an hour; one beside it when its own is damaged, which ``damaged`` tells when it is new."""
+        """The open file of an hour; a file beside it when its own is damaged. New damage is put into ``damaged``."""
         segment = self._segments.get(hour)
         if segment is None:
-            # A file that was closed may have rotted since: what was durable in it is no torn tail (rule L5).
+            # A file that was closed may have been damaged since: bytes that were durable are no torn tail (rule L5).
             known = self.ends.get(hour, OutcomeEnd()).length
             if hour not in self._quarantined:
                 try:
@@ -339,7 +349,7 @@ class OutcomeLog:
         return segment
 
     def _open_beside(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:
-        """The newest file beside a damaged one; when that is damaged as well, a new one."""
+        """The newest file beside a damaged one; a new one when the newest is damaged as well."""
         number = max(outcomes_beside(self._disk, self._folder).get(hour, [1]))
         path = quarantine_path(self._folder, hour, number)
         written, end = self._beside.get(hour, ("", 0))
@@ -408,7 +418,7 @@ def append_parts(segment: Segment, hour: int, parts: list[NewPart], epoch: int, 
 
 
 def _groups(hour: int, parts: list[NewPart], epoch: int, now_ms: int) -> list[NewGroup]:
-    """Groups of one batch of at most 65,536 rows; a part is never larger than one handed-over batch."""
+    """Make groups of one batch of at most 65,536 rows each; a part is never larger than one handed-over batch."""
     groups: list[NewGroup] = []
     taken: list[NewPart] = []
     rows = 0

@@ -1,7 +1,7 @@
 """Retention: hours are sealed when their books are complete, and only sealed hours are ever deleted (rules S1, S2, P6).
 
-The order is the rule: the seal is durable, then the state calls the hour sealed; the published table calls it removed,
-then its files go. Files are read and removed on the worker thread.
+The order matters. To seal: the seal is durable, then the state calls the hour sealed. To delete: the published table
+calls the hour removed, then its files are removed. Files are read and removed on the worker thread.
 """
 
 import logging
@@ -42,15 +42,17 @@ from delayd.state import State
 
 log = logging.getLogger(__name__)
 
-SEGMENTS_KEPT_MS = 300_000  # Readers in other processes hold a checkpoint for so long before they read on from it (P3).
-HOURS_A_SWEEP = 24  # A server that was off for days seals what it missed over a few sweeps.
-SWEEPS_UNTOLD = 10  # An hour that is closed for 5 min and not sealed is told; before, rows may be on their way.
-SWEEPS_PUT_OFF_MAX = 120  # A damaged hour is read again within an hour; its copy may have been restored meanwhile.
+# Readers in other processes may hold a checkpoint for this long before they read on from it (P3).
+SEGMENTS_KEPT_MS = 300_000
+HOURS_A_SWEEP = 24  # A server that was off for days seals the hours that it missed over several sweeps.
+SWEEPS_UNTOLD = 10  # A closed hour that is not sealed after 5 min is logged; before that, rows may be on their way.
+# A damaged hour is read again at least once an hour, because an operator may have restored its copy.
+SWEEPS_PUT_OFF_MAX = 120
 
-NOT_SEALED = "hour_not_sealed"  # For want of space.
+NOT_SEALED = "hour_not_sealed"  # The event of an hour that was not sealed because space was short.
 
 Compared = tuple[HourFile, OutcomeEnd | None]
-"""What a comparison read; while it stays the same, so does what came of it."""
+"""What a comparison read; while it stays the same, the result stays the same too."""
 
 
 @dataclass(slots=True)
@@ -59,13 +61,13 @@ class Unsealed:
 
     sweeps: int = 0
     compared: Compared | None = None
-    reason: str = ""  # Why it can't be sealed, as it was told last.
+    reason: str = ""  # Why it can't be sealed, as the log said it last.
     put_off: int = 0  # Sweeps to wait before a damaged hour is read again; doubled each time.
     not_before: int = 0
 
 
 class Verdict(NamedTuple):
-    """What comparing an hour's two logs gave: its seal, counted by now; or why it has none ("": rows wait)."""
+    """The result of comparing an hour's two logs: its seal, counted by now, or why it has none ("": rows wait)."""
 
     seal: SealFacts | None
     event: str = ""
@@ -103,18 +105,18 @@ class Retention:
         self._outcomes = outcomes
         self._sources = sources
         self._wheel = wheel
-        self._seals = seals  # None: its file is damaged; then nothing seals.
-        self._aside: list[SealLog] = []  # Whose files are not what they were.
+        self._seals = seals  # None: the seal log is damaged, and nothing is sealed.
+        self._aside: list[SealLog] = []  # Earlier seal logs whose files were found changed; they are closed at the end.
         self._retention_hours = retention_hours
         self._quarantine = quarantine
-        self._on_damaged = on_damaged  # Hears of hours whose files do not check.
+        self._on_damaged = on_damaged  # Called with hours whose files do not check.
         self._on_seals_damaged = on_seals_damaged
         self._sealing: set[int] = set()
         self._unsealed: dict[int, Unsealed] = {}
         self._deleting = False
 
     def sweep(self, closed_before_ms: int, now_ms: int) -> None:
-        """Begin to seal hours that ended by ``closed_before_ms``, and to delete sealed ones past their retention.
+        """Begin to seal hours that ended by ``closed_before_ms``, and to delete sealed hours past their retention.
 
         ``closed_before_ms`` is the appended_at of a group that the last checkpoint covers: no row can be filed in an
         hour that ended before it any more (rule P5). Both instants are of a confirmed clock (rule T1).
@@ -133,7 +135,7 @@ class Retention:
             self._executor.submit(partial(self._delete, files), self._deleted, Priority.SPACE)
 
     def last_sealed(self, done: Callable[[int | None], None]) -> None:
-        """Call back with the latest hour that has ever been sealed, -1 for none; None while that can't be told."""
+        """Call back with the latest hour that was ever sealed, -1 for none; None while nobody can tell."""
 
         def read(found: Done[int]) -> None:
             try:
@@ -148,7 +150,7 @@ class Retention:
             self._executor.submit(self._seals.last_hour, read)
 
     def seal_end(self) -> SealMark | None:
-        """How far the seal log is durable; None while it is damaged. For the thread that seals."""
+        """Up to where the seal log is durable; None while it is damaged. For the thread that seals."""
         return None if self._seals is None else self._seals.end
 
     def use(self, seals: SealLog) -> None:
@@ -156,13 +158,13 @@ class Retention:
         self._seals = seals
 
     def look_at_seals(self) -> None:
-        """Look whether the seal log is what it was."""
+        """Check whether the seal log is still in place and whole."""
 
         def looked(done: Done[DamagedData | None]) -> None:
             try:
                 damage = done.result()
             except DataError:
-                return  # This process can't tell now; the next look may.
+                return  # The process can't tell now; the next look may.
             if damage is not None:
                 self._on_seals_damaged(damage)
 
@@ -172,7 +174,7 @@ class Retention:
     def set_seals_aside(self) -> None:
         """Seal nothing more until `use`."""
         if self._seals is not None:
-            # What compares an hour now finds out by itself that it can't be sealed.
+            # A comparison that is under way will notice that the hour can't be sealed.
             self._aside.append(self._seals)
             self._seals = None
 
@@ -204,7 +206,7 @@ class Retention:
                 *(hour_name(hour), rows, rows - decided, waiting),
             )
         asked = unsealed.compared != compared if not unsealed.reason else unsealed.sweeps >= unsealed.not_before
-        # An outcome that is on its way to the file changes what a comparison would read.
+        # An outcome that is on its way to the file would change what a comparison reads.
         if asked and not waiting and not unwritten and len(self._sealing) < HOURS_A_SWEEP:
             unsealed.compared = compared
             self._sealing.add(hour)
@@ -212,13 +214,13 @@ class Retention:
 
     def _compare(self, hour: int, seals: SealLog, now_ms: int) -> None:
         file = self._hours.get(hour)
-        # The file may be opened and written again meanwhile: what is durable now is read, and nothing behind it.
+        # The file may be opened and written again meanwhile: only bytes that are durable now are read.
         end = self._outcomes.ends.get(hour, OutcomeEnd())
         work = partial(self._verdict, hour, file, end, seals, now_ms)
         self._executor.submit(work, partial(self._compared, hour, file), Priority.SPARE)
 
     def _verdict(self, hour: int, file: HourFile, end: OutcomeEnd, seals: SealLog, now_ms: int) -> Verdict:
-        """Compare what is durable of the hour's logs, and make the seal durable if they agree."""
+        """Compare the durable part of the hour's two logs, and make the seal durable if they agree."""
         stored = scan_schedule_log(self._disk, self._folder, self._log_id, hour, file)
         try:
             outcomes = self._outcomes_of(hour, end)
@@ -257,7 +259,7 @@ class Retention:
         self._sealing.discard(hour)
         verdict = done.result()
         if verdict.damage is not None:
-            # It is compared anew when it is whole again.
+            # The hour is compared again when the file is whole.
             del self._unsealed[hour]
             self._on_damaged(hour, verdict.damage)
             return
@@ -267,12 +269,12 @@ class Retention:
             return
         unsealed = self._unsealed[hour]
         if verdict.reason:
-            # For space an hour waits from sweep to sweep.
+            # When only space is short, the hour waits until the next sweep and no longer.
             again = 1 if verdict.event == NOT_SEALED else max(1, 2 * unsealed.put_off)
             unsealed.put_off = min(again, SWEEPS_PUT_OFF_MAX)
             unsealed.not_before = unsealed.sweeps + unsealed.put_off
             if unsealed.reason != verdict.reason:
-                # A full disk is told where sends are refused for it; the others ask for someone to look.
+                # A full disk is logged where sends are refused because of it; the other reasons ask for an operator.
                 level = logging.WARNING if verdict.event == NOT_SEALED else logging.CRITICAL
                 log.log(level, "%s hour=%s reason=%r", verdict.event, hour_name(hour), verdict.reason)
         unsealed.reason = verdict.reason
@@ -287,11 +289,13 @@ class Retention:
     # Deleting.
 
     def _delete(self, files: dict[int, HourFile]) -> tuple[list[int], dict[int, HourFile]]:
-        """Remove the files of hours that the published table calls removed, and mark the others: which are which."""
+        """Remove the files of hours that the published table calls removed, and mark the others as removed; return
+        which are which.
+        """
         try:
             published = read_checkpoint(self._disk, self._folder, self._log_id) or {}
         except DamagedData as error:
-            # The next one that is published writes a slot anew; until then readers are told nothing, so nothing goes.
+            # The next checkpoint writes a slot anew. Until then readers can't be told, so nothing is removed.
             log.warning("hours_not_deleted reason=%r", str(error))
             return [], {}
         table = published.get("hours", b"")
@@ -334,7 +338,7 @@ class SegmentRetention:
     """Removes message log segments that no checkpoint, reader or row needs any more (rule P6)."""
 
     def __init__(self, message_log: Log, commit: Executor, worker: Executor, clock: Clock) -> None:
-        self.keep_from = message_log.start  # Where the log may begin; told by a checkpoint before anything goes.
+        self.keep_from = message_log.start  # Where the log may begin; a checkpoint says so before anything is removed.
         self._told = self.keep_from
         self._log = message_log
         self._commit = commit
@@ -343,21 +347,24 @@ class SegmentRetention:
         self._covered: list[tuple[int, int]] = []  # Monotonic instants and replay offsets of published checkpoints.
 
     def published(self, replay_offset: int, keep_from: int) -> None:
-        """A checkpoint was published, which says that the log may begin at ``keep_from``."""
+        """A checkpoint was published; it says that the log may begin at ``keep_from``."""
         self._covered.append((self._clock.monotonic_ms(), replay_offset))
         self._told = keep_from
 
     def release(self, *lowest: int | None) -> None:
-        """Begin to remove what lies below an old checkpoint and below each of ``lowest``, where rows refer to."""
+        """Begin to remove segments below an old checkpoint and below each of ``lowest``, the offsets that rows refer
+        to.
+        """
         until = self._clock.monotonic_ms() - SEGMENTS_KEPT_MS
-        # The newest old one stays: rows may hold its segments until later.
+        # The newest old checkpoint stays in the list: rows may keep its segments for longer.
         while len(self._covered) > 1 and self._covered[1][0] <= until:
             self._covered.pop(0)
         if self._covered and self._covered[0][0] <= until:
             limit = min([self._covered[0][1], *(offset for offset in lowest if offset is not None)])
-            # A reader that misses a segment knows from the checkpoint whether this took it, or somebody else (rule S5).
+            # When a reader misses a segment, the checkpoint tells it whether retention removed it or somebody else did
+            # (rule S5).
             self.keep_from = max(self.keep_from, self._log.base_below(limit))
-            # On the thread that appends: a roll at the same time would be forgotten.
+            # This runs on the thread that appends: a roll at the same time would get lost.
             self._commit.submit(partial(self._log.detach_below, min(limit, self._told)), self._detached)
 
     def _detached(self, done: Done[list[Segment]]) -> None:

@@ -1,7 +1,7 @@
 """Seal log: the writer of a delay server's seals (docs/formats/seal.md, rule S4).
 
-Invariant: a seal is durable before the state counts it, and an hour has one seal: the one that a crash left uncounted
-is found again, never written a second time. For one thread, the worker.
+Invariant: a seal is durable before the state counts it, and an hour has one seal. If a crash leaves a seal uncounted,
+the next start finds it, and it is not written a second time. Only the worker thread uses this.
 """
 
 import logging
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 
 class SealDiffers(Exception):
-    """An hour that a crash left sealed, but not counted, gives another seal now."""
+    """An hour has a seal that a crash left uncounted, and comparing its files now gives another one."""
 
 
 class SealLog:
     """The open seal log; made by `open_seal_log`."""
 
     def __init__(self, log: Log, epoch: int, end: SealMark, uncounted: dict[int, tuple[SealMark, Seal]]) -> None:
-        self.end = end  # Behind the last seal that is durable.
+        self.end = end  # Just behind the last durable seal.
         self._log = log
         self._epoch = epoch
         self._uncounted = uncounted  # By hour, in the order of the log: the mark before a seal, and the seal.
@@ -60,12 +60,14 @@ class SealLog:
         self.end = SealMark(self._log.end, self._log.crc32c, before.seals + 1, seal.sha256)
 
     def put(self, hour: int) -> tuple[bytes, bytes]:
-        """The row of the state that counts an hour's seal; those of hours that it does not call sealed still wait."""
+        """The row of the state that counts an hour's seal; seals of other hours that the state does not call sealed
+        still wait.
+        """
         left = (mark for other, (mark, _) in self._uncounted.items() if other != hour)
         return KEY, msgpack.packb(next(left, self.end))
 
     def counted(self, hour: int) -> None:
-        """The state counts an hour's seal."""
+        """The state now counts an hour's seal."""
         self._uncounted.pop(hour, None)
 
     def last_hour(self) -> int:
@@ -78,7 +80,7 @@ class SealLog:
         return max(hours)
 
     def look(self) -> DamagedData | None:
-        """What has become of the log behind this server's back."""
+        """Check the log's files; return the damage if someone has changed them."""
         return next((found.damage for found in self._log.look()), None)
 
     def write_again(self) -> None:
@@ -103,10 +105,10 @@ def open_seal_log(
 ) -> SealLog:
     """Open the seal log at its end; seals of hours that are not ``sealed`` by the state wait to be counted.
 
-    With ``whole`` it is read from its beginning, as it is when the state's mark does not check (rule L9).
+    With ``whole`` the log is read from its beginning; that is also done when the state's mark does not check (rule L9).
 
     Raises:
-        DamagedData: it is shorter than the state counts, or what lies behind does not follow.
+        DamagedData: it is shorter than the state counts, or the seals behind that point don't continue the chain.
     """
     mark = SealMark()
     try:

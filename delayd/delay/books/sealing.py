@@ -1,7 +1,8 @@
-"""Sealing: what an hour's two logs say, row by row, and whether they agree (rules S1, S4; docs/formats/seal.md).
+"""Sealing: it compares an hour's two logs row by row, and makes the facts of a seal if they agree (rules S1, S4;
+docs/formats/seal.md).
 
 Sets of sequences are compared, never counters; the digests are over rows in order of sequence. Runs on the worker
-thread, in pieces whose time is spent in numpy and hashlib, which release the GIL.
+thread, in pieces that spend their time in numpy and hashlib, which release the GIL.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ SEQUENCES_NAMED = 10
 U32 = struct.Struct("<I")
 OPAQUE_ROW = np.dtype((np.void, SCHEDULE_ROW.itemsize))  # Copied whole, not column by column.
 Packed = NDArray[np.void]  # Its dtype is SCHEDULE_ROW.
-COPIED = (  # What a row's part says of it.
+COPIED = (  # Columns that a row takes over from its part.
     *("claimed_at_ms", "target_log_id", "epoch", "batch_id"),
     *("target_appended_at_ms", "target_offset", "outcome", "attempt"),
 )
@@ -35,7 +36,7 @@ class ContentDiffers(Exception):
 def compare(
     hour: int, batches: Iterable[Batch], outcomes: OutcomeRows, give_way: Callable[[], None] = lambda: None
 ) -> SealFacts | None:
-    """Read the schedule side of an hour and hold its outcomes against it.
+    """Read the schedule side of an hour and compare it with its outcomes.
 
     1. Some sequence was filed and has no outcome, or has one and was not filed, or stands twice: there is no seal yet.
        Filed are 1, 2 and 3, and 1 and 3 have outcomes: message 2 is still to be handed over.
@@ -48,7 +49,7 @@ def compare(
         hour: hours since the epoch.
         batches: SCHEDULE batches, their rows in any order; each is let go when the next one is asked for.
         outcomes: every outcome of the hour, in any order.
-        give_way: called between pieces, for what is more urgent.
+        give_way: called between pieces, so that more urgent jobs can run.
 
     Returns:
         What a seal says, or None when not each scheduled sequence has exactly one outcome.
@@ -99,7 +100,7 @@ def compare(
 
 
 class _ScheduleSide:
-    """What the digest of the schedule side covers, 32 bytes a row, from batches as they come."""
+    """The rows that the digest of the schedule side covers, 32 bytes a row, collected from batches as they arrive."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}  # Subjects in the order in which batches name them.
@@ -123,7 +124,7 @@ class _ScheduleSide:
         names = list(self._numbers)
         subjects = rows["subject"]
         first = np.full(len(names), len(rows))
-        # Written in reverse, so that the first row of each subject stands.
+        # Rows are written in reverse, so that the first row of each subject is written last and stays.
         first[subjects[::-1]] = np.arange(len(rows))[::-1]
         seen = np.argsort(first)[: np.count_nonzero(first < len(rows))]
         number_of = np.zeros(len(names), np.uint32)

@@ -1,4 +1,5 @@
-"""Damage: what can't be read now is tried again until it is whole, or given up by an operator (rules L5, L10).
+"""Damage: files that can't be read now are tried again until they are whole, or an operator gives them up (rules L5,
+L10).
 
 A map. What is damaged stands by name in `quarantine`, one folder up.
 

@@ -1,8 +1,10 @@
-"""File watch: schedule logs, and the files of sealed hours, that someone removes, cuts or replaces under the server.
+"""File watch: it notices when someone removes, cuts or replaces schedule logs, or files of sealed hours, while the
+server runs.
 
-Nothing of them is open, so without a look a file that is gone shows when its hour is loaded, or in an audit. Invariant:
-a look asks the system for the sizes of a few files, and reads the header of a file that it did not see before; what it
-finds counts when the hour's files are still the same.
+The server has none of these files open. Without a look, it would notice a missing file only when the file's hour is
+loaded, or in an audit. Invariant: a look asks the system for the sizes of a few files, and reads the header of a file
+that it did not see before. A finding counts only if the hour's files are still counted as they were when the look
+began.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open
 
 LOOK_MS = 30_000
 GONE = "the file was removed under the running server"
-HOURS_A_LOOK = 1_024  # Two files each, some microseconds: two years of hours are looked at within ten minutes.
+HOURS_A_LOOK = 1_024  # Two files each, some microseconds: the hours of two years are looked at within ten minutes.
 
 
 class Seen(NamedTuple):
-    """Which files an hour had whose headers were read and are its own; None: not known."""
+    """The identities of an hour's files whose headers were read and were right; None: not known."""
 
     schedule: int | None = None
     dispatch: int | None = None
@@ -47,7 +49,9 @@ class Wanted(NamedTuple):
 
 
 Looked = list[tuple[int, HourFile, DamagedData | None, Seen]]
-"""Hours that were looked at, their files as they were counted then, what is wrong with them, and which they are."""
+"""For each hour: its number, its schedule log as it was counted, the damage that was found, and the files'
+identities.
+"""
 
 
 class FileWatch:
@@ -72,8 +76,8 @@ class FileWatch:
         self._clock = clock
         self._worker = worker
         self._hours = hours
-        self._ends = ends  # Of dispatch logs that were written in this life.
-        self._earlier_ends = earlier_ends  # Of those that were sealed before it.
+        self._ends = ends  # Ends of dispatch logs that were written in this life.
+        self._earlier_ends = earlier_ends  # Ends of dispatch logs that were sealed before it.
         self._quarantine = quarantine
         self._damaged = damaged
         self._due_ms = clock.monotonic_ms() + LOOK_MS
@@ -88,7 +92,7 @@ class FileWatch:
             self.look()
 
     def look(self) -> None:
-        """Look at the next hours, and at those that are set aside."""
+        """Look at the next hours, and at the hours that are set aside."""
         numbers = self._hours.rows["hour"]
         if self._behind < 0:
             for gone in self._seen.keys() - set(numbers.tolist()):
@@ -97,7 +101,7 @@ class FileWatch:
         part: list[int] = numbers[begin : begin + HOURS_A_LOOK].tolist()
         self._behind = part[-1] if len(part) == HOURS_A_LOOK else -1
         aside = [hour_from_name(entry.name) for entry in self._quarantine if entry.kind is Kind.SEALED]
-        # As the loop names them: the worker never reads the table.
+        # The loop copies the hours here, because the worker must not read the table.
         hours = dict.fromkeys([*aside, *part])
         wanted = [Wanted(hour, self._hours.get(hour), self._end_of(hour).length) for hour in hours]
         self._looking = True
@@ -113,7 +117,7 @@ class FileWatch:
         try:
             found = done.result()
         except DataError:
-            return  # This process can't tell now; the next look may.
+            return  # The process can't tell now; the next look may.
         for hour, file, damage, seen in found:
             name = hour_name(hour)
             self._seen[hour] = seen
@@ -151,7 +155,7 @@ def _look(
 def _look_at(
     disk: Disk, path: str, kind: FileKind, log_id: int, hour: int, size: int, seen: int | None
 ) -> tuple[DamagedData | None, int | None]:
-    """What is wrong with a file that should have so many bytes at least; if nothing is, which file it is."""
+    """Check a file that should have at least this many bytes; return its damage, or, if there is none, its identity."""
     try:
         file = open_named(disk, path)
     except FileNotFoundError:

@@ -1,6 +1,7 @@
-"""Held rows: due rows whose bodies can't be read, until they can (rules L5, L10).
+"""Held rows: due rows whose bodies can't be read are kept here until they can be read (rules L5, L10).
 
-Invariant: a held row is here and nowhere else. Rows of one stored batch are held together, for they are read together.
+Invariant: a held row is here and nowhere else. Rows of one stored batch are held together, because they are read
+together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from delayd.log.dispatch import NewPart, Outcome
 log = logging.getLogger(__name__)
 
 RETRY_MS = 30_000
-READS_MAX = 64  # Batches read in one try: a bounded piece of the loop.
+READS_MAX = 64  # Batches read in one try, so that the loop is not held for long.
 MESSAGE_LOG = "message"
 
 
@@ -49,7 +50,7 @@ class HeldRows:
         return sum(map(len, self.parts()))
 
     def hold(self, rows: Rows, error: DamagedData) -> None:
-        """Take rows of one stored batch, at least one, which can't be read."""
+        """Take rows of one stored batch that can't be read, at least one row."""
         name = _name(rows)
         if not self._held:
             self._due_ms = self._clock.monotonic_ms() + RETRY_MS
@@ -59,14 +60,14 @@ class HeldRows:
         self._tell(name, error)
 
     def step(self) -> None:
-        """Try what is due to be tried: what can be read goes back to where due rows are handed out."""
+        """Try again when it is time: rows that can be read go back to the dispatcher."""
         if self._held and self._clock.monotonic_ms() >= self._due_ms:
             self._due_ms = self._clock.monotonic_ms() + RETRY_MS
             for name in list(self._held):
                 self._retry(name)
 
     def retry(self, entry: Entry) -> tuple[bool, str]:
-        """Try the rows of an entry now: whether all of them can be read, and what is to be told."""
+        """Try the rows of an entry now; return whether all of them can be read, and a sentence for the operator."""
         before = sum(len(rows) for rows in self._held.get(entry.name, ()))
         error = self._retry(entry.name)
         left = sum(len(rows) for rows in self._held.get(entry.name, ()))
@@ -91,18 +92,18 @@ class HeldRows:
         return lowest_offset(list(self.parts()))
 
     def _retry(self, name: str) -> str:
-        """Put back what can be read, up to the first batch that can't: why that can't."""
+        """Put rows back up to the first batch that can't be read; return why it can't."""
         parts = self._held.pop(name, [])
         for index, rows in enumerate(parts):
             if index == READS_MAX:
-                # The rest is as likely to be good: the next tick goes on.
+                # The other rows are as likely to be readable: the next tick goes on with them.
                 self._held[name] = parts[index:]
                 self._due_ms = self._clock.monotonic_ms()
                 return "not tried yet"
             try:
                 self._sources.batch(int(rows["hour"][0]), int(rows["location"][0]))
             except (DamagedData, Shortage) as error:
-                # The rows behind it may be good, so the next try begins with them.
+                # The rows behind the unreadable batch may be readable, so the next try begins with them.
                 self._held[name] = [*parts[index + 1 :], rows]
                 if isinstance(error, DamagedData):
                     self._tell(name, error)
@@ -124,4 +125,4 @@ def _name(rows: Rows) -> str:
 
 
 def _nothing() -> None:
-    """A dead row waits for nobody."""
+    """Nobody waits for a dead row."""

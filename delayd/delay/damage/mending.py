@@ -1,9 +1,11 @@
-"""Mending: hours whose files are set aside, tried again until they are whole, or given up by an operator (rule L10).
+"""Mending: it tries hours whose files are set aside again until they are whole, or an operator gives them up (rule
+L10).
 
-Invariant: a row enters the wheel once. Of an hour that is set aside it is known which of its rows this life has loaded;
-when its files are whole again, the others are, without those that have an outcome. Nothing checkpoints or loads
-meanwhile. A dispatch log is given up by a word in the state that is durable before any file moves; a start
-that finds it goes on with it, until each row whose outcome may have been there is IN_DOUBT.
+Invariant: a row enters the wheel once. For an hour that is set aside, this life knows which rows it has loaded. When
+the hour's files are whole again, the other rows are loaded, except those that have an outcome. No checkpoint and no
+other load runs meanwhile. When an operator gives a dispatch log up, a note of that (its *word*) is durable in the state
+before any file moves. A start that finds the word goes on, until each row whose outcome may have been in that log is
+IN_DOUBT.
 
      set aside ──every 30 s, or an operator's word──▶ dispatch log ──▶ schedule log, joined with the file beside it
          ▲                                            (its thread)     (worker thread)
@@ -60,17 +62,18 @@ from delayd.state import State
 
 log = logging.getLogger(__name__)
 
-RETRY_MS = 30_000  # After a try that failed; one reads the file.
+RETRY_MS = 30_000  # How long after a failed try the next one begins; a try reads the whole file.
 SEQUENCE_MAX = (1 << 64) - 1
 
 Sequences = NDArray[np.uint64]
 Ended = Callable[[bool, str], None]
-"""Hears whether an hour is whole again, or why not."""
+"""Called with whether an hour is whole again, and a sentence that says so or why not."""
 
 
 @dataclass(slots=True)
 class Unloaded:
-    """What of an hour's files is not in the wheel: sequences below ``below`` that are not ``loaded`` (sorted).
+    """The rows of an hour's files that are not in the wheel: sequences below ``below`` that are not ``loaded``
+    (sorted).
 
     Rows below ``doubted`` may have been handed over by an earlier life whose dispatch log is not known.
     """
@@ -88,7 +91,9 @@ class Asked(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """An hour's schedule log that is whole again: its file now, and where in it the file beside it begins."""
+    """An hour's schedule log that is whole again: its file now, and the offset at which the rows begin that stood
+    beside it.
+    """
 
     file: HourFile
     offset: int
@@ -96,7 +101,7 @@ class Joined(NamedTuple):
 
 
 class Mending:
-    """Tries set aside hours again, one at a time; for the loop alone."""
+    """Tries hours that are set aside again, one at a time; for the loop alone."""
 
     def __init__(
         self,
@@ -128,7 +133,8 @@ class Mending:
         dropped: dict[int, int] | None = None,
         given_up: dict[int, bool] | None = None,
     ) -> None:
-        self.dropped = dropped or {}  # By hour: filed rows that operators gave up; the books allow for them (rule S5).
+        # By hour: filed rows that operators gave up; the audit's count allows for them (rule S5).
+        self.dropped = dropped or {}
         self.running: int | None = None  # The hour that is being tried.
         self._disk = disk
         self._state = state
@@ -146,35 +152,37 @@ class Mending:
         self._pending = pending
         self._earlier = earlier
         self._quarantine = quarantine
-        self._damaged = damaged  # Hours whose dispatch log takes nothing.
-        self._withheld = withheld  # Hours of which nothing is in the wheel.
+        self._damaged = damaged  # Hours whose dispatch log is damaged and not appended to.
+        self._withheld = withheld  # Hours whose rows are not in the wheel.
         self._known_ends = known_ends  # The counted ends of dispatch logs that were damaged at the start.
-        self._in_memory = in_memory  # The rows that are loaded and not decided.
+        self._in_memory = in_memory  # Views the rows that are loaded and not decided.
         self._next_sequence = next_sequence
         self._loaded_until = loaded_until
         self._may_begin = may_begin
         self._ended = ended
-        self._restored = restored  # Hears what a dispatch log says that is whole again.
+        self._restored = restored  # Called with the outcomes of a dispatch log that is whole again.
         self._unloaded: dict[int, Unloaded] = {}
         self._asked: dict[int, list[Asked]] = {}  # By hour, for the next try.
         self._drops: dict[int, set[Kind]] = {}  # By hour: files that the next try gives up if they are still damaged.
-        self._heard: list[Asked] = []  # For the try under way, and what that one gives up.
+        # Callers of the try under way; ``_dropping``: the kinds of files that it gives up.
+        self._heard: list[Asked] = []
         self._dropping: set[Kind] = set()
-        # Hours whose dispatch logs were given up, and whether each row that they may have named is in doubt. What they
-        # named at targets stays unknown, so these hours are remembered until they are deleted (rule H8).
+        # Hours whose dispatch logs were given up, and whether each row that they may have named is IN_DOUBT. The
+        # offsets that they named at targets stay unknown, so these hours are remembered until they are deleted (rule
+        # H8).
         self._given_up = {} if given_up is None else given_up
-        # What an earlier life set aside is tried at once, so that it is listed if it is still so; and what an operator
-        # gave up in an earlier life waits for nobody.
+        # Two kinds of hours are tried at once: hours that an earlier life set aside, so that they are listed if they
+        # are still damaged, and hours that an operator gave up in an earlier life.
         at_once = len(beside) > 0 or False in self._given_up.values()
         self._due_ms = clock.monotonic_ms() + (0 if at_once else RETRY_MS)
         self._round: list[int] = []
 
     def damaged_hours(self) -> set[int]:
-        """Hours whose schedule log takes nothing: their rows go to the file beside it."""
+        """Hours whose schedule log can't be appended to: their rows go to the file beside it."""
         return {entry.hour for entry in self._quarantine if entry.kind is Kind.SCHEDULE and entry.hour is not None}
 
     def schedule_damaged(self, hour: int, error: DamagedData, unloaded: Unloaded | None = None) -> None:
-        """Set an hour's schedule log aside; ``unloaded`` when the wheel lacks rows of it."""
+        """Set an hour's schedule log aside; ``unloaded`` when the wheel lacks rows of the hour."""
         if unloaded is not None:
             self._unloaded[hour] = unloaded
         rows = self._hours.get(hour).rows - (len(unloaded.loaded) if unloaded else 0)
@@ -188,14 +196,14 @@ class Mending:
         self._quarantine.put(Kind.DISPATCH, hour_name(hour), error, self._hours.get(hour).rows, hour=hour)
 
     def file_damaged(self, hour: int, error: DamagedData) -> None:
-        """Set aside the one of an hour's files that an error names; all rows of the hour have left the wheel."""
+        """Set aside the file of an hour that an error names; all rows of the hour have left the wheel."""
         if error.path == dispatch_path(self._folder, hour):
             self.dispatch_damaged(hour, error)
         else:
             self.schedule_damaged(hour, error)
 
     def try_now(self, hour: int, kind: Kind, ended: Ended, *, drop: bool = False) -> None:
-        """Try an hour at the next occasion; with ``drop`` its file of this kind is given up if it is still damaged."""
+        """Try an hour as soon as possible; with ``drop`` its file of this kind is given up if it is still damaged."""
         self._asked.setdefault(hour, []).append(Asked(kind, ended))
         if drop:
             self._drops.setdefault(hour, set()).add(kind)
@@ -203,7 +211,7 @@ class Mending:
         self.step()
 
     def step(self) -> None:
-        """Begin the next try, when one is due and nothing stands against it."""
+        """Begin the next try, when it is time and nothing prevents it."""
         now = self._clock.monotonic_ms()
         if now >= self._due_ms:
             self._due_ms = now + RETRY_MS
@@ -211,7 +219,7 @@ class Mending:
             self._round += [hour for hour in self._leftover() if hour not in self._round]
         if self.running is None and self._round and self._may_begin():
             hour = self.running = self._round.pop(0)
-            # Whoever asks from now on has a try of his own.
+            # A caller that asks from now on gets another try.
             self._heard, self._dropping = self._asked.pop(hour, []), self._drops.pop(hour, set())
             if hour in self._damaged:
                 self._dispatch_log()
@@ -223,7 +231,9 @@ class Mending:
         return self._due_ms if len(self._quarantine) else None
 
     def _leftover(self) -> Iterator[int]:
-        """Hours whose schedule log was restored while the server was down: what is beside it is to be joined."""
+        """Hours whose schedule log was restored while the server was down: the rows beside it are to be appended to
+        it.
+        """
         return iter(self._beside.rows["hour"].tolist())
 
     # The dispatch log.
@@ -236,7 +246,7 @@ class Mending:
         self._outcomes.exchange(hour, work, self._told)
 
     def _give_up_outcomes(self, hour: int) -> None:
-        """Say durably that the dispatch log is given up, and that nothing of it is counted any more."""
+        """Store durably that the dispatch log is given up, and that none of its rows is counted any more."""
         puts = [self._word(hour, done=False), outcome_put(hour, OutcomeEnd())]
         self._worker.submit(partial(self._state.commit, puts, []), self._said)
 
@@ -254,7 +264,7 @@ class Mending:
         self._dispatch_log()
 
     def _open_outcomes(self, hour: int, known: int, given_up: bool) -> tuple[Segment, OutcomeRows]:
-        """Open the restored dispatch log; on the thread that writes outcomes."""
+        """Open the restored dispatch log, on the thread that writes outcomes."""
         now_ms = self._clock.now_ms()
         beside = outcomes_beside(self._disk, self._folder).get(hour, [])
         if given_up:
@@ -272,7 +282,9 @@ class Mending:
         return opened if opened is not None else (self._new_dispatch_log(hour, now_ms), NO_OUTCOMES)
 
     def _put_damaged_aside(self, hour: int, beside: list[int], now_ms: int) -> list[int]:
-        """Put aside which of an hour's dispatch log and the files beside it do not check: which of these are left."""
+        """Put an hour's dispatch log and the files beside it aside as far as they don't check; return the numbers of
+        those that do.
+        """
         path, kept = dispatch_path(self._folder, hour), list[int]()
         if not self._checks(path, hour):
             self._give_up(path, f"{hour_name(hour)}.dispatch.dropped")
@@ -289,7 +301,7 @@ class Mending:
         try:
             segment = reopen_dispatch_log(self._disk, path, self._log_id, 0, hour)
             if segment is None:
-                return False  # A crash while it was made left no header, so it is removed now.
+                return False  # A crash while the file was made left no header; opening removed it.
             try:
                 read_outcomes(segment)
             finally:
@@ -324,17 +336,19 @@ class Mending:
         self._outcomes.leave_out(hour, np.sort(outcomes.sequences, kind="stable"))
         del self._damaged[hour]
         self._outcomes.ends[hour] = OutcomeEnd(segment.durable, len(outcomes.sequences))
-        # From here on checkpoints say that end, until the hour is deleted.
+        # From here on checkpoints name that end, until the hour is deleted.
         self._known_ends.pop(hour, None)
         self._outcomes.moved.add(hour)
         self._quarantine.lift(Kind.DISPATCH, hour_name(hour))
         self._schedule_log()
 
     def _note_unknown(self, hour: int) -> None:
-        """Any row of an hour may have been handed over that has no known outcome, and was not loaded in this life."""
+        """Note that each row of an hour may have been handed over if it has no known outcome and was not loaded in this
+        life.
+        """
         unloaded = self._unloaded.get(hour)
         if unloaded is not None and unloaded.below == SEQUENCE_MAX:
-            return  # None of them was.
+            return  # None of its rows was loaded.
         below = self._next_sequence()
         rows = [part["sequence"][part["hour"] == np.uint32(hour)] for part in self._in_memory()]
         known = [NO_SEQUENCES, *rows, *self._outcomes.unwritten_of(hour)]
@@ -355,7 +369,7 @@ class Mending:
         self._worker.submit(work, self._joined)
 
     def _join(self, hour: int, file: HourFile, beside: HourFile, drop: bool, now_ms: int) -> Joined:
-        """Verify the schedule log, append what stands beside it, and count that; on the worker thread."""
+        """Verify the schedule log, append the rows from the file beside it, and count them; on the worker thread."""
         path, lost = schedule_path(self._folder, hour), 0
         if file.length:
             try:
@@ -384,7 +398,7 @@ class Mending:
         return self.dropped | {hour: self.dropped.get(hour, 0) + rows}
 
     def _salvage(self, hour: int, file: HourFile, now_ms: int) -> HourFile:
-        """Put the groups of a damaged schedule log that still check into its place; the damaged one is kept aside."""
+        """Put the groups of a damaged schedule log that still check in its place; the damaged file is kept aside."""
         path = schedule_path(self._folder, hour)
         kept = HourFile(flags=file.flags)
         try:
@@ -392,7 +406,7 @@ class Mending:
                 self._worker.give_way()
                 kept = HourFile(group.end, kept.rows + group.header.row_count, group.header.header_crc32c, file.flags)
         except DamagedData as error:
-            # What is wrong with the file as a whole counts for all of it.
+            # Damage to the file's header makes all of the file unusable.
             if error.position <= FILE_HEADER_BYTES:
                 kept = HourFile()
         aside = self._give_up(path, f"{hour_name(hour)}.schedule.dropped")
@@ -402,7 +416,9 @@ class Mending:
         return self._append(hour, HourFile(flags=file.flags), groups, now_ms)
 
     def _append(self, hour: int, file: HourFile, groups: Iterator[CommitGroup], now_ms: int) -> HourFile:
-        """Append groups as they are to an hour's schedule log, behind what ``file`` counts; durable on return."""
+        """Append groups as they are to an hour's schedule log, behind the bytes that ``file`` counts; durable on
+        return.
+        """
         path = schedule_path(self._folder, hour)
         if file.length:
             segment = open_segment(self._disk, path, FileKind.SCHEDULE, self._log_id, write=True)
@@ -491,7 +507,7 @@ class Mending:
         below = rows["sequence"] < np.uint64(min(unloaded.below, SEQUENCE_MAX))
         rows = rows.take(np.flatnonzero(below & ~among(rows["sequence"], unloaded.loaded)))
         if unloaded.below == SEQUENCE_MAX:
-            # None of its rows went to the wheel in this life: those of the message log are among the kept rows.
+            # No row of the hour went to the wheel in this life, so its rows in the message log are among the kept rows.
             kept = without(self._pending.of_hour(hour), decided)
             rows = np.concatenate((rows, kept)) if len(kept) else rows
         if self._is_given_up(hour):
@@ -503,7 +519,7 @@ class Mending:
         self._end(True, f"it is whole again, and {len(rows)} of its messages are loaded")
 
     def _doubt(self, hour: int, rows: Rows, unloaded: Unloaded) -> Rows:
-        """Give rows up of which nobody knows whether they were handed over: the others are left."""
+        """Give rows up that may have been handed over without anybody knowing; return the others."""
         doubted = rows["sequence"] < np.uint64(unloaded.doubted)
         lost, rows = rows.take(np.flatnonzero(doubted)), rows.take(np.flatnonzero(~doubted))
         if len(lost):
@@ -512,20 +528,20 @@ class Mending:
             piece = lost[start : start + ROWS_MAX]
             part = NewPart(piece["sequence"].copy(), due_at_ms(piece), Outcome.IN_DOUBT, self._clock.now_ms())
             self._outcomes.record(hour, part, _nothing)
-        # No answer of a target decides on them again.
+        # Answers of targets don't decide on these rows again.
         self._earlier.learn(hour, lost["sequence"])
         self._given_up[hour] = True
         return rows
 
     def _is_given_up(self, hour: int) -> bool:
-        """Whether an operator has given an hour's dispatch log up, and that is not done yet."""
+        """Whether an operator has given an hour's dispatch log up, and that is not completed yet."""
         return self._given_up.get(hour) is False
 
     def _word(self, hour: int, *, done: bool) -> tuple[bytes, bytes]:
         return given_up_key(hour), msgpack.packb([self._clock.now_ms(), done])
 
     def _finish_word(self, hour: int) -> None:
-        """All that a given up dispatch log may have said is in doubt, durably."""
+        """Each row that a given up dispatch log may have named is in doubt, durably: store that."""
         if self._given_up[hour]:
             self._worker.submit(partial(self._state.commit, [self._word(hour, done=True)], []), _finished)
 
@@ -539,7 +555,9 @@ class Mending:
         self._end(False, str(error), None if hour in self._damaged else Kind.DISPATCH)
 
     def _end(self, done: bool, message: str, also: Kind | None = None) -> None:
-        """Tell whoever asked; ``also`` is a kind of file that is whole though another one is not."""
+        """Tell the callers of a try; ``also`` is a kind of file that is whole although another one of the hour is
+        not.
+        """
         heard, self._heard, self.running = self._heard, [], None
         for asked in heard:
             told = f"it is mended, and its hour waits for another file: {message}" if asked.kind is also else message
@@ -550,7 +568,7 @@ class Mending:
     # Files.
 
     def _give_up(self, path: str, name: str) -> str:
-        """Put a file that an operator gave up aside, in case that somebody can read it after all: where it is."""
+        """Put a file that an operator gave up aside, in case somebody can read it after all; return where it is."""
         target = f"{self._folder}/quarantine/{name}"
         if self._disk.exists(path):
             self._disk.make_folder(f"{self._folder}/quarantine")
@@ -564,7 +582,7 @@ class Mending:
 
 
 def _nothing() -> None:
-    """A row that was given up waits for nobody."""
+    """Nobody waits for a row that was given up."""
 
 
 def _finished(done: Done[None]) -> None:

@@ -1,4 +1,4 @@
-"""Seal mending: a seal log that is damaged is opened anew until it is whole again (rules L9, L10).
+"""Seal mending: it opens a damaged seal log again and again until it is whole (rules L9, L10).
 
 Nothing is sealed meanwhile, and an hour that is not sealed is not deleted.
 """
@@ -17,7 +17,7 @@ NAME = "log"  # Names the entry of the quarantine: there is one seal log.
 
 
 class SealMending:
-    """Opens the seal log again, each RETRY_MS or at an operator's word."""
+    """Opens the seal log again, each RETRY_MS or when an operator asks for it."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class SealMending:
         self._worker = worker
         self._clock = clock
         self._opening = False
-        self._told: list[Decided] = []  # Operators who wait for what comes of the try under way.
+        self._told: list[Decided] = []  # Operators who wait for the result of the try under way.
         self._due_ms = clock.monotonic_ms() + RETRY_MS
 
     def damaged(self, error: DamagedData) -> None:
@@ -47,7 +47,7 @@ class SealMending:
             self.try_now()
 
     def try_now(self, told: Decided | None = None) -> None:
-        """Open the file; ``told`` hears what came of it."""
+        """Try to open the file; ``told`` is called with the result."""
         if told is not None:
             self._told.append(told)
         if self._opening:

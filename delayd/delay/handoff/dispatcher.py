@@ -1,8 +1,8 @@
-"""Dispatcher: what is due leaves the wheel for the link of its subject's target (rules H5, P7).
+"""Dispatcher: it moves due rows from the wheel to the link of their subject's target (rules H5, P7).
 
-A subject's first row waits until its target is noted durably in the message log. Every target has its own queue, so one
-that is away delays nobody else. A subject that an operator moves leaves its old target when nothing of it is in doubt
-there, and not before its new target is noted.
+A subject's first row waits until the subject's target is noted durably in the message log. Every target has its own
+queue, so a target that is away delays only its own subjects. When an operator moves a subject, it leaves its old target
+once no row of it is in doubt there, and its new target is noted first.
 """
 
 import logging
@@ -25,8 +25,9 @@ from delayd.log.control import TargetNote, encode_known
 
 log = logging.getLogger(__name__)
 
-ROWS_A_STEP = 65_536  # Taken from the wheel in a turn of the loop; only a herd has more, and others have their turn.
-ASK_AGAIN_MS = 1_000  # After an answer without a route, while no realtime server is alive.
+# Rows taken from the wheel in one turn of the loop. Only a herd has more, and then others get their turn in between.
+ROWS_A_STEP = 65_536
+ASK_AGAIN_MS = 1_000  # After meta named no route: how long until it is asked again.
 NO_TARGET = -1
 SUBJECTS_MIN = 1_024  # A first capacity of the table of links.
 
@@ -51,7 +52,7 @@ class Dispatcher:
         is_freed: Callable[[int], bool] = lambda target: False,
     ) -> None:
         self.links: dict[int, Link] = {}
-        self.targets = dict(noted)  # Subject to log_id, durable in the message log (rule H5).
+        self.targets = dict(noted)  # Subject to log_id of its target; durable in the message log (rule H5).
         self.changed = {subject: noted[subject] for subject in changed}  # Notes that no checkpoint holds yet.
         self.forgotten: set[bytes] = set()  # Subjects whose note the next checkpoint takes out of the state.
         self.withheld: set[bytes] = set()  # Subjects whose target was lost: their rows wait for an operator.
@@ -62,15 +63,15 @@ class Dispatcher:
         self._log_control = log_control
         self._ask_routes = ask_routes
         self._link_of = np.full(SUBJECTS_MIN, NO_TARGET, np.int32)  # By subject number: index of its link in _order.
-        self._known = 0  # Subjects that were given a place in it.
+        self._known = 0  # How many subjects, by number, already have a place in ``_link_of``.
         self._order: list[Link] = []
         self._index_of: dict[int, int] = {}  # By target.
         self._unrouted: defaultdict[int, list[Rows]] = defaultdict(list)
         self._asked: set[bytes] = set()
         self._places: dict[int, tuple[str, int]] = {}
         self._ask_again_ms: int | None = None
-        self._lost = lost  # Targets that get nothing any more (rule H5).
-        self._is_freed = is_freed  # Says whether all that waits for a lost target is in doubt.
+        self._lost = lost  # Targets that are sent nothing any more (rule H5).
+        self._is_freed = is_freed  # Tells whether all rows that wait for a lost target are in doubt.
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
         self._decided = NO_SEQUENCES
         self._trusted = False
@@ -88,17 +89,18 @@ class Dispatcher:
 
     @property
     def wants_places(self) -> bool:
-        """Whether a target is not connected, so that it may listen elsewhere now."""
+        """Whether a target is not connected: it may listen at another address now."""
         return any(link.phase is not Phase.READY and not link.is_lost for link in self._order)
 
     def step(self) -> None:
         """Hand due rows to their links, and let the links send."""
         self._route_new_subjects()
-        # After a restart of the machine nothing rests on a clock that nobody has confirmed: early can't be undone.
+        # After a reboot nothing is sent until the clock is confirmed: a message that left too early can't be taken
+        # back.
         self._trusted = self._trusted or self._clock.confirmed
         if self._trusted:
             now_ms = self._clock.now_ms()
-            # What more is due is taken in a later turn of the loop: `next_due_ms` says that it is due already.
+            # Rows beyond this number are taken in a later turn of the loop: `next_due_ms` then says that they are due.
             rows = self._wheel.take_due(now_ms, ROWS_A_STEP)
             if len(rows):
                 self._hand_out(without(rows, self._decided))
@@ -109,22 +111,22 @@ class Dispatcher:
 
     @property
     def takes_due_rows(self) -> bool:
-        """Whether what is due has left the wheel, so that each row is where it waits."""
+        """Whether due rows have left the wheel, so that each row is where it waits."""
         return self._trusted
 
     def move(self, subject: bytes, target: int) -> None:
-        """Send a subject's rows to another target from now on, by an operator's word."""
+        """Send a subject's rows to another target from now on, by an operator's decision."""
         if target in self._lost:
             log.warning("move_not_followed subject=%s target=%016x reason=it_is_lost", subject.decode(), target)
         elif self.targets.get(subject, target) != target:
             self._moving[subject] = target
 
     def is_moving(self, subject: bytes) -> bool:
-        """Whether a move is not noted durably yet, or meta's answer of before it may still come."""
+        """Whether a move is not noted durably yet, or an answer that meta gave before the move may still arrive."""
         return subject in self._moving or subject in self._asked
 
     def free(self, target: int) -> None:
-        """A lost target holds nothing that is not decided: ask for other targets of its subjects."""
+        """All rows that may be at a lost target are decided: ask for other targets of its subjects."""
         self._route_new_subjects()
         rows = self.links[target].sender.take_rest()
         for subject in [subject for subject, log_id in self.targets.items() if log_id == target]:
@@ -142,7 +144,9 @@ class Dispatcher:
         self._ask_again_ms = self._clock.monotonic_ms()
 
     def came(self) -> None:
-        """Look at rows that have just entered the wheel: only what is due already is handed out before its wake-up."""
+        """Look at rows that have just entered the wheel: rows that are due already are handed out without waiting for
+        the timer.
+        """
         self._route_new_subjects()
         now_ms = self._clock.now_ms()
         due_ms = self._wheel.next_due_ms(now_ms)
@@ -156,7 +160,7 @@ class Dispatcher:
         return self._wheel.next_due_ms(self._clock.now_ms())
 
     def next_wake_ms(self) -> int | None:
-        """When something that was put off is to be tried again, in monotonic ms."""
+        """The instant, monotonic, at which something that was put off is tried again."""
         wake_ms = self._ask_again_ms
         for link in self._order:
             link_ms = link.next_wake_ms()
@@ -175,7 +179,7 @@ class Dispatcher:
             if subject in self.targets or subject not in self._asked:
                 continue
             if target in self._lost:
-                # Meta has not been told of another server yet.
+                # Meta has not heard yet that the target is lost.
                 self._asked.discard(subject)
                 self._ask_again_ms = self._clock.monotonic_ms() + ASK_AGAIN_MS
                 continue
@@ -184,12 +188,13 @@ class Dispatcher:
             self._log_control(encode_notes(notes), partial(self.noted, notes))
 
     def noted(self, notes: Sequence[tuple[bytes, int]]) -> None:
-        """Durable notes: rows of each subject may be at its target from now on."""
+        """Targets are noted durably: from now on rows of each subject may be sent there."""
         for subject, target in notes:
             self._note(subject, target)
         for target in {target: None for _, target in notes}:
             if self._is_freed(target):
-                # An operator gave it up while the note was being stored: what would go there is asked for again.
+                # An operator gave the target up while the note was being stored: ask for another target of its
+                # subjects.
                 self.free(target)
             else:
                 self._link(target).pump()
@@ -214,7 +219,7 @@ class Dispatcher:
             link.move((host, port))
 
     def settle(self, sequences: NDArray[np.uint64]) -> None:
-        """These rows have an outcome: none of them is sent, where they wait and wherever they come from later."""
+        """Rows got an outcome in another way: they are not sent, wherever they wait now or come from later."""
         self._decided = np.sort(np.concatenate((self._decided, sequences)), kind="stable")
         for link in self._order:
             link.sender.settle(self._decided)
@@ -232,7 +237,7 @@ class Dispatcher:
         yield from self.unrouted()
 
     def forget_targets(self) -> None:
-        """Forget the targets of subjects that no row in memory has, as far as nothing of them can be in doubt (H5)."""
+        """Forget the targets of subjects that no row in memory uses, unless rows of them may be in doubt (H5)."""
         for subject, target in list(self.targets.items()):
             link = self.links[target]
             settled = link.phase is Phase.READY and link.sender.window.earlier_settled
@@ -242,10 +247,10 @@ class Dispatcher:
                 self.forgotten.add(subject)
 
     def _move_on(self) -> None:
-        """Note the new targets of subjects of which the old target holds nothing in doubt; their rows wait here."""
+        """Note the new targets of subjects whose old target holds nothing in doubt; their rows wait here meanwhile."""
         for subject, target in list(self._moving.items()):
             if subject not in self.targets or target in self._lost:
-                # It was forgotten, so meta is asked when it is next used; or nobody goes there any more.
+                # Either the subject was forgotten, and meta is asked when it is next used; or the new target is lost.
                 del self._moving[subject]
                 continue
             link = self.links[self.targets[subject]]
@@ -266,7 +271,8 @@ class Dispatcher:
         if not len(rows):
             return
         if len(rows) <= FEW_ROWS:
-            # Mostly a few rows of one subject: plain integers take a third of the time of the arrays below.
+            # Mostly there are a few rows of one subject: then plain integers take a third of the time of the arrays
+            # below.
             subjects = rows["subject"].tolist()
             index = int(self._link_of[subjects[0]])
             if index != NO_TARGET and subjects.count(subjects[0]) == len(subjects):
@@ -300,7 +306,7 @@ class Dispatcher:
         for number in range(self._known, count):
             name = self._subjects.names[number]
             if not name:
-                continue  # Given back before anybody looked at it.
+                continue  # The name was given back before it was looked at here.
             target = self.targets.get(name)
             if target is not None:
                 self._link(target)
@@ -313,7 +319,7 @@ class Dispatcher:
             self._ask_routes(ask)
 
     def ask_meta(self, subject: bytes) -> None:
-        """Have a withheld subject's target from meta, by an operator's word."""
+        """Ask meta for a withheld subject's target, by an operator's decision."""
         self.withheld.discard(subject)
         self._ask_again_ms = self._clock.monotonic_ms()
 

@@ -14,22 +14,23 @@ from delayd.errors import DamagedData, Shortage
 from delayd.gather import DUE, U64, Gathered, Pick, compose, gather, gather_singles, item_of, reorder
 from delayd.location import ROW_BITS, ROW_MASK
 
-PICK_ROWS = 8  # A pick costs as much as so many rows one by one: numpy calls against plain integers.
+PICK_ROWS = 8  # A pick costs as much as this many rows copied one by one: numpy calls against plain integers.
 SINGLE_BYTES_MAX = 4_096  # Longer rows cost by their bytes, and nothing is saved by looking at them together.
 
 
 class Batches(Protocol):
-    """Where stored batches are had from: `delayd.delay.filing.sources.Sources`."""
+    """Provides stored batches: `delayd.delay.filing.sources.Sources`."""
 
     def batch(self, hour: int, location: int) -> Batch:
         """The verified batch that a location of a row filed in ``hour`` names."""
 
 
 def split_by_subject_and_hour(rows: Rows, parts_max: int) -> tuple[list[Rows], Rows]:
-    """Rows of one subject and one filing hour at a time, each in the order they had, and the rows that are left.
+    """Split rows by subject and filing hour, each part in the order that it had; return the parts, and the rows that
+    are left.
 
-    What is left are the subjects and hours whose first rows came last, in their order: given back before all others
-    they are in the next frame, and no subject waits for others that came after it.
+    Rows that are left belong to the subjects and hours whose first rows came last. They are given back before all other
+    waiting rows and go into the next frame, so no subject waits for subjects that came after it.
     """
     subjects, hours = rows["subject"], rows["hour"]
     if len(rows) <= FEW_ROWS:
@@ -71,7 +72,8 @@ def collect(rows: Rows, sources: Batches) -> Gathered:
     hour = int(rows["hour"][0])
     locations = rows["location"]
     if len(rows) >= PICK_ROWS:
-        # Neighbours in a batch have neighbouring locations; its offset is a multiple of 8, so no carry looks like one.
+        # Neighbours in a batch have neighbouring locations. Batch offsets are multiples of 8, so neighbours across two
+        # batches can't look like that.
         breaks = np.flatnonzero(locations[1:] != locations[:-1] + np.uint64(1)) + 1
         if len(rows) >= PICK_ROWS * (len(breaks) + 1):
             return _collect_runs(hour, locations, [0, *breaks.tolist(), len(rows)], sources)
@@ -84,13 +86,14 @@ def collect(rows: Rows, sources: Batches) -> Gathered:
     changes = np.flatnonzero(ordered[1:] >> np.uint64(ROW_BITS) != ordered[:-1] >> np.uint64(ROW_BITS)) + 1
     if len(rows) >= PICK_ROWS * (len(changes) + 1):
         return _collect_by_source(hour, ordered, order, [0, *changes.tolist(), len(rows)], sources)
-    # Batch by batch, or rows of more batches than are cached would have the same ones read again and again.
+    # Rows are read batch by batch: if they are of more batches than the cache holds, the same batches would be read
+    # again and again.
     found = dict(zip(order.tolist(), (sources.batch(hour, place) for place in ordered.tolist()), strict=True))
     return gather_singles([found[index] for index in range(len(rows))], numbers)
 
 
 def _collect_runs(hour: int, locations: NDArray[np.uint64], bounds: list[int], sources: Batches) -> Gathered:
-    """Copy neighbours of one batch together, in their order."""
+    """Copy rows that are neighbours in one batch together, in their order."""
     picks = []
     for location, (low, high) in zip(locations.take(bounds[:-1]).tolist(), pairwise(bounds), strict=True):
         row = location & ROW_MASK

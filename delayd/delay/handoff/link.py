@@ -44,19 +44,21 @@ from delayd.wire.waits import Wait
 log = logging.getLogger(__name__)
 limited = LogLimit(log)
 
-RETRY_MS = 50  # First wait before a target that was away is tried again; it doubles.
+RETRY_MS = 50  # How long to wait before a target that was away is tried again; it doubles each time.
 RETRY_MS_MAX = 2_000
 WINDOW_FRAMES_MAX = 4_096  # The answer to a hello has at most this many frames, of 4,096 batches each.
-WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 24 bytes each; rule H2 bounds what is undecided to far less.
-ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back.
+WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 24 bytes each; rule H2 keeps what is undecided far below this.
+ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back meanwhile.
 
 Sequences = NDArray[np.uint64]
 InDoubt = tuple[list[int], Sequences, NDArray[np.int64], NDArray[np.uint64]]
-"""A batch of a window's answer: the facts of its row in the head, its sequences and its instants."""
+"""A batch of a window's answer: the values in the head for it, and its rows' sequences, instants and content hashes."""
 
 
 ORIGIN_REFUSALS = (StaleEpoch, EpochOutOfRange, FencedInstance, RestoredOrigin)
-"""What a target says of a delay server that was restored from a copy; an operator may have it taken all the same."""
+"""How a target refuses a delay server that was restored from a copy; an operator may have the target take it all the
+same.
+"""
 
 
 class Dial(Protocol):
@@ -68,16 +70,18 @@ class Dial(Protocol):
 
 
 class Earlier(Protocol):
-    """What is known of rows that an earlier epoch handed over."""
+    """The outcomes of rows that an earlier epoch handed over."""
 
     def without_outcome(self, hour: int, sequences: Sequences) -> NDArray[np.bool_]:
-        """Which of an hour's rows have no outcome; none of an hour that is sealed or deleted."""
+        """Which of an hour's rows have no outcome; all rows of an hour that is sealed or deleted count as having
+        one.
+        """
 
     def decided(self, hour: int, sequences: Sequences) -> None:
-        """These rows have one now."""
+        """Note that these rows have an outcome now."""
 
     def settle(self) -> None:
-        """The answer has ended: what it decided is not dispatched any more."""
+        """The answer has ended: the rows that it decided are not dispatched any more."""
 
 
 class Phase(Enum):
@@ -113,9 +117,9 @@ class Link:
         self.phase = Phase.CLOSED
         self.address: tuple[str, int] | None = None
         self.alarm = ""
-        self.is_lost = False  # An operator has given it up: it is never spoken to again.
-        self.refusal: HandoffRefused | None = None  # Why the target refused the last hello, while that stands.
-        # An operator wants the target to take us as we are.
+        self.is_lost = False  # An operator has given the target up: it is never spoken to again.
+        self.refusal: HandoffRefused | None = None  # Why the target refused the last hello, until that is resolved.
+        # Whether an operator wants the target to take this server as it is.
         self._accepts_origin = refusers.is_accepted(target)
         self._origin = origin
         self._dial = dial
@@ -128,7 +132,7 @@ class Link:
         self._refusers = refusers
         self._next_sequence = next_sequence
         self._wire: WatchedWire | None = None
-        self._away = ""  # Why the target is away, as it was told; a state that lasts is told once.
+        self._away = ""  # Why the target is away, as the log said it; a state that lasts is logged once.
         self._session = 0
         self._retry_ms = RETRY_MS
         self._retry_at_ms = 0
@@ -140,7 +144,7 @@ class Link:
             self.ask_first()
 
     def waits(self) -> Iterator[Wait]:
-        """What waits for this target, while it is not connected."""
+        """List the rows that wait for this target while it is not connected."""
         if self.phase is Phase.READY or self.is_lost:
             return
         rows = len(self.sender.waiting)
@@ -152,14 +156,14 @@ class Link:
 
     @property
     def holds_up(self) -> str:
-        """Why what waits for this target waits, as far as it is known here."""
+        """Why the rows of this target wait, as far as this server knows."""
         if self.phase is Phase.READY:
             return self.sender.later
         return self.alarm or self._away or "it is not connected to"
 
     @property
     def _way_out(self) -> str:
-        """What helps when the target takes this server for an older life of itself or a copy; else nothing."""
+        """The commands that help when the target takes this server for an older copy of itself; else empty."""
         if isinstance(self.refusal, ORIGIN_REFUSALS):
             return f"stop this server; or delayd target accept {self.target:016x}"
         return ""
@@ -173,17 +177,18 @@ class Link:
         self.sender.waiting.add(rows)
 
     def move(self, address: tuple[str, int]) -> None:
-        """The target listens there now: what was found at its last address says nothing of it."""
+        """Take the target's new address: findings at its last address don't apply to the new one."""
         self.address = address
         self._retry_at_ms = self._clock.monotonic_ms()
         self.pump()
 
     def pump(self) -> None:
-        """Connect if need be, or send what waits; give a connection up on which the target is silent."""
+        """Connect if need be, or send waiting rows; end a connection on which the target is silent."""
         if self._closed or self.is_lost:
             return
         if self._fence.by_meta:
-            # Another server of this log_id may be the right one: its session at the target must not be ended.
+            # Another server with this log_id may be the right one: a hello from here would end its session at the
+            # target.
             if self.phase is not Phase.CLOSED:
                 self._end_session(RETRY_MS)
             return
@@ -199,7 +204,7 @@ class Link:
             self._dial(*self.address, partial(self._connected, session), partial(self._lost, session))
 
     def next_wake_ms(self) -> int | None:
-        """When `pump` has something to do though nothing happens, in monotonic ms."""
+        """When `pump` has something to do even if nothing happens, in monotonic ms."""
         if self._closed or self.is_lost or self._fence.by_meta:
             return None
         if self.phase is Phase.CLOSED:
@@ -211,28 +216,32 @@ class Link:
         return min(look_ms, send_ms)
 
     def hold(self) -> None:
-        """Speak to the target no more while an operator's word about it is being stored."""
+        """Speak to the target no more while an operator's decision about it is being stored."""
         self.is_lost = True
         self._end_session(RETRY_MS)
 
     def go_on(self) -> None:
-        """Speak to the target again: the operator's word is stored, or could not be."""
+        """Speak to the target again: the operator's decision is stored, or could not be stored."""
         self.is_lost = False
 
     def lose(self) -> None:
-        """Speak to the target no more, for good, by an operator's word that is durable."""
+        """Speak to the target no more, for good: an operator decided so, durably."""
         self.hold()
         self.alarm, self.refusal = "", None
         self._fence.take_down(self._name)
 
     def accept(self, *, restored: bool) -> None:
-        """Try again at once; ``restored``: have the target take us as we are, if that is what it refuses still."""
+        """Try again at once; ``restored``: have the target take this server as it is, if it still refuses it as a
+        restored one.
+        """
         self._accepts_origin = restored and isinstance(self.refusal, ORIGIN_REFUSALS)
         self._retry_at_ms = self._clock.monotonic_ms()
         self.pump()
 
     def ask_first(self) -> None:
-        """Serve nobody until this target has answered a hello: it may hold what this directory does not know (H8)."""
+        """Serve nobody until this target has answered a hello: it may hold messages that this directory does not know
+        (H8).
+        """
         if self.is_lost or self.refusal is not None:
             return
         why = NotReady(
@@ -244,7 +253,7 @@ class Link:
             self._end_session(RETRY_MS)
 
     def close(self) -> None:
-        """Send nothing more; what is under way is asked for by the next start."""
+        """Send nothing more; the next start asks what became of batches that are under way."""
         self._closed = True
         if self._wire is not None:
             self._wire.close()
@@ -272,7 +281,8 @@ class Link:
             self._lost(session, answer)
             return
         self._accepts_origin = False
-        # Durably: a later life that had it forgotten again would send again what is in doubt there by then.
+        # This must be durable: if a later life made the target forget again, it would send rows again that are in doubt
+        # there by then.
         self._refusers.settle(self.target, partial(self._forgotten, session))
 
     def _forgotten(self, session: int, refused: DelaydError | None) -> None:
@@ -297,7 +307,8 @@ class Link:
         if named is not None:
             hello["named_offset"] = named
         if self._ends.unread:
-            # What these name was durable, and may be all that named what the target has heard of.
+            # The damaged dispatch logs were durable, and may be the only ones that named the offsets that the target
+            # heard.
             hello["unread_hours"] = sorted(self._ends.unread)
             hello["next_sequence"] = self._next_sequence()
         watched.call(RequestType.HELLO, hello, (), partial(self._greeted, session))
@@ -361,18 +372,20 @@ class Link:
             self.alarm, self.refusal = "", None
             self._answered()
             if self._ends.unread and decided <= end_offset and self._ends.said(self.target) is not None:
-                # So it is known again, though nobody may ever restore the file that named it.
+                # The offset is known again this way, even if nobody ever restores the dispatch log that named it.
                 self._ends.name(self.target, decided)
             self._settle(session, window)
 
     def _answered(self) -> None:
-        """The target has nothing against this server."""
+        """The target accepts this server."""
         self._fence.take_down(self._name)
-        # A note that a full disk keeps has the next start ask the target first, and no more.
+        # If a full disk keeps the note in the state, the next start asks the target first; nothing worse happens.
         self._refusers.settle(self.target, _nobody_waits)
 
     def _refused(self, why: HandoffRefused) -> None:
-        """Say nothing more, for the two sides do not fit, until an operator decides or what was wrong is mended."""
+        """Stop speaking to the target, because the two sides do not fit, until an operator decides or the cause is
+        mended.
+        """
         self.refusal = why
         self._raise_alarm(str(why))
         if isinstance(why, ORIGIN_REFUSALS):
@@ -391,7 +404,9 @@ class Link:
         self._end_session(ALARM_RETRY_MS)
 
     def _settle(self, session: int, window: list[InDoubt]) -> None:
-        """Record what the answer names; what was sent and is not named has not arrived, and never will."""
+        """Record the batches that the answer names. A batch that was sent and is not named has not arrived, and never
+        will.
+        """
         self.phase = Phase.RECORDING
         for held in window:
             self._arrived(*held)
@@ -463,8 +478,8 @@ def _read_window(frame: Frame) -> list[InDoubt]:
 
 
 def _nothing() -> None:
-    """Whoever waits for these outcomes waits for all of the answer."""
+    """The callback after the whole answer waits for these outcomes too."""
 
 
 def _nobody_waits(refused: DelaydError | None) -> None:
-    """The session goes on meanwhile."""
+    """The session goes on without waiting for this."""

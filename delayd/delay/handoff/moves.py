@@ -1,7 +1,7 @@
-"""Moves: subjects that operators give to another realtime server, as meta tells of them (docs/protocol.md, Meta).
+"""Moves: subjects that operators move to another realtime server, as meta reports them (docs/protocol.md, Meta).
 
-Invariant: a move is seen when the subject's new target is noted durably, or when there was nothing to move; until then
-meta tells it again, also after a restart.
+Invariant: a move counts as seen when the subject's new target is noted durably, or when there was nothing to move.
+Until then meta reports it again, also after a restart.
 """
 
 import logging
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class RouteMoves:
-    """What is done of the moves that meta told; `worker` writes the number of the last one."""
+    """Carries out the moves that meta reports; `worker` writes the number of the last move that is done."""
 
     def __init__(self, state: State, dispatcher: Dispatcher, worker: Executor) -> None:
         try:
             value = state.get(SEEN_KEY)
         except DamagedValue as error:
-            # Meta tells all of them again; what is done already is not done twice.
+            # Meta reports all moves again; a move that is done already is not done twice.
             log.warning("value_rebuilt key=%s source=meta", key_text(error.key))
             value = None
         self.seen = 0 if value is None else int(msgpack.unpackb(value))

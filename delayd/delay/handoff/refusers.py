@@ -1,9 +1,10 @@
-"""Refusers: targets that take this server for one that was restored from a copy, kept in the state (rule H8).
+"""Refusers: targets that refuse this server because they take it for one restored from a copy; kept in the state (rule
+H8).
 
 A server that a target has fenced off gives no receipts, and neither does its next life: each start asks these targets
-before it serves anybody. Invariant: an operator's word that such a target shall take this server counts until the
-target has forgotten what it had heard, and never longer: by then batches may be in doubt there, and a target that
-forgets these takes them twice.
+before it serves anybody. An operator may *accept*: the target shall forget what it has heard of this server. Invariant:
+this decision counts until the target has forgotten once, and no longer. Later batches may be in doubt there, and a
+target that forgot them would take them twice.
 
      refused ──▶ noted ──operator: accept──▶ accepted ──the target has forgotten, durably noted──▶ gone ──▶ greeted
                    └──────────────────────a hello is heard, or the target is lost────────────────▶ gone
@@ -22,22 +23,22 @@ from delayd.state import State
 PREFIX = b"refuser/"
 
 Stored = Callable[[DiskReserve | None], None]
-"""Hears that something is durable, or why nothing of it was stored."""
+"""Called when the change is durable, with None, or with the reason why nothing was stored."""
 
 log = logging.getLogger(__name__)
 
 
 class Refusers:
-    """By log_id; for the loop alone. `worker` writes to the state, in the order of what is said here."""
+    """Refusing targets by log_id; for the loop alone. `worker` writes to the state, in the order of the calls here."""
 
     def __init__(self, state: State, worker: Executor) -> None:
         self._state = state
         self._worker = worker
         damaged: list[DamagedValue] = []
-        # Whether an operator has accepted that the target forgets what it had heard of this server.
+        # Whether an operator has accepted that the target forgets what it has heard of this server.
         self._accepted = {_log_id(key): bool(msgpack.unpackb(value)) for key, value in state.scan(PREFIX, damaged)}
         for error in damaged:
-            # The key says which target is to be asked first; a word on it must be said again.
+            # The key names the target that is to be asked first; an operator must repeat a decision about it.
             log.warning("value_rebuilt key=%s source=%s", key_text(error.key), "its key")
             self._accepted[_log_id(error.key)] = False
 
@@ -45,11 +46,11 @@ class Refusers:
         return target in self._accepted
 
     def is_accepted(self, target: int) -> bool:
-        """Whether an operator has decided that the target shall forget what it had heard."""
+        """Whether an operator has decided that the target shall forget what it has heard."""
         return self._accepted.get(target, False)
 
     def note(self, target: int) -> None:
-        """The target refuses this server; it is tried again with the next refusal if the disk is full."""
+        """Note that the target refuses this server; on a full disk the next refusal tries again."""
         if target not in self._accepted:
             self._accepted[target] = False
 
@@ -60,23 +61,23 @@ class Refusers:
             self._commit([(_key(target), msgpack.packb(False))], [], stored)
 
     def accepting(self, target: int) -> tuple[bytes, bytes]:
-        """What the transaction of an operator's word puts; `accept` when it is durable."""
+        """The pair that the transaction of an operator's decision stores; call `accept` when it is durable."""
         return _key(target), msgpack.packb(True)
 
     def accept(self, target: int) -> None:
-        """An operator's word is durable."""
+        """An operator's decision is durable."""
         self._accepted[target] = True
 
     def losing(self, target: int) -> bytes:
-        """What the transaction removes that gives the target up; `lose` when it is durable."""
+        """The key that the transaction removes which gives the target up; call `lose` when it is durable."""
         return _key(target)
 
     def lose(self, target: int) -> None:
-        """The target is spoken to no more."""
+        """Forget a target that was given up."""
         self._accepted.pop(target, None)
 
     def settle(self, target: int, settled: Stored) -> None:
-        """The target has nothing against this server any more; ``settled`` hears when that is durable."""
+        """Forget a target that accepts this server again; ``settled`` is called when that is durable."""
         if target not in self._accepted:
             settled(None)
             return

@@ -1,4 +1,5 @@
-"""Sender: due rows of one target, turned into frames and followed until their outcome is durable (rules H1, H2, S3).
+"""Sender: it turns due rows of one target into frames and follows them until their outcome is durable (rules H1, H2,
+S3).
 
 Rows are here exactly once: waiting, refused and put off, or in an undecided batch.
 """
@@ -42,13 +43,15 @@ limited = LogLimit(log)
 
 REFUSED_RETRY_MS = 1_000
 SHORTAGE_RETRY_MS = 1_000
-BATCHES_A_FRAME = 256  # Many subjects in a frame cost by batch; this bounds the work between two looks at the clock.
-SMALL_FRAMES = 4  # What fills less than one part in four of a frame waits for the answer to the frame before it.
+# A frame with many subjects has many batches, and each batch has a cost; this bounds the work between two looks at the
+# clock.
+BATCHES_A_FRAME = 256
+SMALL_FRAMES = 4  # Waiting rows that fill less than a quarter of a frame wait for the answer to the frame before.
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLife:
-    """Who this delay server is, in every hello and batch."""
+    """The names of this life of the delay server, which go into every hello and batch."""
 
     log_id: int
     epoch: int
@@ -70,7 +73,7 @@ class Refused:
 
 
 class Sender:
-    """What is on its way to one target."""
+    """The rows on their way to one target."""
 
     def __init__(
         self,
@@ -100,15 +103,17 @@ class Sender:
         self._ends = ends
         self._put_back = put_back
         self._fence = fence
-        self._hold = hold  # Takes rows of one batch that can't be read.
+        self._hold = hold  # Called with rows of one batch that can't be read.
         # Decided rows among those that wait; rows that are offered later were checked before.
         self._decided = NO_SEQUENCES
         self._refused: list[Refused] = []
         self._paused_until_ms = 0
-        self.later = ""  # Why the target puts off what it is sent, as it was told.
+        self.later = ""  # Why the target puts off the rows that it is sent, as the log said it.
 
     def pump(self, wire: Wire, session: int, current: Callable[[int], bool]) -> None:
-        """Send what waits, as far as the window has room; the rest stays where the next answer finds all of it."""
+        """Send waiting rows as far as the window has room; the others stay waiting, and the next answer calls this
+        again.
+        """
         now = self._clock.monotonic_ms()
         if self._refused:
             for refused in [refused for refused in self._refused if refused.retry_at_ms <= now]:
@@ -124,15 +129,17 @@ class Sender:
             self._decided = NO_SEQUENCES
 
     def settle(self, decided: NDArray[np.uint64]) -> None:
-        """These rows, sorted, have an outcome: those that wait are dropped when their turn comes, a frame at a time."""
+        """Note that these rows, sorted, have an outcome. Those that wait are dropped when their turn comes, a frame at
+        a time.
+        """
         if len(self.waiting):
             self._decided = decided
 
     def next_wake_ms(self) -> int | None:
-        """When something that was put off is to be tried again, in monotonic ms."""
+        """The instant, monotonic, at which something that was put off is tried again."""
         if not self._refused and not self._paused_until_ms:
-            return None  # Asked for after every frame, and hardly ever is there anything.
-        # Without room there is nothing to do, and what makes room wakes the server by itself.
+            return None  # Fast path: this is asked for after every frame, and hardly ever has anything been put off.
+        # Without room in the window there is nothing to do, and whatever makes room wakes the server by itself.
         times = [refused.retry_at_ms for refused in self._refused] if self._has_room() else []
         if self._paused_until_ms > self._clock.monotonic_ms():
             times.append(self._paused_until_ms)
@@ -167,7 +174,7 @@ class Sender:
         self._outcomes.record(sent.hour, part, partial(self.window.decide, sent.batch_id))
 
     def give_up(self, doubt_until_ms: int | None) -> int:
-        """Record IN_DOUBT for every row that the target may hold; how many those are (rules S2, H5).
+        """Record IN_DOUBT for every row that the target may hold; return how many (rules S2, H5).
 
         With ``doubt_until_ms`` an earlier life may have sent whatever was due by then; else only batches of this life
         are in doubt.
@@ -193,13 +200,13 @@ class Sender:
         return count
 
     def take_rest(self) -> Rows:
-        """Take what never left for the target: rows that wait, and those that it refused by name."""
+        """Take the rows that never left for the target: rows that wait, and rows that it refused by name."""
         rows = join_rows([self.waiting.take_all(), *(refused.rows for refused in self._refused)])
         self._refused.clear()
         return rows
 
     def take_subject(self, number: int) -> Rows:
-        """Take what of one subject never left for the target, or was refused by it."""
+        """Take the rows of one subject that never left for the target, or that it refused by name."""
         rows = self.take_rest()
         own = rows["subject"] == number
         self.waiting.add(rows.take(np.flatnonzero(~own)))
@@ -219,9 +226,10 @@ class Sender:
         self.frames_in_flight = 0
 
     def _has_freight(self) -> bool:
-        """Whether what waits is to leave now: little leaves at once when nothing is under way, and else together.
+        """Whether waiting rows should leave now: a few rows leave at once when nothing is under way; otherwise they
+        wait for more.
 
-        Frames cost by the frame on both sides, so at load a target's answers set the pace, as in Nagle's RFC 896.
+        Each frame has a cost on both sides, so under load the target's answers set the pace, as in Nagle's RFC 896.
         """
         waiting = self.waiting
         if not self.frames_in_flight:
@@ -242,7 +250,7 @@ class Sender:
     ) -> None:
         claimed_at_ms = self._clock.now_ms()
         if latest_due_ms(rows) > claimed_at_ms:
-            # The clock was set back since these rows were taken: they are not due any more.
+            # The clock was set back since these rows were taken: some of them are not due any more.
             early = due_at_ms(rows) > claimed_at_ms
             self._put_back(rows.take(np.flatnonzero(early)))
             rows = rows.take(np.flatnonzero(~early))
@@ -273,12 +281,12 @@ class Sender:
         except DamagedData as error:
             pieces = split_by_source(rows)
             if len(pieces) > 1:
-                # What was stored beside the damaged batch is as good as ever.
+                # Rows of other stored batches are not affected by the damaged one.
                 return [sent for piece in pieces for sent in self._build(piece, claimed_at_ms, batches)]
             self._hold(rows, error)
             return []
         except Shortage as error:
-            # Nothing is wrong with the file; the next try may find memory and descriptors.
+            # The file is not damaged; the next try may find memory and descriptors.
             if self.later != str(error):
                 self.later = str(error)
                 log.warning("reads_put_off reason=%r", self.later)
@@ -317,7 +325,7 @@ class Sender:
         answer: Frame | DelaydError,
     ) -> None:
         if not current(session):
-            # What became of it is in the window that the next session asks for (rule H4).
+            # The next session asks for the window, which says what became of this frame (rule H4).
             return
         if isinstance(answer, Frame):
             try:
@@ -347,7 +355,7 @@ class Sender:
                 self._put_off(self.window.decide(batch.batch_id), session, refused, answer)
             self.pump(wire, session, current)
         else:
-            # Whether it was appended is not known, and the next session's window says it.
+            # Nobody knows whether the frame was appended; the next session's window says so.
             limited.warning("session_ended", "session_ended target=%016x reason=%r", self._target, str(answer))
             wire.close()
 
@@ -377,7 +385,7 @@ class Sender:
 
 
 def _read_answer(answer: Frame, sent: list[SentBatch]) -> tuple[int, list[int]]:
-    """When the target appended the batches, and their offsets there; BadRequest when it does not speak of them."""
+    """Read when the target appended the batches, and their offsets there; BadRequest when it names other batches."""
     rows = need_rows(answer.head, "batches", 2, LANDED_MOST)
     if [batch_id for batch_id, _ in rows] != [batch.batch_id for batch in sent]:
         raise BadRequest("the answer names other batches than were sent", field="batches")
@@ -385,4 +393,4 @@ def _read_answer(answer: Frame, sent: list[SentBatch]) -> tuple[int, list[int]]:
 
 
 def _nothing() -> None:
-    """A dead row waits for nobody."""
+    """Nobody waits for a dead row."""

@@ -1,7 +1,8 @@
-"""Target ends: the highest offset at each target that a dispatch log names, so that a loss there is noticed (rule H7).
+"""Target ends: the highest offset at each target that any dispatch log names, so that this server notices when a target
+has lost data (rule H7).
 
-Hours are sealed and deleted, and the knowledge of what a target had acknowledged must not go with them. Invariant: what
-a commit of `KeepingEnds` says of an hour is durable together with the ends of all that the hour's dispatch log names.
+Hours are sealed and deleted, but this server must still know what a target had acknowledged. Invariant: when a commit
+of `KeepingEnds` changes an hour, the ends that the hour's dispatch log names become durable with it.
 """
 
 import logging
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Counted(NamedTuple):
-    """What was counted of a target: the highest offset, 0 for none, and whether that was begun anew before."""
+    """How a target was counted: the highest offset, 0 for none, and whether its counting had been begun anew before."""
 
     offset: int
     anew: bool
@@ -31,10 +32,10 @@ class Counted(NamedTuple):
 class TargetEnds:
     """Ends by log_id: those in the state, those that unsealed dispatch logs name, and those of this life.
 
-    ``everywhere`` reads all dispatch logs: where a value of the state does not check (rule L9). ``accepted`` are the
-    targets whose counting an operator's word has begun anew. ``damaged_hours`` are those whose dispatch logs are
-    damaged, and ``given_up`` those whose dispatch logs operators gave up: while there are any, an end says only that a
-    target has acknowledged at least that much.
+    ``everywhere`` reads all dispatch logs; it is used when a value of the state does not check (rule L9). ``accepted``
+    are the targets whose counting an operator has begun anew. ``damaged_hours`` are the hours whose dispatch logs are
+    damaged, and ``given_up`` those whose dispatch logs operators gave up. While there are any such hours, an end says
+    only that a target has acknowledged at least that much.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class TargetEnds:
         damaged: list[DamagedValue] = []
         self._ends = {KEY.unpack(key)[1]: int(msgpack.unpackb(value)) for key, value in state.scan(PREFIX, damaged)}
         if damaged:
-            # What the deleted ones named is not known any more; a target that lost that much is not noticed.
+            # Nobody knows any more which offsets the deleted dispatch logs named; a target that lost only that much is
+            # not noticed.
             for error in damaged:
                 log.warning("value_rebuilt key=%s source=%s", key_text(error.key), "the dispatch logs that are kept")
             for target, offset in everywhere().items():
@@ -61,7 +63,7 @@ class TargetEnds:
 
     @property
     def unread(self) -> set[int]:
-        """Hours whose outcomes are not all known, so that a target may have acknowledged more than is."""
+        """Hours whose outcomes are not all known: a target may have acknowledged more than the ends say."""
         return {*self._damaged, *self._given_up}
 
     def of(self, target: int) -> int:
@@ -69,10 +71,10 @@ class TargetEnds:
         return self._ends.get(target, 0)
 
     def said(self, target: int) -> int | None:
-        """What a hello says of it: None when it was accepted, and nothing was recorded of it since.
+        """The end that a hello names: None when an operator accepted the target, and nothing was recorded of it since.
 
-        A 0 would say that nothing was ever recorded, and a target that kept a part of its log would take this server
-        for one that was restored from a copy (rule H8).
+        An end of 0 would say that nothing was ever recorded: a target that kept a part of its log would then take this
+        server for one that was restored from a copy (rule H8).
         """
         offset = self.of(target)
         return None if not offset and target in self._accepted else offset
@@ -82,21 +84,23 @@ class TargetEnds:
         self._ends[target] = max(self.of(target), offset)
 
     def reset(self, target: int) -> Counted:
-        """Count a target anew: an operator accepts it as it is (rule H7). What was counted, for `take_back`."""
+        """Count a target anew because an operator accepts it as it is (rule H7). Returns the count before, for
+        `take_back`.
+        """
         before = Counted(self._ends.pop(target, 0), target in self._accepted)
         self._accepted.add(target)
         return before
 
     def take_back(self, target: int, before: Counted) -> None:
-        """Nothing was stored of an operator's word: what was counted before counts still."""
+        """An operator's decision could not be stored: the count before it is valid again."""
         if not before.anew:
             self._accepted.discard(target)
         if before.offset:
             self.name(target, before.offset)
 
     def rows(self) -> dict[bytes, bytes]:
-        """As they stand in the state; may be called on another thread than the loop's."""
-        # An offset is named before it is recorded, so nothing that a file shows can be missing in this copy.
+        """The ends as they stand in the state; may be called on another thread than the loop's."""
+        # An offset is named here before it is recorded, so this copy has every offset that a file shows.
         return {KEY.pack(PREFIX, target): msgpack.packb(offset) for target, offset in dict(self._ends).items()}
 
 

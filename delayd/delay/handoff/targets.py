@@ -1,8 +1,9 @@
-"""Targets: what an operator sees of realtime servers at a delay server, and says of one that is lost or lost data.
+"""Targets: what an operator sees of the realtime servers of a delay server, and decides about one that is lost or lost
+data.
 
-Invariant: a word counts when it is durable, and each step of giving a target up is durable before the next one: the
-word, then IN_DOUBT for each row that the target may hold, then that its subjects are free (rules H5, S2). A start goes
-on where the last life ended.
+Invariant: an operator's decision counts when it is durable. Each step of giving a target up is durable before the next
+one: the decision, then IN_DOUBT for each row that the target may hold, then that its subjects are free (rules H5, S2).
+A start goes on where the last life ended.
 """
 
 import logging
@@ -27,7 +28,9 @@ from delayd.state import State
 from delayd.wire.targets import TargetInfo
 
 OnDone = Callable[[DelaydError | str], None]
-"""Hears what an operator's word has done, or why nothing of it was stored."""
+"""Called with a sentence that says what an operator's decision has done, or with the error because of which nothing was
+stored.
+"""
 
 RETRY_MS = 1_000  # Between tries to store that a lost target is free, on a full disk.
 
@@ -35,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Targets:
-    """The words of operators, over the dispatcher's links. `worker` is the thread of the checkpoints."""
+    """The decisions of operators, over the dispatcher's links. `worker` is the thread of the checkpoints."""
 
     def __init__(
         self,
@@ -62,17 +65,19 @@ class Targets:
         self._clock = clock
         self._worker = worker
         self._epoch = epoch
-        # Earlier lives sent nothing that was due later than this (rule H5).
+        # Earlier lives sent no row that was due later than this (rule H5).
         self._doubt_until_ms = max(clock.now_ms(), intake.appended_at_ms)
-        self._unstored: list[tuple[int, int]] = []  # Targets whose freedom found the disk full, and rows in doubt.
+        # Lost targets whose subjects are free, but a full disk could not store that; and how many of their rows are in
+        # doubt.
+        self._unstored: list[tuple[int, int]] = []
         self._store_at_ms = 0
-        # Given up by a life that ended before it was done.
+        # Targets that an operator gave up in an earlier life, which ended before that was completed.
         self._unfreed = [log_id for log_id in words.unfreed() if log_id in dispatcher.links]
         for log_id in self._unfreed:
             dispatcher.links[log_id].lose()
 
     def wake(self) -> None:
-        """Finish what the last life or a full disk has left, once what is due has left the wheel."""
+        """Finish what the last life or a full disk has left undone, once due rows have left the wheel."""
         if self._unstored and self._clock.monotonic_ms() >= self._store_at_ms:
             unstored, self._unstored = self._unstored, []
             for log_id, rows in unstored:
@@ -89,7 +94,7 @@ class Targets:
         return [_info(log_id, links.get(log_id), subjects[log_id]) for log_id in sorted(links.keys() | lost.keys())]
 
     def lose(self, log_id: int, done: OnDone) -> None:
-        """Give a target up for good: what it may hold is in doubt, and its subjects are free for another one.
+        """Give a target up for good: rows that it may hold become IN_DOUBT, and another target may get its subjects.
 
         Raises:
             UnknownServer: no subject is noted for it.
@@ -105,7 +110,7 @@ class Targets:
         until_ms = None if link.sender.window.earlier_settled else self._doubt_until_ms
         now_ms = self._clock.now_ms()
         link.hold()
-        # After a crash nobody knows which of the rows that were due had left.
+        # After a crash nobody would know which of the due rows had left.
         pairs = self._words.lose(log_id, max(now_ms, self._doubt_until_ms), now_ms)
         pairs.removes.append(self._refusers.losing(log_id))
 
@@ -134,7 +139,8 @@ class Targets:
         log.critical("target_accepted target=%016x reason=%r", log_id, link.alarm)
 
         def store() -> None:
-            # Before the word is durable: a checkpoint right behind it would write the end back that it removes.
+            # The end is reset before the decision is durable: a checkpoint right after it would otherwise write back
+            # the end that the decision removes.
             before = self._ends.reset(log_id)
             last = AcceptedTarget(self._epoch, link.sender.window.last_id)
             pairs = self._words.accept(log_id, last, self._clock.now_ms())
@@ -158,10 +164,11 @@ class Targets:
             done(f"target {log_id:016x} is accepted as it is and spoken to again")
 
         if restored:
-            # The next start has the target forget this server, too, which it must not do once batches are in doubt
-            # there: so nothing is said to it until the word is stored.
+            # Nothing is said to the target until the decision is stored: the next start would make the target forget
+            # this server again, which must not happen once batches are in doubt there.
             link.hold()
-            # Sequences that were given after the backup was made may be at the target: none is given twice (I5).
+            # Sequences that were given after the backup was made may be at the target: none of them is given twice
+            # (I5).
             self._intake.skip(RESTORED_STEP, store)
         else:
             store()
@@ -178,11 +185,11 @@ class Targets:
         self._outcomes.flush()
 
     def _free(self, log_id: int, rows: int, done: OnDone) -> None:
-        """All that the target may hold is in doubt, durably: store that its subjects are free."""
+        """All rows that the target may hold are in doubt, durably: store that its subjects are free."""
 
         def freed(refused: DelaydError | None) -> None:
             if refused is not None:
-                # Tried again until there is space; the next start does the same.
+                # This is tried again until there is space; the next start does the same.
                 self._unstored.append((log_id, rows))
                 self._store_at_ms = self._clock.monotonic_ms() + RETRY_MS
                 done(refused)
@@ -221,4 +228,4 @@ def _not_noted(log_id: int) -> UnknownServer:
 
 
 def _nobody_hears(told: DelaydError | str) -> None:
-    """Whoever said it has gone with the life in which it was said."""
+    """The operator's connection has gone with the life in which the decision was made."""

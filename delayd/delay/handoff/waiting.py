@@ -1,4 +1,4 @@
-"""Waiting rows: due, of one target, not handed over yet; in the order in which they came due."""
+"""Waiting rows: due rows of one target that were not handed over yet, in the order in which they fell due."""
 
 from collections import deque
 
@@ -9,16 +9,16 @@ from delayd.batch import FEW_ROWS
 from delayd.delay.rows import NO_ROWS, Rows, join_rows, without
 from delayd.location import message_log_offset
 
-JOINED_ROWS = 4_096  # Arrays are joined up to this length: a queue of single rows is a few arrays, each 128 KB.
+JOINED_ROWS = 4_096  # Arrays are joined up to this length: so a queue of single rows is a few arrays of 128 KB each.
 
 
 class WaitingRows:
     """A queue of row arrays, taken from the front by rows and bytes."""
 
     def __init__(self) -> None:
-        self.size_bytes = 0  # What the rows need in frames.
+        self.size_bytes = 0  # The bytes that the rows need in frames.
         self._parts: deque[Rows] = deque()
-        self._lowest: deque[int | None] = deque()  # The lowest location of each array, once somebody has asked for it.
+        self._lowest: deque[int | None] = deque()  # The lowest location of each array, once it was computed.
         self._count = 0
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class WaitingRows:
             self.size_bytes += size_of(rows)
 
     def give_back(self, rows: Rows) -> None:
-        """Put rows that were taken before the others."""
+        """Put rows that were taken back before the others."""
         if len(rows):
             self._parts.appendleft(rows)
             self._lowest.appendleft(None)
@@ -43,7 +43,7 @@ class WaitingRows:
             self.size_bytes += size_of(rows)
 
     def take(self, rows_max: int, bytes_max: int) -> Rows:
-        """Take up to so many rows with up to so many bytes, at least one."""
+        """Take up to ``rows_max`` rows with up to ``bytes_max`` bytes, at least one row."""
         if self._count <= rows_max and self.size_bytes <= bytes_max:
             return self.take_all()
         taken: list[Rows] = []
@@ -83,9 +83,9 @@ class WaitingRows:
         return list(self._parts)
 
     def lowest_message_log_offset(self) -> int | None:
-        """Lowest message log offset that a row refers to (rule P6), None without such a row.
+        """Lowest message log offset that a row refers to (rule P6); None when no row refers to one.
 
-        Rows that were there when it was asked for last are not looked at again, but for those at the front.
+        Arrays whose lowest location is known are not looked at again, except at the front.
         """
         for index, (part, lowest) in enumerate(zip(self._parts, self._lowest, strict=True)):
             if lowest is None:
@@ -99,7 +99,9 @@ class WaitingRows:
         return parts
 
     def _join_last(self) -> None:
-        """Join the last arrays while the older one is no longer than the newer: each row is copied a few times only."""
+        """Join the last arrays while the older one is not longer than the newer one: so each row is copied a few times
+        only.
+        """
         while len(self._parts) > 1 and len(self._parts[-2]) <= len(self._parts[-1]) < JOINED_ROWS:
             newer = self._parts.pop()
             self._lowest.pop()

@@ -1,8 +1,9 @@
 """WatchedWire: a connection to a target that notices when the target says nothing any more.
 
-A machine without power, a stopped process or a dead switch ends no connection: TCP itself would wait for a quarter of
-an hour. Invariant: the peer is silent only when something, in the end a PING, was asked of it for the whole limit and
-nothing was heard. An answer that waits for a slow disk is no silence, for PINGs are answered without the disk.
+When a machine loses its power, a process is stopped or a switch dies, no connection ends: TCP itself would wait for a
+quarter of an hour. Invariant: the peer counts as silent only when a request, at last a PING, was unanswered for the
+whole limit and nothing else was heard. An answer that waits for a slow disk is not silence, because PINGs are answered
+without the disk.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,19 +16,20 @@ from delayd.errors import DelaydError
 from delayd.wire.frame import MORE, Frame, HeadValue
 from delayd.wire.requests import RequestType
 
-# The server looks each second. When it did not for so long, it stood still itself, and answers wait in its sockets.
+# The server looks each second. If it did not look for this long, it stood still itself, and answers may wait in its
+# sockets.
 STOOD_STILL_MS = 2_500
 
 
 class WatchedWire:
-    """A `Wire`; whoever uses it calls `look` from time to time. All times are monotonic."""
+    """A `Wire` whose user calls `look` from time to time. All times are monotonic."""
 
     def __init__(self, wire: Wire, clock: Clock, silence_ms_max: int) -> None:
         self._wire = wire
         self._clock = clock
         self._silence_ms_max = silence_ms_max
         self._under_way = 0
-        self._heard_ms = 0  # Last sign of life; the first request, when nothing was under way before it.
+        self._heard_ms = 0  # Last sign of life; when nothing was under way, the instant of the first request.
         self._looked_ms = 0
         self._pinged = False
 
@@ -44,7 +46,7 @@ class WatchedWire:
         self._wire.close()
 
     def look(self) -> bool:
-        """Ask for a sign of life when half of the limit is over; whether the peer has been silent for all of it."""
+        """Send a PING when half of the limit is over; return whether the peer has been silent for the whole limit."""
         if not self._under_way:
             return False
         now = self._clock.monotonic_ms()
@@ -60,7 +62,7 @@ class WatchedWire:
         return False
 
     def next_look_ms(self) -> int | None:
-        """When `look` has something to do though nothing happens."""
+        """When `look` has something to do even if nothing happens."""
         if not self._under_way:
             return None
         return self._heard_ms + (self._silence_ms_max if self._pinged else self._silence_ms_max // 2)
@@ -73,4 +75,4 @@ class WatchedWire:
 
 
 def _alive(answer: Frame | DelaydError) -> None:
-    """That an answer came is all that was asked for."""
+    """The answer itself is the sign of life; its contents don't matter."""

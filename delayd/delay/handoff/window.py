@@ -1,4 +1,4 @@
-"""Window: the batches handed to one target that are not decided yet, and W, which tells the target what is (rule H1).
+"""Window: the batches handed to one target that are not decided yet, and W, the end of those that are (rule H1).
 
 A batch is *decided* when its outcome is durable in the dispatch log. W = (epoch, id) ends the decided prefix: the
 target may forget each batch up to it. An example, in epoch 7, with the batches 1 to 5 handed over:

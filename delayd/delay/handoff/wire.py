@@ -1,4 +1,4 @@
-"""Wire: what the handoff needs of a connection to a target; the shell brings it."""
+"""Wire: the connection to a target as the handoff uses it; the server's shell implements it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ class Wire(Protocol):
     def call(
         self, frame_type: int, head: Mapping[str, HeadValue], body: Sequence[Buffer], on_answer: OnAnswer
     ) -> object:
-        """Send a request; ``on_answer`` hears each frame of the answer, or one error."""
+        """Send a request; ``on_answer`` is called with each frame of the answer, or with one error."""
 
     def close(self) -> None:
         """End the connection."""
