@@ -67,21 +67,25 @@ _TERMS = (
     data_option,
     click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC."),
     click.option(
-        "--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour before this, or that holds it."
+        "--to",
+        "to_ms",
+        type=instant,
+        metavar="INSTANT",
+        help="Up to the hour that holds this; an hour that begins exactly then is left out.",
     ),
     click.option(
         "--late-limit",
         type=duration,
         default=f"{LATE_MS_LIMIT}ms",
         show_default=True,
-        help="A message that came later than this after it was due is named as LATE.",
+        help="A message that left later than this after it was due is LATE.",
     ),
     click.option(
         "--grace",
         type=duration,
         default=f"{LOST_GRACE_MS}ms",
         show_default=True,
-        help="A due message without an outcome is LOST after this long, counted while its servers were up.",
+        help="A due message without an outcome is LOST only when it was due longer ago than this.",
     ),
     click.option(
         "--findings",
@@ -90,9 +94,9 @@ _TERMS = (
         default=FINDINGS_DEFAULT,
         show_default=True,
         metavar="N",
-        help="Findings to name at the most; all are counted.",
+        help="How many findings are named at most; all are counted.",
     ),
-    click.option("--groups", is_flag=True, help="Show what became of messages in groups of consumers, too."),
+    click.option("--groups", is_flag=True, help="Show also what became of messages in groups of consumers."),
     format_option,
 )
 GROUP_COLUMNS = (
@@ -129,15 +133,16 @@ def audit(
     groups: bool,
     form: str,
 ) -> int:
-    """Check that each message left once, not early, and how late.
+    """Check that each message left once, that none left early, and how late each one left.
 
-    Compares the schedule side, the dispatch logs and the realtime message logs of a data directory, of running servers,
-    stopped ones, or a copy. Names each message that is LOST, DUPLICATE, EARLY, ORPHAN, MISMATCH or LATE, and
-    totals that do not add up (CONSERVATION). JSON holds everything, CSV the hours.
+    The command compares what was scheduled with the dispatch logs and with the realtime message logs. The servers may
+    run or not; a copy of their files will do, too. It names each message that is LOST, DUPLICATE, EARLY, ORPHAN,
+    MISMATCH or LATE, and totals that do not add up (CONSERVATION). JSON has everything, CSV the hours.
 
-    Verifies the seals of the hours that it reads, too.
+    It also verifies the seals of the hours that it reads.
 
-    Exit codes: 0 the books balance, 3 they do not, a seal is broken or a file is damaged.
+    Exit codes: 0 the books balance; 3 they do not, a seal is broken or a file is damaged.
+
     """
     with all_damage_named(data), progress("hours", None) as advance:
         report = audit_directory(
@@ -176,9 +181,10 @@ def spark_audit(
     groups: bool,
     form: str,
 ) -> int:
-    """The same check with Spark, the hours dealt out to its tasks.
+    """Do the same as `delayd audit`, with Spark: each task audits some of the hours.
 
-    It needs the extra: pip install 'delayd[spark]', and Java 17. The figures are those of `delayd audit`.
+    The command needs Java 17 and the extra packages of `pip install 'delayd[spark]'`. Its figures are those of `delayd
+    audit`.
 
     Exit codes: 0 the books balance, 3 they do not, a seal is broken or a file is damaged.
     """

@@ -36,10 +36,13 @@ COLUMNS = (
 def clock(meta: str, role: str | None, trust: bool, secret_file: str | None, data: str, form: str) -> None:
     """Compare the clocks of live servers with this machine's.
 
-    A wall clock that jumped ahead by more than 5 s is believed after 30 s, and one of a machine that was started again
-    after 30 s or when meta's agrees. Until then a server goes on by the time that has passed. With --trust it is
-    believed at once: what is due by it is handed out. A delay server whose log was stamped ahead by a wrong clock goes
-    back to the right one. That is an operator's word and needs the cluster's secret.
+    When a wall clock jumps ahead by more than 5 s, its server believes it only after 30 s. After a reboot, a server
+    believes its clock after 30 s, or as soon as meta's clock agrees. Until then a server counts the time that has
+    passed.
+
+    With --trust a server believes its clock at once, and hands out the messages that are due by it. A delay server
+    whose log has instants ahead of a right clock, because its clock was wrong before, goes back to the right clock.
+    --trust needs the cluster's secret.
     """
     secret = secret_of(secret_file, data) if trust else None
     show(COLUMNS, ask.run(lambda: _clocks(meta, role, secret)), form)

@@ -71,9 +71,10 @@ def consume(
 ) -> None:
     """Take due messages and acknowledge them.
 
-    A new group begins with the earliest message that is kept. Each message goes to one consumer of the group.
+    A new group begins with the earliest message that the server still keeps. Each message goes to one consumer of the
+    group.
 
-    Exit codes: 0 also when nothing came, 4 when the servers could not be reached.
+    Exit codes: 0 done, also when no message came; 4 the servers could not be reached.
     """
     write = WRITERS[form]
     taken = 0

@@ -56,12 +56,12 @@ def dispatch() -> None:
 def show_outcomes(
     data: str, subject: str | None, from_ms: int | None, to_ms: int | None, outcome: str | None, limit: int, form: str
 ) -> int:
-    """List outcomes hour by hour, in the order in which they came to be known.
+    """List outcomes hour by hour, in the order in which the delay server learned them.
 
-    How late a message is counts from when it was due, or from when it was accepted if that was later, to when the
-    realtime server appended it.
+    `late` is the time from when a message was due (or accepted, if that was later) to when the realtime server
+    appended it.
 
-    Exit codes: 3 an hour is damaged, and is left out by name.
+    Exit codes: 3 an hour is damaged; stderr names it, and the list leaves it out.
     """
     kind = None if outcome is None else Outcome[outcome.upper()]
     window = Window(from_ms, to_ms, subject)

@@ -33,12 +33,18 @@ COLUMNS = (Column("table"), Column("rows", Kind.NUMBER))
     help="Parquet needs pyarrow: pip install 'delayd[spark]'.",
 )
 @click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC.")
-@click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour before this, or that holds it.")
+@click.option(
+    "--to",
+    "to_ms",
+    type=instant,
+    metavar="INSTANT",
+    help="Up to the hour that holds this; an hour that begins exactly then is left out.",
+)
 @subject_option
 def export(data: str, out: str, form: str, from_ms: int | None, to_ms: int | None, subject: str | None) -> None:
     """Write the logs as tables, one file each: schedule, dispatch, message, and what an audit of them needs.
 
-    Reads the files of running servers, stopped ones, or a copy. Bodies are not written.
+    The servers may run or not; a copy of their files will do, too. Bodies are not written.
     """
     with progress("hours", None) as advance:
         counts = export_directory(

@@ -54,9 +54,11 @@ COLUMNS = (
 def groups(context: click.Context, meta: str, subject: str | None, form: str) -> None:
     """List consumer groups and their progress.
 
-    Waiting messages are due and were not pulled yet; outstanding ones were pulled and not acknowledged; redelivering
-    ones came back and are offered again. Quarantined ones can't be read, for their file is damaged: the server's log
-    names them. Groups of a server that can't be asked are missing, and stderr says so.
+    `waiting` messages are due and were not pulled yet. `outstanding` messages were pulled and not acknowledged.
+    `redelivering` messages came back and are offered again. `quarantined` messages can't be read because their file is
+    damaged; the server's log names them.
+
+    When a server can't be asked, its groups are missing, and stderr says so.
     """
     if context.invoked_subcommand is None:
         show(COLUMNS, ask.run(lambda: _rows(meta, subject)), form)
@@ -74,10 +76,11 @@ def groups(context: click.Context, meta: str, subject: str | None, form: str) ->
 @secret_data_option
 @yes_option
 def delete(subject: str, group: str, meta: str, secret_file: str | None, data: str, yes: bool) -> None:
-    """Delete a consumer group: what it had not acknowledged is never delivered to it.
+    """Delete a consumer group.
 
-    A group that nobody uses any more holds up retention: its messages are kept for it. A consumer that names the group
-    later makes a new one, which begins at the earliest message that is kept. It needs the cluster's secret.
+    The group never gets the messages that it has not acknowledged. Delete a group that nobody uses any more, because
+    the server keeps messages for it beyond their retention. A consumer that names the group later makes a new one,
+    which begins at the earliest message that is kept. The command needs the cluster's secret.
     """
     secret = secret_of(secret_file, data)
     confirm(f"{group} of {subject}: {COSTS}", yes)

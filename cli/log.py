@@ -75,11 +75,11 @@ def log() -> None:
 def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: str) -> int:
     """Check every checksum, length and chain of log files; nothing is changed.
 
-    A FILE is a .log file or a checkpoint, checked on its own; only --data also checks that the files of a log follow
-    one another.
+    A FILE is a .log file or a checkpoint. Each FILE is checked on its own; only --data also checks that the files of a
+    log follow one another.
 
-    Lists what does not check: `damaged` is an error with path and position; `torn` is an unfinished end, an append
-    under way or one that a crash cut short, which the server takes off at its next start.
+    The command lists files that do not check. `damaged` is an error with path and position. `torn` is an unfinished
+    end: an append is under way, or a crash cut one short. The server cuts a torn end off at its next start.
 
     Exit codes: 0 no file is damaged, 3 one is.
     """
@@ -123,12 +123,12 @@ def verify_logs(paths: Sequence[str], data: str | None, everything: bool, form: 
 @limit_option
 @format_option
 def dump(path: str, level: str | None, limit: int, form: str) -> None:
-    """List what a file holds, as far as it checks and is durable.
+    """List what a file holds, up to where its checksums hold and its bytes are known to be on disk.
 
     FILE is a .log file below message, schedule, dispatch, pull, seal or consume in a server's directory, a checkpoint,
-    or the state of a stopped server (state.lmdb/data.mdb); or a copy of one, under any name.
+    or the state of a stopped server (state.lmdb/data.mdb). It may be a copy under any name.
 
-    Exit codes: 2 FILE is no such file, 3 it is damaged; what is before the damage is listed.
+    Exit codes: 2 FILE is not a file of this kind, 3 FILE is damaged; what stands before the damage is listed.
     """
     disk = RealDisk()
     other = _OTHERS.get(file_kind(disk, path))
@@ -155,10 +155,10 @@ def dump(path: str, level: str | None, limit: int, form: str) -> None:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False), metavar="FOLDER")
 @yes_option
 def give_up(folder: str, yes: bool) -> None:
-    """Give up the damaged end of a log that keeps its server from starting, for there is no copy of it.
+    """Give up the damaged end of a log that keeps its server from starting, when there is no copy of the file.
 
     FOLDER is delay/message, realtime/message or realtime/pull of a data directory whose server is stopped. The command
-    says first what that costs, and asks. What is given up is put aside in the folder quarantine of that server.
+    first says what that costs, and asks. It keeps the bytes that it gives up in the folder quarantine of that server.
     """
     run_give_up(folder, yes)
 

@@ -49,14 +49,14 @@ data_option = click.option(
     show_default=True,
     show_envvar=True,
     metavar="DIR",
-    help="Data directory, as given to `delayd up`; of a running server, a stopped one, or a copy.",
+    help="Data directory, as given to `delayd up`. Its servers may run or not; a copy will do, too.",
 )
 secret_option = click.option(
     "--secret-file",
     envvar=SECRET_VARIABLE,
     metavar="FILE",
     show_envvar=True,
-    help=f"The cluster's secret; without it {SECRET_FILE} in the directory of --data.",
+    help=f"File with the cluster's secret; the default is {SECRET_FILE} in the directory of --data.",
 )
 secret_data_option = click.option(
     "--data",
@@ -81,7 +81,7 @@ limit_option = click.option(
     default=LIMIT_DEFAULT,
     show_default=True,
     metavar="N",
-    help="Rows at the most; 0 shows all.",
+    help="Show at most this many rows; 0 shows all.",
 )
 from_option = click.option(
     "--from", "from_ms", type=instant, metavar="INSTANT", help="Due at or after this, such as now, -2h or ISO 8601."
@@ -130,7 +130,9 @@ def confirm(costs: str, yes: bool) -> None:
         except click.Abort:
             if sys.stdin is None or not sys.stdin.isatty():
                 # Nobody was there to stop it, or the answer was no.
-                raise BadArgument("nothing was done: the answer was not yes; --yes does not ask") from None
+                raise BadArgument(
+                    "nothing was done: the answer was not yes; with --yes the command does not ask"
+                ) from None
             raise
 
 

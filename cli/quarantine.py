@@ -56,8 +56,8 @@ class Found(NamedTuple):
 def quarantine() -> None:
     """List what servers can't read and have set aside, and decide on it.
 
-    A damaged or missing file concerns its own messages only; everything else goes on. Each entry is tried again every
-    30 s, so that a file which is restored from a copy is taken back by itself. Where there is no copy, drop says so.
+    A damaged or missing file stops only its own messages. The server tries each entry again every 30 s, so it finds by
+    itself a file that you restored from a copy. When there is no copy, give the entry up with `drop`.
     """
 
 
@@ -73,7 +73,7 @@ def quarantine() -> None:
 def list_(meta: str, form: str) -> None:
     """List what is quarantined at all live servers.
 
-    Servers that can't be asked are missing, and stderr says so.
+    When a server can't be asked, its entries are missing, and stderr says so.
     """
     show(COLUMNS, [_row(found) for found in ask.run(lambda: _all(meta))], form)
 
@@ -90,7 +90,9 @@ def list_(meta: str, form: str) -> None:
 @secret_data_option
 @yes_option
 def release(id_: str, meta: str, server: str | None, secret_file: str | None, data: str, yes: bool) -> int:
-    """Have an entry tried again at once, or taken as it is: it says first what that does and costs."""
+    """Make the server try an entry again at once, or take it as it is.
+
+    The command first says what that does and costs, and asks."""
     return _decide(RequestType.QUARANTINE_RELEASE, id_, meta, server, secret_of(secret_file, data), yes)
 
 
@@ -106,7 +108,9 @@ def release(id_: str, meta: str, server: str | None, secret_file: str | None, da
 @secret_data_option
 @yes_option
 def drop(id_: str, meta: str, server: str | None, secret_file: str | None, data: str, yes: bool) -> int:
-    """Give an entry up for good, for there is no copy of its file: it says first what that costs."""
+    """Give an entry up for good, when there is no copy of its file.
+
+    The command first says what is lost by that, and asks."""
     return _decide(RequestType.QUARANTINE_DROP, id_, meta, server, secret_of(secret_file, data), yes)
 
 

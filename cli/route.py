@@ -32,8 +32,9 @@ def route() -> None:
 def move(subject: str, log_id: int, meta: str, secret_file: str | None, data: str, yes: bool) -> None:
     """Give a subject to another realtime server.
 
-    Delay servers hear of it within a heartbeat, and hand over there as soon as nothing of the subject is in doubt at
-    the old server: while that one is away, its messages wait for it, or for `delayd target lost`.
+    Delay servers hear of the move within a heartbeat. They use the new server as soon as no message of the subject is
+    in doubt at the old one. While the old server is away, the subject's messages wait until it comes back, or until
+    you run `delayd target lost`.
     """
     secret = secret_of(secret_file, data)
     confirm(

@@ -56,7 +56,7 @@ def schedule() -> None:
 def hours(data: str, subject: str | None, from_ms: int | None, to_ms: int | None, limit: int, form: str) -> int:
     """Count the messages of each hour, in UTC, and how many of them still wait.
 
-    Exit codes: 3 an hour is damaged: its state says so, and stderr names the file.
+    Exit codes: 3 an hour is damaged; its state says so, and stderr names the file.
     """
     window = Window(from_ms, to_ms, subject)
     listing = Listing(schedules(RealDisk(), data), window)
@@ -91,7 +91,7 @@ def show_messages(
 ) -> int:
     """List pending messages, the next due first.
 
-    Exit codes: 3 an hour or a body is damaged, and is left out by name.
+    Exit codes: 3 an hour or a body is damaged; stderr names it, and the list leaves it out.
     """
     window = Window(from_ms, to_ms, subject)
     columns = (*MESSAGE_COLUMNS, Column("body")) if with_body else MESSAGE_COLUMNS

@@ -64,8 +64,18 @@ _STATES = {True: "agree", False: "DIFFER", None: "left open"}
 )
 @data_option
 @click.option("--from", "from_ms", type=instant, metavar="INSTANT", help="From the hour that holds this, in UTC.")
-@click.option("--to", "to_ms", type=instant, metavar="INSTANT", help="Up to the hour before this, or that holds it.")
-@click.option("--tallies", is_flag=True, help="Print lines that delay and realtime servers agree on; verify nothing.")
+@click.option(
+    "--to",
+    "to_ms",
+    type=instant,
+    metavar="INSTANT",
+    help="Up to the hour that holds this; an hour that begins exactly then is left out.",
+)
+@click.option(
+    "--tallies",
+    is_flag=True,
+    help="Print lines that are the same for delay and realtime servers when they agree; verify nothing.",
+)
 @click.option(
     "--against",
     multiple=True,
@@ -86,14 +96,14 @@ def seals(
 ) -> int:
     """Verify the seals of hours, from files.
 
-    Reads the rows of each sealed hour that still stands, recomputes what its seal says, and follows the chain of all
-    seals, those of deleted hours too. Names what differs.
+    The command reads the rows of each sealed hour that was not deleted, and computes anew what its seal says. It
+    follows the chain of all seals, also of deleted hours, and names what differs.
 
-    With --tallies it prints what delay servers call handed over, and realtime servers held, hour by hour, one line
-    each: the same on both sides when they agree, also after the messages are removed. --against compares such lines,
-    kept in a file or brought from the other machine, with this directory.
+    With --tallies it prints for each hour one line with what delay servers say that they handed over, and one with
+    what realtime servers held. Both lines are the same when the servers agree, also after the messages are removed.
+    --against compares such lines from another machine with this directory.
 
-    Exit codes: 0 no seal is broken, 3 one is, both sides differ, or a file is damaged.
+    Exit codes: 0 no seal is broken; 3 a seal is broken, both sides differ, or a file is damaged.
     """
     hours = HourRange.of(from_ms, to_ms)
     if tallies or against:

@@ -85,9 +85,11 @@ def send(
 ) -> None:
     """Send messages that become due later.
 
-    It ends when they are kept: fsynced by a delay server, which from then on delivers each once and never early.
+    The command ends when a delay server has the messages safe on disk. From then on that server delivers each of them
+    once and never early.
 
-    Exit codes: 2 an argument is refused, 4 no server took it or nobody knows whether one did; the sentence says which.
+    Exit codes: 2 an argument is refused, 4 no server took the message or nobody knows whether one did; the sentence
+    says which.
     """
     if (delay is None) == (at_ms is None):
         raise click.UsageError("say once when it is due: --in DURATION or --at INSTANT")

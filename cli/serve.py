@@ -37,41 +37,41 @@ _TEXTS = {
     "port": "port to listen on; 0 takes a free one, which the ready line names",
     "meta": "address of the meta server",
     "advertise_host": "name or address under which clients and other servers reach it",
-    "secret_file": "the cluster's secret, a file with mode 600; on another machine than meta's, a copy of meta's",
-    "exit_with_stdin": "stop when stdin closes, as a child of a supervisor does",
+    "secret_file": "file with the cluster's secret, mode 600; on another machine than meta's, a copy of meta's file",
+    "exit_with_stdin": "stop when stdin closes, as the child of a supervisor should",
     # Settings of meta.
-    "cluster_id": "hexadecimal id of a lost meta's cluster, whose place this one takes at its first start",
-    "heartbeat_ms": "how often servers tell that they live",
+    "cluster_id": "hexadecimal id of the cluster of a lost meta server; this server takes its place at its first start",
+    "heartbeat_ms": "how often servers tell meta that they are alive",
     # What a delay server accepts.
     "horizon_days": "how far ahead a message may be due",
-    "hour_rows_max": "messages of one hour",
-    "group_bytes_max": "what one fsync of the message log makes durable",
-    "intake_queue_bytes_max": "what waits for that fsync; producers are told to wait beyond it",
-    "producer_keep_ms": "how long a batch that comes again is known",
+    "hour_rows_max": "most messages that may be due in one hour",
+    "group_bytes_max": "most bytes that one fsync of the message log makes durable",
+    "intake_queue_bytes_max": "bytes that may wait for that fsync; beyond this, producers are told to wait",
+    "producer_keep_ms": "how long the server recognises a batch that a producer sends again",
     "free_bytes_far": "below this much free disk, messages of later hours are refused",
     "free_bytes_all": "below this much free disk, all messages are refused",
     # From log to log.
-    "checkpoint_every_ms": "time between checkpoints, which bound what a restart replays",
-    "checkpoint_bytes": "bytes of log between checkpoints",
-    "replay_lag_bytes_max": "producers wait while more than this is not checkpointed",
-    "load_ahead_ms": "how long before it begins an hour is loaded",
-    "tail_bytes": "newest part of the log that is kept in memory",
+    "checkpoint_every_ms": "time between checkpoints; a restart replays the log since the last one",
+    "checkpoint_bytes": "most bytes of log between two checkpoints",
+    "replay_lag_bytes_max": "producers are told to wait while more bytes of log than this have no checkpoint",
+    "load_ahead_ms": "how long before its beginning an hour is loaded",
+    "tail_bytes": "bytes of the newest part of the log that are kept in memory",
     "source_cache_bytes": "memory for batches that are read for dispatch",
     # From a delay server to realtime servers.
-    "frames_in_flight_max": "frames to one realtime server that are not acknowledged",
-    "frame_rows_max": "messages of one frame",
-    "frame_bytes_max": "bytes of one frame",
-    "undecided_bytes_max": "bytes sent to one realtime server whose outcome is not durable",
-    "target_silence_ms_max": "a realtime server that says nothing for so long, though asked, is connected to anew",
+    "frames_in_flight_max": "most frames on their way to one realtime server at once",
+    "frame_rows_max": "most messages in one frame",
+    "frame_bytes_max": "most bytes in one frame",
+    "undecided_bytes_max": "most bytes sent to one realtime server whose outcomes are not durable yet",
+    "target_silence_ms_max": "a realtime server that answers nothing for this long is connected to anew",
     "outcomes_flush_ms": "how often dispatch logs are fsynced",
-    "dispatch_give_up_after_ms": "a message that is refused by name for so long is dead",
+    "dispatch_give_up_after_ms": "a message becomes DEAD when a realtime server has refused it for this long",
     # Settings for consumers.
     "lease_ms_max": "longest lease that a pull may ask for",
-    "pull_bytes_max": "bytes of one answer",
+    "pull_bytes_max": "most bytes in one answer",
     # What stays.
     "segment_bytes": "size of one file of a log",
-    "retention_hours": "how long an hour is kept when all of it is sealed",
-    "retention_ms": "how long messages are kept when every group has acknowledged them",
+    "retention_hours": "how long an hour is kept after it was sealed",
+    "retention_ms": "how long messages are kept at least, also when every group has acknowledged them",
 }
 _METAVARS = {
     "secret_file": "FILE",
@@ -89,9 +89,12 @@ _DEFAULTS = {
 }
 # Settings that servers have in common and that mean another thing to each.
 _TEXTS_OF = {
-    ("meta", "lease_ms"): "a server that was not heard of for so long gets no new subjects",
-    ("realtime", "lease_ms"): "lease of a pull that names none",
-    ("realtime", "free_bytes_all"): "below this much free disk, messages are not taken and wait at the delay servers",
+    ("meta", "lease_ms"): "a server that meta has not heard from for this long gets no new subjects",
+    ("realtime", "lease_ms"): "lease of a pull that names no lease",
+    (
+        "realtime",
+        "free_bytes_all",
+    ): "below this much free disk, the server takes no messages; they wait at the delay servers",
 }
 
 

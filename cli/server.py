@@ -36,16 +36,16 @@ def server() -> None:
 )
 @click.argument("role", type=click.Choice(["delay", "realtime"]))
 @click.argument("log_id", type=LogId(), metavar="LOG_ID")
-@click.option("--routes", is_flag=True, help="Let the subjects of a realtime server get another one.")
+@click.option("--routes", is_flag=True, help="Give the subjects of a realtime server to other servers.")
 @meta_option
 @secret_option
 @secret_data_option
 @yes_option
 def forget(role: str, log_id: int, routes: bool, meta: str, secret_file: str | None, data: str, yes: bool) -> None:
-    """Have meta forget a server that is gone for good, or was restored from a backup.
+    """Make meta forget a server that is gone for good, or was restored from a backup.
 
-    Meta refuses an older life of a server that it knows; one that it has forgotten may register with any epoch. A
-    server that is alive is not forgotten.
+    A server that was restored from a backup begins again at an older epoch. Meta refuses that, as long as it knows the
+    server; it accepts any epoch of a server that it has forgotten. Meta does not forget a server that is alive.
     """
     secret = secret_of(secret_file, data)
     costs = COSTS_WITH_ROUTES if role == "realtime" and routes else COSTS[role]

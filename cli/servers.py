@@ -32,8 +32,10 @@ COLUMNS = (
 def servers(meta: str, role: str | None, form: str) -> None:
     """List the servers that meta knows.
 
-    One that has not been heard of for its lease is not alive: it keeps its subjects and gets no new ones. State:
-    serves; fenced, held, lost or refused, which wait for an operator (`delayd status` says why); away or silent.
+    A server that meta has not heard from for a whole lease is not alive: it keeps its subjects and gets no new ones.
+
+    States: `serves`; `away` (meta has not heard from it); `silent` (it can't be reached); `fenced`, `held`, `lost` or
+    `refused` (it waits for an operator, and `delayd status` says why).
     """
     show(COLUMNS, ask.run(lambda: _servers(meta, role)), form)
 

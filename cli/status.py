@@ -79,9 +79,9 @@ class Seen(NamedTuple):
     help="A screen for people; JSON with one object for programs.",
 )
 def status(meta: str, form: str) -> int:
-    """Show what serves, what waits for whom, and what is refused.
+    """Show which servers serve, what waits for whom, and what servers refuse.
 
-    Exit codes: 0 all is well, 3 something waits for an operator or does not serve, 4 meta can't be reached.
+    Exit codes: 0 all is well, 3 something waits for an operator or a server does not serve, 4 meta can't be reached.
     """
     found = ask.run(lambda: _ask_all(meta))
     waits = [*_of_all(found, "waits"), *_missing(found)]

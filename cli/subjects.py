@@ -47,10 +47,12 @@ Row = TypeVar("Row")
 def subjects(meta: str, prefix: str, limit: int, form: str) -> None:
     """List subjects and the servers that serve them.
 
-    A subject is listed from its first send on; messages, first and end count what was delivered and is still kept.
-    State is that of the realtime server, as `delayd servers` has it. Quarantined messages can't be read, as far as that
-    was noticed: the server's log names them. Without any group
-    messages are removed unseen when they are older than the retention: see the age of the oldest one.
+    The list has each subject from its first send on. `messages`, `first` and `end` count the messages that were
+    delivered and are still kept. `state` is that of the realtime server, as in `delayd servers`.
+
+    `quarantined` messages can't be read; the server counts them once a consumer came to them, and its log names them.
+    When a subject has no groups, its messages are removed unseen once they are older than the retention: `oldest ago`
+    is the age of the oldest one.
     """
     show(COLUMNS, ask.run(lambda: _rows(meta, prefix, limit)), form, limit)
 

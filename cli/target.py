@@ -72,7 +72,8 @@ def target() -> None:
 def list_(meta: str, form: str) -> None:
     """List the targets of all live delay servers.
 
-    A target with an alarm gets nothing until it is mended or an operator decides.
+    A target is a realtime server to which a delay server hands messages over. A target with an alarm gets no messages
+    until somebody mends it or decides with `delayd target accept` or `delayd target lost`.
     """
     show(COLUMNS, [_row(server, info) for server, info in ask.run(lambda: _all(meta))], form)
 
@@ -91,7 +92,8 @@ def list_(meta: str, form: str) -> None:
 def lost(log_id: int, meta: str, server: int | None, secret_file: str | None, data: str, yes: bool) -> int:
     """Give a realtime server up for good.
 
-    Its subjects wait for another one then: see `delayd server forget --routes` and `delayd route move`.
+    Messages that it may hold get the outcome IN_DOUBT and are not sent again. Its subjects wait for another realtime
+    server: see `delayd server forget --routes` and `delayd route move`.
     """
     return _decide(RequestType.TARGET_LOST, log_id, meta, server, secret_of(secret_file, data), yes)
 

@@ -56,9 +56,14 @@ def up(
 ) -> int:
     """Run all servers on this machine.
 
-    Each server prints its ready line, then `ready` says that all serve; stderr says where, and how to stop. A server
-    that dies is started again; one that stopped itself on damaged data or a failed fsync is not, and the others go on.
-    Ctrl-C or SIGTERM stops all within five seconds, a second one at once; what was acknowledged is safe either way.
+    Each server prints its ready line. The line `ready` says that all servers serve. stderr says where the servers are
+    and how to stop them.
+
+    When a server dies, it is started again. A server that stopped itself on damaged data or a failed fsync is not
+    started again, and the other servers go on.
+
+    Ctrl-C or SIGTERM stops all servers within five seconds; a second one stops them at once. Acknowledged messages are
+    safe either way.
 
     Exit codes: 0 stopped, 1 a server can't start or had to be killed, 2 a setting or the directory is wrong,
     3 a server stopped itself on damage or a failed fsync, 130 stopped at once by a second signal.
