@@ -1,7 +1,7 @@
-"""Alarms: what is to happen at an instant, unless it was overtaken before.
+"""Alarms: things that are to happen at an instant, unless something else made them unnecessary before.
 
-What was overtaken stays in the heap until it is due or until such entries are the larger part, so that a change costs
-no search and memory is bounded by what is alive.
+An alarm that is no longer needed stays in the heap until it is due, or until such alarms are the larger part. So a
+change needs no search, and memory is bounded by the alarms that still count.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 NEVER_MS = 1 << 62
-CLEAN_MIN = 1_000  # Fewer entries than this are not worth a pass, which takes some 0.3 ms for these.
+CLEAN_MIN = 1_000  # With fewer entries than this a cleaning pass is not worth it; it takes some 0.3 ms for this many.
 
 
 class Alarms(Generic[T]):
@@ -23,14 +23,14 @@ class Alarms(Generic[T]):
     def __init__(self, is_alive: Callable[[int, T], bool]) -> None:
         self._is_alive = is_alive
         self._heap: list[tuple[int, int, T]] = []
-        self._order = count()  # Items themselves have no order.
+        self._order = count()  # The heap compares this number at equal times, because items themselves have no order.
         self._clean_at = CLEAN_MIN
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, at_ms: int, item: T) -> None:
-        """Have an item come up at ``at_ms``."""
+        """Set an alarm: the item comes up at ``at_ms``."""
         heapq.heappush(self._heap, (at_ms, next(self._order), item))
         if len(self._heap) >= self._clean_at:
             self._heap = [entry for entry in self._heap if self._is_alive(entry[0], entry[2])]
@@ -38,7 +38,9 @@ class Alarms(Generic[T]):
             self._clean_at = max(CLEAN_MIN, 2 * len(self._heap))
 
     def next_ms(self, before_ms: int = NEVER_MS) -> int | None:
-        """When the first living item is due; a time of ``before_ms`` or later says only that none is due before."""
+        """When the first alarm that still counts is due; an answer of ``before_ms`` or later says only that none is due
+        before.
+        """
         heap, is_alive = self._heap, self._is_alive
         while heap:
             at_ms, _, item = heap[0]
@@ -48,7 +50,7 @@ class Alarms(Generic[T]):
         return None
 
     def due(self, now_ms: int) -> Iterator[T]:
-        """Take out what is due and alive, in order."""
+        """Take out the items that are due and still count, in order."""
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, _, item = heapq.heappop(self._heap)
             if self._is_alive(at_ms, item):

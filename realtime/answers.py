@@ -1,4 +1,4 @@
-"""Answers: what the core knows as heads and bodies of frames (docs/protocol.md)."""
+"""Answers: they turn what the core knows into heads and bodies of frames (docs/protocol.md)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,8 +15,8 @@ from .index import Index, Subject
 from .pulls import Pulls
 from .stored import StoredBatches
 
-WINDOW_BODY_BYTES = 8 << 20  # One frame of a window's answer has no more; a batch of 65,536 rows has 1.5 MiB.
-WINDOW_BATCHES = 4_096  # Seven numbers each: a third of what a head may have.
+WINDOW_BODY_BYTES = 8 << 20  # One frame of a window's answer has no more; a batch of 65,536 rows needs 1.5 MiB.
+WINDOW_BATCHES = 4_096  # Seven numbers for each: a third of the room in a head.
 SUBJECTS_MAX = 100  # Rows of one listing of subjects: each may cost some reads of its consume log.
 LIST_MAX = 1_000  # Rows of one listing, some milliseconds of work; the next listing goes on behind its last name.
 
@@ -47,7 +47,7 @@ def window_frames(
 
 
 def groups_head(groups: Iterable[Group], limit: int) -> Head:
-    """How far each group is, as many as one head holds, and whether there are more."""
+    """How far each group is, up to as many groups as one head holds, and whether there are more."""
     rows = (
         GroupInfo(
             subject=group.subject.name,
@@ -86,7 +86,7 @@ def subjects_head(
 
 
 def _first(index: Index, subject: Subject) -> int:
-    """The first kept message; while its consume log is rebuilt, what was known of it last."""
+    """The first kept message; while the consume log is being rebuilt, the last answer."""
     try:
         return index.first(subject)
     except RetryLater:
@@ -94,7 +94,7 @@ def _first(index: Index, subject: Subject) -> int:
 
 
 def _oldest_ms(index: Index, stored: StoredBatches, subject: Subject, first: int) -> int | None:
-    """When the first kept message came; None when there is none, or it can't be read."""
+    """When the first kept message was claimed; None when there is no message, or it can't be read."""
     if first == subject.end:
         return None
     if subject.oldest[0] != first:

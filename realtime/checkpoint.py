@@ -1,6 +1,17 @@
 """Checkpoints: consume logs, then one LMDB transaction, then the published file (docs/formats/checkpoint.md).
 
-What a checkpoint says is fixed at one moment on the loop; all writing is done beside it and holds up no commit.
+The contents of a checkpoint are fixed at one moment on the loop. All writing is done beside the loop and holds up no
+commit.
+
+1. On the loop: the offset of the message log up to which batches are indexed is noted, say 8,000. Groups are copied in
+   pieces as they were at this moment (`changes`), subjects with the entries that their consume logs lack.
+2. The pull log is fsynced up to these copies, so that the state never says more than the pull log.
+3. Beside the loop: the entries are written to the consume logs of their subjects, and synced.
+4. One LMDB transaction stores the offset 8,000, the groups, the subjects and the delay servers.
+5. The checkpoint file is published for readers in other processes.
+
+A crash before step 4 leaves entries that nothing counts: the next start replays from the last counted offset. A crash
+after step 4 replays from 8,000.
 """
 
 import bisect
@@ -27,27 +38,30 @@ from .index import Index, Subject
 from .kept import Marks, Pair, copied, encode_group_copy, encode_marks, encode_subject
 
 OFFSET_MAX = 1 << 63  # Above every offset.
-SYNC_FILES_MIN = 64  # From this many consume logs on one syncfs is cheaper than a sync of each.
-RETRY_MS_MAX = 5_000  # One that was put off is tried again after so long: a disk that is full gets free by files.
+SYNC_FILES_MIN = 64  # From this many consume logs on, one syncfs costs less than a sync of each.
+# A checkpoint that was put off is tried again after this long at most: a full disk gets free when files are removed.
+RETRY_MS_MAX = 5_000
 
 log = logging.getLogger(__name__)
 
 
 class ConsumePart(NamedTuple):
-    """Messages of one subject whose entries are to be written: batch offsets, and rows of each batch."""
+    """Messages of one subject whose entries are to be written: batch offsets, and the first consume sequence of each
+    batch.
+    """
 
     subject: Subject
     place: ConsumePlace
     tail: ConsumeTail
-    end: int  # Behind these messages.
-    lost: bool  # Whether the log must be rebuilt, so that nothing can be written to it.
+    end: int  # The consume sequence behind these messages.
+    lost: bool  # Whether the log must be rebuilt, so that nothing can be written to it now.
     offsets: "array[int]"
     firsts: "array[int]"  # The first consume sequence of each batch, then the end.
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """What one checkpoint will say."""
+    """The contents of one checkpoint."""
 
     marks: Marks
     epoch: int
@@ -58,14 +72,16 @@ class Snapshot:
     now_ms: int
     evidence: tuple[str, int, int]
     retains: bool = False  # Whether retention was asked for.
-    keep_from: int | None = None  # Retention may remove the message log below, once this is published.
-    groups_left: list[GroupCopy] | None = None  # Nobody has asked these groups yet what they keep.
-    oldest_ms: int = 0  # What was appended before is old enough to go.
+    # Retention may remove the message log below this offset, once this checkpoint is published.
+    keep_from: int | None = None
+    # Groups that were not asked yet which messages they need; None: none was asked.
+    groups_left: list[GroupCopy] | None = None
+    oldest_ms: int = 0  # Messages that were appended before this are old enough to be removed.
     begins: int = 0  # Where the message log may begin, by this checkpoint and those before it.
     tails: list[ConsumeTail] = field(default_factory=list)
     damaged: list[tuple[Subject, DamagedData]] = field(default_factory=list)  # Consume logs that took no entries.
-    counted: bool = False  # The state holds it, though it may not have been published.
-    unpublished: DataError | None = None  # Why its file could not be written.
+    counted: bool = False  # Whether the state holds this checkpoint; it may not have been published.
+    unpublished: DataError | None = None  # Why the checkpoint file could not be written.
 
 
 class Checkpointer:
@@ -100,7 +116,7 @@ class Checkpointer:
 
     @property
     def due_ms(self) -> int:
-        """When to look for a due one, monotonic; while one is under way, not before a whole interval from now."""
+        """When to check whether one is due, monotonic; while one is under way, a whole interval from now."""
         return self._clock.monotonic_ms() + self._every_ms if self.under_way else self._due_ms
 
     def is_due(self, end: int) -> bool:
@@ -116,7 +132,7 @@ class Checkpointer:
         self._executor.submit(work, partial(self._finished, snapshot, done))
 
     def begin(self) -> None:
-        """One is under way from now on."""
+        """Note that one is under way."""
         self.under_way = True
         self._due_ms = self._clock.monotonic_ms() + self._every_ms
 
@@ -136,8 +152,8 @@ class Checkpointer:
         except (OSError, DataError) as error:
             self.on_failure(ServerStopped(f"a checkpoint can't be written ({error}); check the disk, then restart"))
             return
-        # The state counts it, also where its file could not be written: whoever took these entries for not counted
-        # would cut them off, and a crash then leaves a hole.
+        # The state counts these entries even if the checkpoint file could not be written. If they were treated as not
+        # counted they would be cut off, and a crash after that would leave a hole.
         self._keep_tails(snapshot)
         if snapshot.unpublished is not None:
             self._put_off(snapshot.unpublished)
@@ -148,8 +164,8 @@ class Checkpointer:
         done(snapshot, None)
 
     def _put_off(self, error: DelaydError) -> None:
-        """The last checkpoint stands, and the logs hold what is newer."""
-        # The bytes that asked for this one are still there, and would ask for the next one at once.
+        """Keep the last checkpoint; the logs hold everything newer."""
+        # The bytes that asked for this checkpoint are still there and would ask for the next one at once.
         self._due_ms = self._not_before_ms = self._clock.monotonic_ms() + min(self._every_ms, RETRY_MS_MAX)
         level = logging.CRITICAL if isinstance(error, DamagedData) else logging.WARNING
         log.log(level, "checkpoint_put_off reason=%r", error.message)
@@ -160,20 +176,22 @@ class Checkpointer:
             if tail.valid and subject.damage is None and subject.tail is part.tail:
                 subject.tail = tail
             else:
-                # It must be rebuilt, or was rebuilt since the snapshot, up to an older offset: what was written is not
-                # in the files of the rebuild, so it stays in memory.
+                # The log must be rebuilt, or was rebuilt since the snapshot up to an older offset. The rebuilt files
+                # don't have these entries, so the runs stay in memory.
                 self._index.changed(subject)
         for subject, damage in snapshot.damaged:
             self._index.damaged(subject, damage)
 
 
 def consume_parts(index: Index) -> list[ConsumePart]:
-    """What the consume logs lack, of all subjects that have changed: copies, for another thread."""
+    """Copy, for another thread, the entries that the consume logs lack, for all subjects that have changed."""
     return [consume_part(index, subject, OFFSET_MAX) for subject in index.take_fresh()]
 
 
 def consume_part(index: Index, subject: Subject, stop: int) -> ConsumePart:
-    """What the consume log of a subject lacks of the messages below an offset; later ones may be there already."""
+    """Copy the entries that a subject's consume log lacks for messages below an offset; the log may have later ones
+    already.
+    """
     begin = bisect.bisect_left(subject.firsts, subject.tail.end)
     until = max(begin, bisect.bisect_left(subject.offsets, stop))
     end = subject.firsts[until] if until < len(subject.firsts) else subject.end

@@ -1,10 +1,12 @@
-"""Closed: each segment of the message log that gets no more groups is read once, beside the loop: tallied and indexed.
+"""Closed: each segment of the message log that gets no more groups is read once, beside the loop, and tallied and
+indexed.
 
-What its bytes give is written to the tally log before retention may remove it, and a row whose bytes are not those of
-its content hash is named (rules S5, S6; docs/decisions/0010-tallies.md). Nothing of it is on the path of a request.
+The tally of a segment is written to the tally log before retention may remove the segment. A row whose bytes don't
+match its content hash is logged by name (rules S5, S6; docs/decisions/0010-tallies.md). None of this is on the path of
+a request.
 
-Invariant: a piece reads a bounded part, and whatever fails is tried again after a while; a segment that can't be read
-is left out at last, so that it keeps no other one. An index holds up nothing, not even a tally.
+Invariant: a piece reads a bounded part, and whatever fails is tried again after a while. A segment that can't be read
+is left out after some tries, so that it does not hold up the others. A failed index holds up nothing, not even a tally.
 """
 
 import logging
@@ -36,11 +38,11 @@ from delayd.wire.waits import Wait
 from .segment_indexes import SegmentIndexes
 from .tally_log import TallyLog
 
-PIECE_BYTES = 4 << 20  # Read in one job: some 10 ms.
-PAUSE_MS = 20  # Between two jobs, so that a segment of 256 MiB takes two seconds and a part of one core.
+PIECE_BYTES = 4 << 20  # One job reads this much: some 10 ms.
+PAUSE_MS = 20  # Pause between two jobs, so that a segment of 256 MiB takes two seconds and a part of one core.
 RETRY_MS = 30_000
-TRIES_MAX = 3  # A segment is tried so often, then it is left out.
-PASSES = (DiskFull, NotWritable, Shortage)  # What says nothing of the segment that was read.
+TRIES_MAX = 3  # After this many tries a segment is left out.
+PASSES = (DiskFull, NotWritable, Shortage)  # Errors that say nothing about the segment that was read.
 OFFSET_MAX = (1 << 63) - 1
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Reading:
-    """One segment that is being read, [begin, end); belongs to the job under way."""
+    """One segment that is being read, [begin, end); only the job under way uses it."""
 
     begin: int
     end: int
@@ -61,7 +63,7 @@ class _Reading:
 
 
 class ClosedSegments:
-    """Reads them one after the other; belongs to the loop."""
+    """Reads closed segments one after the other; belongs to the loop."""
 
     def __init__(
         self, message_log: Log, tally_log: TallyLog, indexes: SegmentIndexes, executor: Executor, clock: Clock
@@ -78,7 +80,7 @@ class ClosedSegments:
         self._tries = 0
         self._hurries = self._loops = False
         self._sweeps = indexes.any_below(message_log.start)
-        self._looked = message_log.start  # The indexes of what is below it are there, or were given up.
+        self._looked = message_log.start  # The indexes of all segments below this offset are written, or were given up.
         self._due_ms = clock.monotonic_ms()
         self._begin_from(tally_log.entries)
 
@@ -92,16 +94,18 @@ class ClosedSegments:
 
     @property
     def kept_from(self) -> int:
-        """Retention must keep what is from here on; a segment that can't be read, or tallied, keeps nothing."""
+        """Retention must keep the log from this offset on; a segment that can't be read or tallied does not hold
+        retention up.
+        """
         return OFFSET_MAX if self._tries else self._at
 
     @property
     def differing(self) -> int:
-        """Rows of closed segments, as far as they are kept, whose bytes are not those of their content hash."""
+        """Rows of closed segments that are still kept whose bytes don't match their content hash."""
         return sum(rows for begin, rows in self._differing.items() if begin >= self._message_log.start)
 
     def waits(self) -> Iterator[Wait]:
-        """What an operator should know of."""
+        """List findings that an operator should know."""
         if rows := self.differing:
             why = "their content hash is another one than their bytes give, so somebody has changed them; "
             why += f"first: {self._first}" if self._first else "they were found by an earlier life of this server"
@@ -113,7 +117,7 @@ class ClosedSegments:
             self._start()
 
     def hurry(self) -> None:
-        """Read on now: retention waits for it."""
+        """Read on without pauses: retention waits for it."""
         self._hurries = True
         if self._loops:
             return
@@ -123,7 +127,7 @@ class ClosedSegments:
         self._loops = False
 
     def sweep(self) -> None:
-        """Retention has removed segments, and their indexes go when there is time."""
+        """Note that retention has removed segments: their indexes are removed when there is time."""
         self._sweeps = True
 
     def close(self) -> None:
@@ -131,7 +135,7 @@ class ClosedSegments:
         self._tally_log.close()
 
     def _start(self) -> bool:
-        """Have the next piece read; False when there is none."""
+        """Start to read the next piece; False when there is none."""
         if self._sweeps and not self._hurries:
             self._sweeps, self._under_way = False, True
             sweep = partial(self._indexes.remove_below, self._message_log.start)
@@ -159,7 +163,7 @@ class ClosedSegments:
             if segment.base_offset >= self._at:
                 return _reading(segment, following, Tallier(segment.base_offset))
         self._at = max(self._at, segments[-1].base_offset)
-        # Retention waits for tallies only.
+        # Retention waits for tallies, not for indexes.
         for segment, following in () if self._hurries else pairwise(segments):
             if segment.base_offset >= self._looked:
                 return _reading(segment, following, None)
@@ -192,7 +196,7 @@ class ClosedSegments:
             self.on_failure(error)
             return
         except (DelaydError, OSError) as error:
-            # What stays is removed with the next one, or at the next start.
+            # Indexes that were left are removed with the next ones, or at the next start.
             log.warning("indexes_not_removed reason=%r", str(error))
         self.wake()
 
@@ -219,7 +223,7 @@ class ClosedSegments:
         self._reading = None
         self._hurries = False
         if reading.tallier is None:
-            # Whoever looks for the segment itself says what is wrong with it.
+            # A later read of the segment's messages reports what is wrong with it.
             log.warning("segment_not_indexed begin=%d end=%d reason=%r", reading.begin, reading.end, str(error))
             self._looked = reading.end
             return
@@ -251,7 +255,7 @@ def _reading(segment: Segment, following: Segment, tallier: Tallier | None) -> _
 
 
 def _piece(message_log: Log, tally_log: TallyLog, indexes: SegmentIndexes, reading: _Reading, now_ms: int) -> bool:
-    """Read one piece of a segment, and write what it gave when it was the last one; whether it was."""
+    """Read one piece of a segment, and write the results after the last one; return whether it was the last one."""
     segment = reading.begin, reading.end, reading.last_crc32c
     if reading.at == reading.begin and reading.tallier is None and indexes.has(*segment):
         return True

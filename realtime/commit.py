@@ -1,7 +1,8 @@
 """Group commit of the message log: what arrives while the disk is busy becomes the next group.
 
-One append and one fsync are under way at a time; what they made durable is handed on in the order of the log. After a
-failed append nothing is refused (rule H6): a full disk is tried again, any other failure stops the server.
+One append and one fsync are under way at a time; durable groups are handed on in the order of the log. After a failed
+append no frame is refused by name (rule H6): on a full disk the append is tried again, and any other failure stops the
+server.
 """
 
 import logging
@@ -22,9 +23,9 @@ from delayd.log.log import Log
 from .handoff import Hello, Origin
 from .peer import Peer
 
-COMMIT_BYTES = 32 << 20  # A commit takes no further frame above this, so that the first one does not wait too long.
-GROUP_BYTES = 64 << 20  # Batches of one group; its header and table fit the rest of the limit.
-RETRY_MS = 1_000  # Between tries on a full disk.
+COMMIT_BYTES = 32 << 20  # Above this a commit takes no further frame, so that the first one does not wait too long.
+GROUP_BYTES = 64 << 20  # Bytes of the batches in one group; its header and table fit the rest of the limit.
+RETRY_MS = 1_000  # Pause between tries on a full disk.
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Greeting(NamedTuple):
 
 
 class Note(NamedTuple):
-    """An operator's word on a delay server, which is to become durable behind everything before it."""
+    """An operator's decision about a delay server; its record is to become durable behind everything before it."""
 
     origin: Origin
     record: Known
@@ -67,7 +68,7 @@ class Landed(NamedTuple):
 
 @dataclass(slots=True)
 class Commit:
-    """What one append and fsync made durable; ``end`` and ``crc32c`` are those of the log behind it."""
+    """One append and its fsync; ``end`` and ``crc32c`` are those of the log behind it."""
 
     greetings: list[Greeting]
     frames: list[DispatchFrame]
@@ -82,7 +83,7 @@ class Commit:
 
 
 class Written(NamedTuple):
-    """What the executor did: offsets of the groups, and the log behind them."""
+    """The result of the executor's work: offsets of the groups, and the end of the log behind them."""
 
     offsets: list[int]
     end: int
@@ -118,7 +119,9 @@ class GroupCommit:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing will become durable without another try; what waits for space was never acknowledged."""
+        """Whether nothing more becomes durable without another try; frames that wait for space were never
+        acknowledged.
+        """
         return self.retry_at_ms is not None or (self._under_way is None and not self._queue and not self._done)
 
     @property
@@ -127,12 +130,14 @@ class GroupCommit:
         return sum(item.size_bytes for item in self._queue if isinstance(item, DispatchFrame))
 
     def put(self, item: DispatchFrame | Greeting | Note) -> None:
-        """Queue what is to become durable."""
+        """Queue something that is to become durable."""
         self._queue.append(item)
         self._begin()
 
     def drop(self, origin: Origin) -> list[DispatchFrame | Greeting]:
-        """Take out what waits of a delay server, which will never be appended; what is under way is finished."""
+        """Take a delay server's queued frames and greetings out; they will never be appended. The commit under way is
+        finished.
+        """
         dropped = [item for item in self._queue if item.origin is origin and not isinstance(item, Note)]
         self._queue = deque(item for item in self._queue if item.origin is not origin or isinstance(item, Note))
         return dropped
@@ -186,7 +191,8 @@ class GroupCommit:
         try:
             written = done.result()
         except DiskFull as error:
-            # Nothing of it is in the file, and it may yet be: the frames wait, neither taken nor refused (rule L8).
+            # Nothing of the commit is in the file, and it may still get there: the frames wait, neither taken nor
+            # refused (rule L8).
             if not self._full:
                 self._full = True
                 log.warning("message_log_full reason=%r retry_ms=%d", error.message, RETRY_MS)
@@ -202,7 +208,7 @@ class GroupCommit:
         commit.end, commit.crc32c = written.end, written.crc32c
         commit.landed = _landed(commit, written.offsets)
         self._done.append(commit)
-        # The disk gets its next work before this one is answered; answers keep the order of the log all the same.
+        # The disk gets the next commit before this one is answered; answers still keep the order of the log.
         self._begin()
         if not self._handing_on:
             self._handing_on = True

@@ -1,4 +1,4 @@
-"""Consumers: their requests, read and checked before anything is done (docs/protocol.md)."""
+"""Consumers: it reads and checks their requests before anything is done (docs/protocol.md)."""
 
 from delayd.clock import Clock
 from delayd.config import RealtimeConfig
@@ -28,12 +28,12 @@ from .polls import Waiting
 from .pulls import HANDLES_MAX, Pulls, wanted
 from .stored import StoredBatches
 
-WAIT_MS_MAX = 60_000  # A long poll; a client that waits longer asks again.
+WAIT_MS_MAX = 60_000  # The longest wait of a PULL; a client that wants to wait longer asks again.
 LEASE_MS_MIN = 100
 
 
 class Consumers:
-    """Reads the requests of consumers, and of whoever looks at them."""
+    """Reads the requests of consumers, and of tools that list groups and subjects."""
 
     def __init__(self, config: RealtimeConfig, pulls: Pulls, index: Index, stored: StoredBatches, clock: Clock) -> None:
         self._config = config
@@ -55,7 +55,7 @@ class Consumers:
         need_str(head, "consumer")
         self._pulls.check_room()
         if group is None:
-            # Only now, for a PULL that is refused leaves no group behind.
+            # The group is created only here: a PULL that is refused leaves no group behind.
             assert names is not None
             group = self._pulls.create(*names)
         self._pulls.pull(
@@ -77,7 +77,9 @@ class Consumers:
         self._acknowledge(PullOp.ACK, peer, frame)
 
     def nack(self, peer: Peer, frame: Frame) -> None:
-        """Answer a NACK when it is durable; what no handler was given is offered again as the same attempt."""
+        """Answer a NACK when it is durable; messages that were given to no handler are offered again as the same
+        attempt.
+        """
         uncounted = "uncounted" in frame.head and need_bool(frame.head, "uncounted")
         self._acknowledge(PullOp.RETURNED if uncounted else PullOp.NACK, peer, frame)
 
@@ -91,7 +93,7 @@ class Consumers:
         peer.answer(frame.request_id, {})
 
     def groups(self, peer: Peer, frame: Frame) -> None:
-        """List groups, behind the one that was listed last."""
+        """List groups, from behind the last one of the listing before."""
         head = frame.head
         subject = optional_str(head, "subject")
         after = need_strs(head, "after") if head.get("after") is not None else ["", ""]
@@ -111,7 +113,7 @@ class Consumers:
     def _acknowledge(self, op: PullOp, peer: Peer, frame: Frame) -> None:
         group = self._known(frame.head)
         if group is None:
-            # Whether it can be a group at all is said first.
+            # The request is first told if its names can't be those of a group.
             _names(frame.head)
         handles = _handles(frame.head)
         request_id = frame.request_id
@@ -124,9 +126,9 @@ class Consumers:
         )
 
     def _known(self, head: Head) -> Group | None:
-        """The group that a request names; None when there is none, or its names are no names."""
+        """The group that a request names; None when it does not exist, or the names are not valid."""
         subject, group = head.get("subject"), head.get("group")
-        # The names of a group that exists were checked when it was made.
+        # The names of a group that exists were checked when it was created.
         return self._pulls.groups.get((subject, group)) if isinstance(subject, str) and isinstance(group, str) else None
 
 
@@ -144,7 +146,7 @@ def _handles(head: Head) -> list[list[int]]:
 def _names(head: Head) -> tuple[str, str]:
     subject, group = need_str(head, "subject"), need_str(head, "group", GROUP_NAME_BYTES_MAX)
     check_subject(subject.encode())
-    # Names stand in log lines and on screens, so nothing that ends a line or moves a cursor may be in them.
+    # Names appear in log lines and on screens, so they must have no character that ends a line or moves a cursor.
     if not group or not group.isprintable():
         raise BadRequest("the name of a group has 1 to 255 bytes of printable characters", field="group")
     return subject, group

@@ -1,7 +1,8 @@
-"""The realtime server's core: requests in, answers out, and what is due by the clock; no I/O of its own.
+"""The realtime server's core: it takes requests, gives answers and does what is due by the clock; it does no I/O of its
+own.
 
-The loop owns all state; commits of the message log, fsyncs of the pull log and checkpoints run on three executors,
-and each comes back with one call. A batch is indexed, and offered to consumers, only when it is durable.
+The loop owns all state; commits of the message log, fsyncs of the pull log and checkpoints run on three executors, and
+each comes back with one call. A batch is indexed, and offered to consumers, only when it is durable.
 """
 
 import logging
@@ -62,8 +63,9 @@ from .segment_indexes import SegmentIndexes
 from .unread_pulls import UnreadPulls
 from .unseen import Unseen
 
-GROUPS_A_TURN = 100  # Whose oldest message is looked for, with a read of a consume log each.
-COPIES_A_TURN = 1_000  # Groups and subjects: some 2 us each, and a group with many pulls 0.1 ms.
+# This many groups are asked for their oldest message in one turn; each costs a read of a consume log.
+GROUPS_A_TURN = 100
+COPIES_A_TURN = 1_000  # Groups and subjects copied in one turn: some 2 us each, and 0.1 ms for a group with many pulls.
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)  # Lines that delay servers can provoke.
@@ -92,13 +94,14 @@ class Core:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         identity = recovered.identity
-        self.shell_status: Callable[[], Head] = dict  # What the shell adds to STATUS, of its connections and its loop.
+        # The fields that the shell adds to STATUS, about its connections and its loop.
+        self.shell_status: Callable[[], Head] = dict
         self.log_id = identity.log_id
         self.epoch = identity.epoch
         self.counters = dict.fromkeys(("frames", "batches", "messages", "refused", "fenced"), 0)
         self.started_at_ms = clock.now_ms()
         self.fence = Fence("realtime", identity.log_id)
-        self.cluster_id: Callable[[], int] = lambda: 0  # The shell knows it, from meta.
+        self.cluster_id: Callable[[], int] = lambda: 0  # The shell learns it from meta.
         self._config = config
         self._clock = clock
         self._executors = executors
@@ -138,23 +141,24 @@ class Core:
         self._index.on_damage = self._rebuilder.want
         self._file = file
         self._retain_wanted = False
-        self._window_from = 0  # An operator has given up what was in doubt below.
-        self._told_of: list[OnCheckpoint] = []  # Who wants to hear of the next checkpoint that begins,
-        self._tells: list[OnCheckpoint] = []  # and of the one that is under way.
+        self._window_from = 0  # An operator has given up the batches in doubt below this offset.
+        self._told_of: list[OnCheckpoint] = []  # Callbacks for the next checkpoint that begins.
+        self._tells: list[OnCheckpoint] = []  # Callbacks for the checkpoint that is under way.
         self._reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
-        self._copying: Snapshot | None = None  # Which takes more than one turn of the loop to copy.
+        self._copying: Snapshot | None = None  # A checkpoint that takes more than one turn of the loop to copy.
         self._subjects_left: list[Subject] = []
         self._in_memory: dict[Subject, None] = {}  # Subjects with runs in memory that a checkpoint has passed.
         self._forgetting: list[Subject] = []
         self._trimming = Trimming(self._index, disk, executors.work)
-        self._named: set[Group] = set()  # Groups whose names this life has written.
-        self._lives_kept = False  # Whether a checkpoint has said where this life began.
-        self._restored: dict[int, str] = {}  # Delay servers that were refused for it, and why.
+        self._named: set[Group] = set()  # Groups whose names this life has written to the state.
+        self._lives_kept = False  # Whether a checkpoint has stored where this life began.
+        self._restored: dict[int, str] = {}  # Delay servers that were refused as restored, and why.
         self._failed = False
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
-        self._read_pulls: tuple[PullReplay, Log] | None = None  # Which wait for the end of a checkpoint.
+        # A pull log that became readable, waiting for the end of a checkpoint.
+        self._read_pulls: tuple[PullReplay, Log] | None = None
         unread = UnreadPulls(
             disk=disk,
             state=state,
@@ -223,14 +227,16 @@ class Core:
             raise
 
     def disconnected(self, peer: Peer) -> None:
-        """A connection is gone: what it waits for is not delivered."""
+        """Forget a connection that has ended: nothing is delivered to its waiting requests."""
         self._origins.disconnected(peer)
         self._pulls.disconnected(peer)
 
     def next_wake_ms(self, before_ms: int = NEVER_MS) -> int:
-        """When `wake` is next needed, monotonic; a time of ``before_ms`` or later says only that it is not before.
+        """When `wake` is next needed, monotonic; an answer of ``before_ms`` or later says only that it is not needed
+        before.
 
-        It is asked for after every frame, so what is due later than the timer is set for is not looked at closely.
+        This is called after every frame, so anything that is due later than the timer is set for is not computed
+        exactly.
         """
         if self._copying is not None or self._forgetting or self._trimming.left:
             return self._clock.monotonic_ms()
@@ -273,7 +279,7 @@ class Core:
             self.checkpoint()
 
     def retain(self) -> None:
-        """Remove what retention allows, behind a checkpoint; asked for by housekeeping (rule T3)."""
+        """Take a checkpoint, and then remove what retention allows; housekeeping calls this (rule T3)."""
         self._retain_wanted = True
         self._unseen.look()
         self._closed.hurry()
@@ -288,12 +294,12 @@ class Core:
         self._go_on_copying(self._begin_snapshot())
 
     def _tell_of_checkpoint(self, heard: OnCheckpoint) -> None:
-        """Say what becomes of a checkpoint that begins from now on."""
+        """Call back with the result of a checkpoint that begins from now on."""
         self._told_of.append(heard)
         self.checkpoint()
 
     def stop(self, stopped: Callable[[], None]) -> None:
-        """Take no more, finish what is under way, take a checkpoint, then call back."""
+        """Take no more requests, finish what is under way, take a checkpoint, then call back."""
         self._stopping = stopped
         self._pulls.refuse_waiting(Stopping("this realtime server is stopping"))
         self._go_on_stopping()
@@ -306,7 +312,7 @@ class Core:
         self._file.close()
 
     def fail(self, error: BaseException) -> None:
-        """Serve nothing any more: what is durable is not known, or can't grow."""
+        """Serve nothing any more: nobody knows what is durable, or the logs can't grow."""
         if not self._failed:
             self._failed = True
             self._on_failure(error)
@@ -317,7 +323,8 @@ class Core:
         head = frame.head
         meant = need_u64(head, "target")
         if meant != self.log_id:
-            # Its session and W count for that server's batches: here they would fence off and forget others.
+            # The hello's session and W belong to that server: here they would fence off and forget the batches of
+            # another.
             raise HandoffRefused(f"this hello is for the realtime server {meant:016x}, and this is {self.log_id:016x}")
         self._files.check_window()
         named = need_int(head, "named_offset") if "named_offset" in head else None
@@ -340,10 +347,12 @@ class Core:
             heard = self._origins.known(hello.log_id)
             decided = 0 if heard is None else heard.decided_offset
             unread = set(need_ints(head, "unread_hours"))
-            # Whoever has not given the numbers of messages that are here is a copy, whatever is damaged there.
+            # A delay server that has not given the numbers of messages that are here is a copy, whatever is damaged
+            # there.
             gave_all = heard is None or heard.highest_sequence < need_u64(head, "next_sequence")
             if gave_all and named < decided and self._stored.may_be_of(unread, decided, hello.log_id):
-                named = None  # A damaged dispatch log names it, which says nothing of a copy.
+                # One of its damaged dispatch logs names the offset, so a low figure does not prove a copy.
+                named = None
         try:
             origin, older = self._origins.greet(peer, hello, named)
         except RestoredOrigin as error:
@@ -358,7 +367,7 @@ class Core:
         self._commit.put(Greeting(peer, frame.request_id, origin, hello))
 
     def _accept_origin(self, peer: Peer, frame: Frame) -> None:
-        """An operator's word that a delay server is right as it is, though it was restored from a copy (rule H8)."""
+        """Take a delay server as it is, though it was restored from a copy: an operator decided so (rule H8)."""
         log_id = need_u64(frame.head, "log_id")
         origin = self._origins.known(log_id)
         if origin is None:
@@ -373,7 +382,7 @@ class Core:
         self._commit.put(Note(origin, OriginAccepted(log_id), partial(peer.answer, frame.request_id, answer)))
 
     def _drop(self, origin: Origin, why: StaleSession) -> None:
-        """Take out what of a delay server was not given to the disk; it will never be appended."""
+        """Take the frames of a delay server out that were not given to the disk; they will never be appended."""
         for item in self._commit.drop(origin):
             if isinstance(item, DispatchFrame):
                 item.origin.expected.difference_update((part.epoch, part.batch_id) for part in item.parts)
@@ -397,16 +406,17 @@ class Core:
             self.counters["refused"] += 1
             raise
         origin.expected.update((part.epoch, part.batch_id) for part in parts)
-        # Also when the frame is dropped: the number is no less used.
+        # This counts even if the frame is dropped: its numbers were used all the same.
         origin.highest_sequence = max(origin.highest_sequence, highest)
         self._commit.put(DispatchFrame(peer, frame.request_id, origin, batches, parts, len(frame.body)))
 
     def _committed(self, commit: Commit) -> None:
-        """Index what has become durable, answer for it, and wake who waits."""
+        """Index batches that became durable, answer for them, and serve the consumers that wait."""
         self._indexed_offset, self._indexed_crc32c = commit.end, commit.crc32c
         self._next_sequence = commit.next_sequence
         for note in commit.notes:
-            # First: a greeting of the same delay server in this commit came behind it, for those before were dropped.
+            # Notes come first: a greeting of the same delay server in this commit was queued after the note, because
+            # earlier ones were dropped.
             note.origin.accepted()
             note.durable()
         for greeting in commit.greetings:
@@ -459,7 +469,7 @@ class Core:
         self._ping(peer, frame)
 
     def waits(self) -> Iterator[Wait]:
-        """What goes on by nothing but an operator's doing."""
+        """List the states that only an operator can end."""
         yield from map(Wait._make, [*self.fence.waits(), *self._store.waits()])
         for log_id, reason in self._restored.items():
             yield Wait(f"what the delay server {log_id:016x} has to hand over", reason, "delayd target accept")
@@ -501,24 +511,27 @@ class Core:
     # Checkpoints and the stop.
 
     def _snapshot(self) -> Snapshot:
-        """All that a checkpoint says, at once."""
+        """Make a whole snapshot at once."""
         snapshot = self._begin_snapshot()
         while not self._copy_piece(snapshot):
             pass
         return snapshot
 
     def _pull_marks(self) -> tuple[int, int, int]:
-        """Up to where a checkpoint holds the pull log; while that can't be read, what the last one said of it."""
+        """Up to where a checkpoint covers the pull log; while that can't be read, the values of the last checkpoint."""
         if self._pulls.known:
             return self._pull_log.end, self._pull_log.crc32c, self._pulls.next_pull
         last = self._checkpoints.last
         return last.pull_offset, last.pull_crc32c, last.next_pull
 
     def _begin_snapshot(self) -> Snapshot:
-        """Fix what a checkpoint will say; groups and consume logs are copied afterwards, as they are now."""
+        """Fix the contents of a checkpoint; groups and consume logs are copied afterwards, with their state of this
+        moment.
+        """
         unread = self._files.window_offset
         if self._files.drops_window:
-            # Also what can be read: a later start reads all of it, or none.
+            # All batches in doubt are dropped, also those that can be read: a later start reads the whole window or
+            # none of it.
             self._window_from = self._indexed_offset
         in_doubt = max(self._window_from, self._origins.window_offset(self._indexed_offset))
         marks = Marks(
@@ -540,7 +553,7 @@ class Core:
         removes, self._pulls.removes = self._pulls.removes, []
         evidence = self._clock.restart_evidence()
         retains = self._retain_wanted and self._clock.confirmed
-        # Retention needs to know of each group what the transaction will say of it.
+        # Retention needs to know for each group what the transaction will store.
         self._pulls.changes.begin(self._pulls.groups.values() if retains else ())
         self._subjects_left = self._index.take_fresh()
         stamps = (self._clock.now_ms(), (evidence.boot_id, evidence.boottime_ms, evidence.wall_ms))
@@ -553,13 +566,13 @@ class Core:
         self._copying = None
         take = partial(self._checkpoints.take, snapshot, self._checkpointed)
         if self._pulls.known:
-            # What the transaction says of the groups must not be newer than the durable pull log.
+            # The transaction must not store a newer state of the groups than the durable pull log has.
             self._pull_log.when_durable(take)
         else:
             take()
 
     def _copy_piece(self, snapshot: Snapshot) -> bool:
-        """Copy as much as one turn of the loop may; whether that was all."""
+        """Copy as much as one turn of the loop may; return whether that was all."""
         changes, stop = self._pulls.changes, snapshot.marks.indexed_offset
         left = COPIES_A_TURN - changes.copy_some(COPIES_A_TURN)
         if left <= 0:
@@ -578,7 +591,9 @@ class Core:
         return True
 
     def _keep_for(self, snapshot: Snapshot) -> bool:
-        """Find out what retention must keep, for as many groups as one turn of the loop may; whether that was all."""
+        """Find out which messages retention must keep, for as many groups as one turn of the loop may; return whether
+        that was all.
+        """
         changes, message_log = self._pulls.changes, self._state.message_log
         if snapshot.groups_left is None:
             snapshot.groups_left = list(changes.copies)
@@ -586,7 +601,7 @@ class Core:
         part: list[Group | GroupCopy] = [*snapshot.groups_left[-GROUPS_A_TURN:]]
         del snapshot.groups_left[-GROUPS_A_TURN:]
         if not snapshot.groups_left:
-            # Those made since this began, too: whatever is made from now on begins at what is kept.
+            # Groups created since this began are included; groups created later begin at a message that is kept.
             part += changes.created
         kept = keep_from(message_log, snapshot.oldest_ms, snapshot.marks, part, self._index)
         kept = min(kept, self._closed.kept_from)
@@ -595,14 +610,14 @@ class Core:
             return False
         self._retain_wanted = False
         if self._pulls.roster.all_lost or not self._pulls.known:
-            # Nobody knows which messages they have not acknowledged (rule Q3).
+            # Nobody knows which messages these groups have not acknowledged, so nothing is removed (rule Q3).
             snapshot.keep_from = message_log.start
         self._index.leaving_below = snapshot.keep_from
         snapshot.marks = replace(snapshot.marks, kept_from=max(snapshot.marks.kept_from, snapshot.keep_from))
         return True
 
     def _forget_some(self) -> None:
-        """Let go of runs that the consume logs have, of as many subjects as one turn of the loop may."""
+        """Forget runs that the consume logs have, for as many subjects as one turn of the loop may."""
         part, self._forgetting = self._forgetting[-COPIES_A_TURN:], self._forgetting[:-COPIES_A_TURN]
         memory_start = self._stored.memory_start
         for subject in part:
@@ -616,15 +631,15 @@ class Core:
         self._trimming.begin()
 
     def _window_read(self, groups: list[CommitGroup]) -> None:
-        """What is in doubt can be read again: from now on delay servers are answered."""
+        """The window can be read again: from now on hellos of delay servers are answered."""
         read_window(self._origins, groups)
 
     def _refuse_unread(self, peer: Peer, frame: Frame) -> None:
-        """Nothing is known of any group."""
+        """Refuse a request: while the pull log can't be read, no group is known."""
         raise self._files.unread_pulls.error()
 
     def _pulls_read(self, replay: PullReplay, pull_log: Log) -> None:
-        """The pull log can be read: consumers are served, behind a checkpoint that is under way."""
+        """The pull log can be read: begin to serve consumers, after a checkpoint that is under way."""
         if self._checkpoints.under_way:
             self._read_pulls = replay, pull_log
         else:
@@ -649,7 +664,7 @@ class Core:
         ]
 
     def _rebuilt(self, subject: Subject) -> None:
-        """A consume log is sound again: serve who waited for it."""
+        """A consume log is whole again: serve the pulls that waited for it."""
         if self._stopping is None:
             self._pulls.rebuilt(subject)
 
@@ -675,7 +690,7 @@ class Core:
             remove_old(self._state, executors.commit, executors.work, snapshot, self._old_removed)
         tells, self._tells = self._tells, []
         for tell in tells:
-            # The state may hold what was not published.
+            # The state may hold a checkpoint that was not published.
             tell(None if snapshot.counted else error)
         if self._told_of and self._stopping is None:
             self.checkpoint()

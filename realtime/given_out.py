@@ -1,4 +1,6 @@
-"""Which pull sequences each life of a server gave out, and so which handles can be true (rules Q1, Q5)."""
+"""Given out: which pull sequences each life of a server gave out; from that it follows which handles can be valid
+(rules Q1, Q5).
+"""
 
 from collections.abc import Sequence
 
@@ -6,12 +8,13 @@ from .held import Run
 from .kept import LIVES_MAX, Life
 from .ranges import Ranges
 
-SECRET_BITS = 48  # Random bits of an incarnation: whoever guesses with full requests and no pause needs years for one.
-LIFE_MASK = 0xFFFF  # Above them the epoch, as far as it fits: what this life gave out is told from what older ones did.
+SECRET_BITS = 48  # Random bits of an incarnation: with full requests and no pause, guessing one takes years.
+# The bits above hold the low part of the epoch: they tell handles of this life from those of earlier lives.
+LIFE_MASK = 0xFFFF
 
 
 class GivenOut:
-    """The newest lives, and this one."""
+    """The newest lives, this one included."""
 
     def __init__(self, lives: Sequence[Life], epoch: int) -> None:
         self.life = epoch & LIFE_MASK
@@ -27,10 +30,11 @@ class GivenOut:
         own: Sequence[Run],
         others: Sequence[Run],
     ) -> list[tuple[int, int]]:
-        """What of the pull sequences from ``start`` to ``end`` an acknowledgement names in vain.
+        """Return the parts of the pull sequences ``start`` to ``end`` that an acknowledgement names in vain.
 
-        It may be a part, for clients merge neighbouring handles. What is not held any more and not among what is
-        ``gone`` was acknowledged before, in whatever life (rule Q5). ``known`` bounds what the group can know of.
+        Only a part may be stale, because clients merge neighbouring handles. A sequence that is neither held nor among
+        ``gone`` was acknowledged before, in whatever life (rule Q5). ``known`` bounds the sequences of which the group
+        knows that.
         """
         life = incarnation >> SECRET_BITS
         first, stop = self._of_life.get(life, (0, 0))
@@ -52,9 +56,11 @@ class GivenOut:
 
 
 def _kept_of(lives: Sequence[Life]) -> dict[int, tuple[int, int]]:
-    """For each life the pull sequences that it gave out and that survived it: from its first one to the next life's."""
+    """For each life, the pull sequences that it gave out and that survived it: from its first one to the first one of
+    the next life.
+    """
     stops = [life.pull_first for life in lives[1:]]
-    # Nobody knows yet where the last one ends, for it goes on.
+    # The last life still goes on, so nobody knows where it ends.
     return {
         life.epoch & LIFE_MASK: (life.pull_first, stop)
         for life, stop in zip(lives, [*stops, lives[-1].pull_first], strict=True)

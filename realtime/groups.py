@@ -14,13 +14,14 @@ from .offers import Offer, Offers
 from .polls import Polls
 from .ranges import Ranges
 
-GIVEN_BACK_RUNS_MAX = 10_000  # Beyond it nobody knows any more what became of the oldest pulls, and they are stale.
-PAUSE_MS = 100  # Before a message that was given back a second time is offered again; doubled with each further time.
+# Beyond this the oldest runs are forgotten: nobody knows what became of these pulls, so their handles are stale.
+GIVEN_BACK_RUNS_MAX = 10_000
+PAUSE_MS = 100  # Pause before a message that was given back a second time is offered again; doubled each further time.
 PAUSE_MS_MAX = 10_000
 
 
 class GroupCopy(NamedTuple):
-    """What a checkpoint says of a group: all of it as it was at one moment; nothing in it changes any more."""
+    """A group as a checkpoint stores it: a copy of one moment, which never changes."""
 
     group: "Group"
     next: int
@@ -33,7 +34,7 @@ class GroupCopy(NamedTuple):
 
     @property
     def subject(self) -> Subject:
-        """Whose messages they are."""
+        """The subject of the group's messages."""
         return self.group.subject
 
 
@@ -51,27 +52,29 @@ class Group:
         self.next = start
         self.held = Held()
         self.redeliver = Offers()
-        self.paused = Offers()  # Given back again and again: offered when their pause is over.
+        self.paused = Offers()  # Given back again and again; offered when their pause is over.
         self.quarantined = Offers()  # Can't be read, and not offered until they are tried again (rule L10).
-        self.known_from = known_from  # Nobody knows what became of pull sequences below it that are not held.
-        self.given_back = Ranges()  # Pull sequences that were neither acknowledged nor are held.
-        self.lapsed = Ranges()  # Those of them that were given back by nobody's word: their lease ended.
+        self.known_from = known_from  # Nobody knows what became of pull sequences below this that are not held.
+        self.given_back = Ranges()  # Pull sequences that are not held any more and were not acknowledged.
+        self.lapsed = Ranges()  # Those of ``given_back`` that no consumer gave back: their lease ended.
         self.waiting = Polls()
         self.ready = True  # False until the record of a new group is durable.
-        self.settled = True  # False while nobody could say which message is the first that it gets.
+        self.settled = True  # False while nobody can say which message is the first that the group gets.
         self.dirty = True
-        self.before_change: Callable[[Group], None] | None = None  # A checkpoint may have to take a copy first.
-        self.on_pause: Callable[[Group, Offer, int], None] | None = None  # Ends a pause; without it there is none.
+        # Called before each change: a checkpoint may have to copy the group first.
+        self.before_change: Callable[[Group], None] | None = None
+        # Called to begin a pause; without it there are no pauses.
+        self.on_pause: Callable[[Group, Offer, int], None] | None = None
 
     def offers(self) -> Iterator[Offer]:
-        """What may be pulled now, in order: what was given back first, then what is new."""
+        """Messages that may be pulled now, in order: first those that were given back, then new ones."""
         yield from self.redeliver
         if self.next < self.subject.end:
             yield Offer(self.next, self.subject.end - self.next, 1)
 
     @property
     def has_messages(self) -> bool:
-        """Whether a pull would get something."""
+        """Whether a pull would get a message."""
         return self.next < self.subject.end or self.redeliver.messages > 0
 
     @property
@@ -86,14 +89,14 @@ class Group:
         return min([self.next, *[oldest for oldest in candidates if oldest is not None]])
 
     def copy(self) -> GroupCopy:
-        """All that a checkpoint says of it."""
-        # What can't be read is offered again by the next start: its file may have been restored by then.
+        """Copy everything that a checkpoint stores of the group."""
+        # The next start offers unreadable messages again: their file may have been restored by then.
         offers = [*self.redeliver.copy(), *self.paused, *self.quarantined]
         known = (self.known_from, self.given_back.copy(), self.lapsed.copy())
         return GroupCopy(self, self.next, self.held.copy(), offers, self.oldest, *known)
 
     def apply(self, entry: PullEntry) -> int:
-        """Change as an entry of the pull log says; returns how many messages that concerned."""
+        """Change the group as an entry of the pull log says; return how many messages that concerned."""
         self._changes()
         if entry.op == PullOp.PULL:
             self._pulled(entry)
@@ -112,7 +115,7 @@ class Group:
         self.redeliver.append(offer)
 
     def forget_given_back(self, runs: int) -> None:
-        """Keep only so many runs of what was given back; what is older is stale from now on."""
+        """Keep only the newest ``runs`` runs of what was given back; handles of older ones are stale from now on."""
         for kept in (self.given_back, self.lapsed):
             if len(kept) > runs:
                 self.known_from = max(self.known_from, kept.drop_first(len(kept) - runs))
@@ -128,18 +131,18 @@ class Group:
         self.quarantined.append(offer)
 
     def release(self, offer: Offer) -> None:
-        """Offer messages again that were passed over: they can be read now, as far as was seen."""
+        """Offer messages again that were passed over: it seems that they can be read now."""
         self._changes()
         self.quarantined.take(offer.consume_first, offer.consume_first + offer.count)
         self.redeliver.append(offer)
 
     def give_up(self, offer: Offer) -> None:
-        """Messages that can't be read count as acknowledged."""
+        """Count messages that can't be read as acknowledged."""
         self._changes()
         self.quarantined.take(offer.consume_first, offer.consume_first + offer.count)
 
     def begin_at(self, first: int) -> None:
-        """Messages below are not kept any more: what was offered of them without knowing that is not."""
+        """Begin at ``first``: messages below are not kept any more, so offers of them are withdrawn."""
         self.settled = True
         for offer in self.paused.copy():
             self.resume(offer)
@@ -159,18 +162,20 @@ class Group:
     def _pulled(self, entry: PullEntry) -> None:
         end = entry.consume_first + entry.covered
         if entry.consume_first > self.next:
-            # A life before this one passed over what lies between; its next start offers it again (rule L5).
+            # An earlier life passed over the messages in between because it could not read them; its next start offers
+            # them again (rule L5).
             self.redeliver.append(Offer(self.next, entry.consume_first - self.next, 1))
         if entry.consume_first < self.next:
             self.redeliver.take(entry.consume_first, min(end, self.next))
-        # A replay may begin with a lower ``next`` than the entry was written for, and then both happen (rule Q5).
+        # Both conditions may hold: a replay may begin with a lower ``next`` than the group had when the entry was
+        # written (rule Q5).
         self.next = max(self.next, end)
         pull_end = entry.pull_first + entry.covered
         at = (entry.pull_first, pull_end, entry.consume_first)
         self.held.add(Run(*at, entry.attempt, entry.incarnation, entry.lease_ms))
 
     def _give_back(self, run: Run, op: PullOp) -> None:
-        # What no handler was given was no attempt (rule Q4).
+        # Messages that were given to no handler had no attempt (rule Q4).
         attempt = run.attempt if op == PullOp.RETURNED else min(run.attempt + 1, ATTEMPT_MAX)
         offer = Offer(run.consume_first, run.messages, attempt)
         pause_ms = pause_after(run.attempt) if op == PullOp.NACK and self.on_pause is not None else 0
@@ -187,5 +192,5 @@ class Group:
 
 
 def pause_after(attempt: int) -> int:
-    """How long a message waits that a handler gave back, in ms: the first time not at all."""
+    """How long a message that a handler gave back waits, in ms; 0 the first time."""
     return 0 if attempt < 2 else min(PAUSE_MS << min(attempt - 2, 16), PAUSE_MS_MAX)

@@ -1,4 +1,5 @@
-"""Handoff, the receiving side: which session of each delay server counts, and what is still in doubt (docs/handoff.md).
+"""Handoff, the receiving side: which session of each delay server counts, and which batches are still in doubt
+(docs/handoff.md).
 
 A batch is taken only from the session whose hello was heard last in this life; a batch is remembered until W passes it.
 """
@@ -18,13 +19,14 @@ W = tuple[int, int]
 """A watermark: epoch and batch id; everything up to it, in lexicographic order, is decided (rule H1)."""
 
 W_NONE: W = (0, 0)
-RETRY_MS = 1_000  # For whom a bound refuses.
-ORIGINS_MAX = 1_000  # Delay servers that were ever heard: half a kilobyte each, and a row of LMDB.
-WINDOW_BATCHES_MAX = 262_144  # One delay server's batches above W, 0.4 KB each. None leaves half as many undecided.
+RETRY_MS = 1_000  # The hint to a sender whom a bound refuses.
+ORIGINS_MAX = 1_000  # Delay servers that were ever heard: half a kilobyte each, and one LMDB row.
+# Batches of one delay server above W, 0.4 KB each. No delay server leaves even half as many undecided.
+WINDOW_BATCHES_MAX = 262_144
 
 
 class Hello(NamedTuple):
-    """What a delay server says when it connects (rule H3)."""
+    """The contents of a delay server's hello (rule H3)."""
 
     log_id: int
     epoch: int
@@ -34,7 +36,7 @@ class Hello(NamedTuple):
 
 
 class InDoubt(NamedTuple):
-    """A stored batch above W: all that its lost acknowledgement would have said (rule H6)."""
+    """A stored batch above W: everything that its acknowledgement would have said, in case that was lost (rule H6)."""
 
     epoch: int
     batch_id: int
@@ -43,7 +45,8 @@ class InDoubt(NamedTuple):
     appended_at_ms: int
     claimed_at_ms: int
     rows: int
-    columns: bytes  # All of the batch's columns as they stand in it: few windows are ever asked for one of them.
+    # All of the batch's columns, as bytes: a window's answer needs three of them, and few windows are ever asked for.
+    columns: bytes
     columns_at: int
     places: Mapping[int, int]  # By column: where in the batch it begins.
     group_offset: int
@@ -79,14 +82,15 @@ class Origin:
     w: W = W_NONE
     peer: Peer | None = None
     dirty: bool = True
-    decided_offset: int = 0  # The highest one of a batch that W has passed: its outcome is durable at the delay server.
-    highest_sequence: int = 0  # The highest of all its batches.
+    # The highest offset of a batch that W has passed: its outcome is durable at the delay server.
+    decided_offset: int = 0
+    highest_sequence: int = 0  # The highest sequence of all its batches.
     window: dict[W, InDoubt] = field(default_factory=dict)
     keys: list[W] = field(default_factory=list)  # The batches of the window, rising.
     expected: set[W] = field(default_factory=set)  # Taken and not yet durable.
 
     def check_hello(self, hello: Hello) -> None:
-        """Refuse a hello that is not newer than the one heard, or can't be the next one."""
+        """Refuse a hello that is not newer than the last one heard, or that can't be the next one."""
         check_epoch(hello.epoch, self.epoch, f"delay server {hello.log_id:016x}")
         if hello.epoch < self.epoch:
             raise StaleEpoch(f"epoch {self.epoch} of this delay server was heard, {hello.epoch} is an older life of it")
@@ -99,7 +103,7 @@ class Origin:
             raise StaleSession(f"session {self.session} was heard, {hello.session} is not newer")
 
     def check_known(self, named_offset: int) -> None:
-        """Refuse a delay server whose dispatch logs do not have what it said to be durable there (rule H8)."""
+        """Refuse a delay server whose dispatch logs lack an outcome that it once called durable (rule H8)."""
         if named_offset < self.decided_offset:
             raise RestoredOrigin(
                 f"this delay server had recorded a batch at offset {self.decided_offset}, its dispatch logs name none "
@@ -108,7 +112,7 @@ class Origin:
             )
 
     def accept(self) -> None:
-        """An operator takes the delay server as it is: nothing that was heard of it counts any more."""
+        """Take the delay server as it is, because an operator says so: nothing that was heard of it counts any more."""
         self.epoch, self.instance, self.session = 0, 0, 0
         self.w, self.decided_offset = W_NONE, 0
         self.window.clear()
@@ -117,19 +121,21 @@ class Origin:
         self.dirty = True
 
     def accepted(self) -> None:
-        """The operator's word is durable: what landed since it was said, in front of it, does not count either."""
+        """The operator's decision is durable. Batches that landed before its record, after it was made, don't count
+        either.
+        """
         self.w, self.decided_offset = W_NONE, 0
         self.window.clear()
         self.keys.clear()
         self.dirty = True
 
     def forget_window(self) -> None:
-        """Forget what is in doubt, for it is read again."""
+        """Forget the batches in doubt, because they are read again."""
         self.window.clear()
         self.keys.clear()
 
     def hear(self, hello: Hello) -> None:
-        """The fence moves: from now on only this session counts."""
+        """Move the fence: from now on only this hello's session counts."""
         self.epoch, self.instance, self.session = hello.epoch, hello.instance, hello.session
         self.dirty = True
 
@@ -159,7 +165,7 @@ class Origin:
             self.keys.append(key)
 
     def advance(self, w: W) -> None:
-        """Forget what W has passed."""
+        """Forget the batches that W has passed."""
         if w <= self.w:
             return
         self.w = w
@@ -170,12 +176,12 @@ class Origin:
         del self.keys[:passed]
 
     def check_room(self, batches: int) -> None:
-        """Refuse more undecided batches than any delay server has; SlowDown."""
+        """Refuse more undecided batches than any delay server has, with SlowDown."""
         if len(self.window) + len(self.expected) + batches > WINDOW_BATCHES_MAX:
             raise SlowDown(f"{len(self.window)} batches of this delay server are above its W", retry_after_ms=RETRY_MS)
 
     def decided_or_held(self, key: W) -> bool:
-        """Whether a batch of this number was taken or decided before."""
+        """Whether a batch with this number was taken or decided before."""
         return key <= self.w or key in self.window or key in self.expected
 
 
@@ -190,18 +196,18 @@ class Origins:
         return iter(self._origins.values())
 
     def origin(self, log_id: int) -> Origin:
-        """The delay server of a log_id; new ones have heard nothing."""
+        """The delay server with a log_id; a new one has heard nothing yet."""
         found = self._origins.get(log_id)
         if found is None:
             found = self._origins[log_id] = Origin(log_id)
         return found
 
     def known(self, log_id: int) -> Origin | None:
-        """The delay server of a log_id; None when nothing was heard of it."""
+        """The delay server with a log_id; None when nothing was heard of it."""
         return self._origins.get(log_id)
 
     def forget(self, origin: Origin) -> Peer | None:
-        """Take an operator's word that a delay server is right as it is; returns the connection that it had."""
+        """Take a delay server as it is, because an operator says so; return the connection that it had."""
         peer, origin.peer = origin.peer, None
         if peer is not None:
             self._of_peer.pop(peer, None)
@@ -209,11 +215,13 @@ class Origins:
         return peer
 
     def greet(self, peer: Peer, hello: Hello, named_offset: int | None = None) -> tuple[Origin, Peer | None]:
-        """Hear a hello: its origin, and the connection that is fenced off by it. Nothing has changed where it raises.
+        """Hear a hello: return its origin, and the connection that it fences off. When this raises, nothing has
+        changed.
 
         Raises:
             StaleEpoch, StaleSession, FencedInstance, EpochOutOfRange: it is not newer than the one heard.
-            RestoredOrigin: its dispatch logs lack what they had; a ``named_offset`` of None does not say.
+            RestoredOrigin: its dispatch logs lack outcomes that they had; with a ``named_offset`` of None that is not
+            checked.
         """
         origin = self._origins.get(hello.log_id)
         if origin is None:
@@ -246,7 +254,7 @@ class Origins:
         return origin
 
     def disconnected(self, peer: Peer) -> None:
-        """A connection is gone; what it brought stays."""
+        """Forget a connection that has ended; the batches that it brought stay."""
         origin = self._of_peer.pop(peer, None)
         if origin is not None and origin.peer is peer:
             origin.peer = None

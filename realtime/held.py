@@ -1,14 +1,15 @@
-"""Held: which pull sequences of a group are pulled and not acknowledged yet, as runs in pieces of bounded length.
+"""Held: the pull sequences of a group that are pulled and not acknowledged yet, as runs, kept in pieces of bounded
+length.
 
 Invariant: runs are disjoint and rise by pull sequence; a run is never changed, only replaced, so a list of runs that a
-checkpoint has taken stays what it was. A change costs the logarithm of the runs and one piece.
+checkpoint has copied does not change. A change costs the logarithm of the runs and one piece.
 """
 
 import bisect
 from collections.abc import Iterator
 from typing import NamedTuple
 
-PIECE_RUNS = 512  # A piece is searched by halves and moved in memory as a whole; both cost under a microsecond.
+PIECE_RUNS = 512  # A piece is searched by bisection and moved in memory as a whole; both take less than a microsecond.
 
 
 class Run(NamedTuple):
@@ -27,7 +28,7 @@ class Run(NamedTuple):
         return self.end - self.start
 
     def cut(self, start: int, end: int) -> "Run":
-        """The part of it within [start, end)."""
+        """The part of the run within [start, end)."""
         first, last = max(self.start, start), min(self.end, end)
         consume_first = self.consume_first + first - self.start
         return Run(first, last, consume_first, self.attempt, self.incarnation, self.lease_ms)
@@ -72,7 +73,7 @@ class Held:
         return runs
 
     def add(self, run: Run) -> None:
-        """Hold a run; nothing of it may be held already."""
+        """Hold a run; no part of it may be held already."""
         self.messages += run.end - run.start
         self.runs += 1
         if not self._pieces or (run.start > self._pieces[-1][-1].start and len(self._pieces[-1]) >= PIECE_RUNS):
@@ -89,7 +90,7 @@ class Held:
         self._changed(at)
 
     def within(self, start: int, end: int) -> list[Run]:
-        """What is held of [start, end), each run cut to it, rising."""
+        """The held parts of [start, end): each run is cut to it; rising."""
         found: list[Run] = []
         at, index = self._find(start)
         while at < len(self._pieces):
@@ -104,9 +105,9 @@ class Held:
         return found
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Whether anything of [start, end) is held."""
+        """Whether any part of [start, end) is held."""
         at = bisect.bisect_right(self._firsts, start) - 1
-        # Asked after every request, of the lease that ends first.
+        # This is called after every request, with the lease that ends first.
         if at >= 0 and (index := bisect.bisect_left(self._pieces[at], (start + 1,))):
             if self._pieces[at][index - 1].end > start:
                 return True
@@ -115,12 +116,12 @@ class Held:
         return at + 1 < len(self._firsts) and self._firsts[at + 1] < end
 
     def take(self, start: int, end: int, incarnation: int) -> list[Run]:
-        """Hold nothing of [start, end) any more that was pulled in this incarnation; returns what it was."""
+        """Stop holding the parts of [start, end) that were pulled in this incarnation; return them."""
         at, index = self._find(start)
         if at < len(self._pieces):
             run = self._pieces[at][index]
             if run.start == start and run.end == end and run.incarnation == incarnation:
-                # Nearly every consumer acknowledges what it was given as a whole.
+                # Nearly every consumer acknowledges a whole run at once.
                 self._drop(at, index)
                 return [run]
         taken: list[Run] = []
@@ -130,7 +131,7 @@ class Held:
             self._take_of_piece(at, index, (start, end, incarnation), taken)
             # A run that was cut in two may have split its piece; both halves were looked at.
             at, index = at + 1 + len(self._pieces) - pieces, 0
-        # Emptied pieces go together: one by one each would move all pieces behind it.
+        # Empty pieces are removed together: removing them one by one would move all pieces behind each.
         if not all(self._pieces[begin:at]):
             kept = [each for each in range(begin, at) if self._pieces[each]]
             self._pieces[begin:at] = [self._pieces[each] for each in kept]
@@ -171,7 +172,9 @@ class Held:
             del self._pieces[at], self._firsts[at], self._oldest[at]
 
     def _find(self, start: int) -> tuple[int, int]:
-        """The piece, and the place in it, of the first run that ends behind ``start``; behind all pieces: none."""
+        """The piece, and the place in it, of the first run that ends behind ``start``; behind all pieces if there is
+        none.
+        """
         at = max(0, bisect.bisect_right(self._firsts, start) - 1)
         if at >= len(self._pieces):
             return at, 0

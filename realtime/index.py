@@ -1,7 +1,7 @@
-"""Index: the subjects, and from consume sequence to the stored batch that holds it.
+"""Index: the subjects, and from a message's consume sequence to the stored batch that holds it.
 
-Above the checkpoint it is in memory, as runs of whole batches; below it is in the consume logs. Only durable batches
-are in it (rule L2).
+Messages above the checkpoint are in memory, as runs of whole batches; messages below it are in the consume logs. Only
+durable batches are in the index (rule L2).
 """
 
 import bisect
@@ -26,15 +26,17 @@ from delayd.log.consume import (
 )
 from delayd.log.log import Log
 
-SUBJECTS_MAX = 262_144  # That have had messages: 0.8 KB of memory each, and a folder on disk.
+SUBJECTS_MAX = 262_144  # Subjects that have had messages: 0.8 KB of memory each, and a folder on disk.
 READ_ENTRIES = 4_096  # One read of a consume log serves this many messages: 32 KiB.
-SHORTAGE_RETRY_MS = 1_000  # For who asked while this process had no memory or descriptors left.
+SHORTAGE_RETRY_MS = 1_000  # The hint to a client that asked while this process had no memory or descriptors left.
 
 T = TypeVar("T")
 
 
 class Run(NamedTuple):
-    """Neighbouring messages in one stored batch: its offset, the first row, how many; ``size_bytes`` 0: not known."""
+    """Neighbouring messages in one stored batch: its offset, the first row, how many; a ``size_bytes`` of 0 means
+    unknown.
+    """
 
     offset: int
     row: int
@@ -64,16 +66,18 @@ class Subject:
 
     def __init__(self, name: str, changed: dict["Subject", None] | None = None) -> None:
         self.name = name
-        self._changed = {} if changed is None else changed  # The index's own set: what a checkpoint has to look at.
-        self.subject_id = -1  # Until its first message.
+        # The index's own set of subjects that a checkpoint has to look at.
+        self._changed = {} if changed is None else changed
+        self.subject_id = -1  # Given with its first message.
         self.end = 0
         self.tail = ConsumeTail()
-        self.damage: DamagedData | None = None  # What is wrong with its consume log, until that is rebuilt.
+        self.damage: DamagedData | None = None  # What is wrong with its consume log, until the log is rebuilt.
         self.firsts = array("q")  # Runs in memory, as columns: first consume sequence, batch offset, bytes.
         self.offsets = array("Q")
         self.sizes = array("q")
-        self.kept_from = (0, 0)  # (start of the log, first kept consume sequence) when last asked.
-        self.oldest = (-1, 0)  # (consume sequence, claimed_at_ms) of the first kept message when last asked.
+        self.kept_from = (0, 0)  # The last answer of `first`: (start of the log, first kept consume sequence).
+        # The last answer for its listing: (consume sequence, claimed_at_ms) of the first kept message.
+        self.oldest = (-1, 0)
         self._page: Entries | None = None
         self._page_first = 0
         self._page_ends: list[int] = []  # Where the runs of the page end.
@@ -96,7 +100,7 @@ class Subject:
         return Run(self.offsets[at], row, end - sequence, self.sizes[at])
 
     def on_disk(self, disk: Disk, place: ConsumePlace, sequence: int) -> Run:
-        """Find a message in the consume log; DamagedData when that has no entry of it."""
+        """Find a message in the consume log; DamagedData when the log has no entry for it."""
         page = self._page
         at = sequence - self._page_first
         if page is None or not 0 <= at < len(page):
@@ -118,7 +122,7 @@ class Subject:
         return self.firsts[at] if at < len(self.firsts) else self.end
 
     def rebuilt(self, tail: ConsumeTail) -> None:
-        """Its consume log is sound again, up to a new tail; nothing that was read of the old one counts."""
+        """Take over a rebuilt consume log, up to its tail; forget everything that was read from the old one."""
         self.tail = tail
         self.damage = self._page = None
         self.kept_from = (0, 0)
@@ -126,7 +130,7 @@ class Subject:
 
     def forget_below(self, offset: int) -> None:
         """Drop runs of batches below an offset; the consume log must hold them."""
-        # A checkpoint takes whole runs, so the tail's end is the first of a run, or the end.
+        # A checkpoint takes whole runs, so the tail's end is the beginning of a run, or the end of all.
         runs = min(bisect.bisect_left(self.offsets, offset), bisect.bisect_left(self.firsts, self.tail.end))
         del self.firsts[:runs], self.offsets[:runs], self.sizes[:runs]
 
@@ -138,7 +142,7 @@ class Index:
         self.on_damage: Callable[[Subject], None] = lambda subject: None
         self.by_name: dict[str, Subject] = {}
         self.fresh: dict[Subject, None] = {}  # Changed since a checkpoint looked at them last.
-        self.leaving_below = 0  # Retention has decided on what lies below this offset: no group begins there any more.
+        self.leaving_below = 0  # Retention is removing the log below this offset: no group begins there any more.
         self._by_table: dict[bytes, Subject] = {}
         self._disk = disk
         self._folder = folder
@@ -147,7 +151,7 @@ class Index:
         self._names: list[str] = []
 
     def subject(self, name: str) -> Subject:
-        """The subject of a name; one without messages has no id yet."""
+        """The subject with this name; one without messages has no id yet."""
         found = self.by_name.get(name)
         if found is None:
             found = self.by_name[name] = Subject(name, self.fresh)
@@ -161,17 +165,17 @@ class Index:
             self.fresh.pop(found, None)
 
     def take_fresh(self) -> list[Subject]:
-        """The subjects that have changed since this was asked last."""
+        """Take the subjects that have changed since the last call."""
         found = list(self.fresh)
         self.fresh.clear()
         return found
 
     def changed(self, subject: Subject) -> None:
-        """Have the next checkpoint write what it knows of a subject."""
+        """Let the next checkpoint write this subject."""
         self.fresh[subject] = None
 
     def subject_of(self, batch: Batch) -> Subject:
-        """The subject of a stored batch, by the bytes of its subject table; numbered when it is its first."""
+        """The subject of a stored batch, by the bytes of its subject table; it gets its id with its first batch."""
         table = batch.subject_table
         found = self._by_table.get(table)
         if found is None:
@@ -181,7 +185,7 @@ class Index:
         return found
 
     def check_room(self, batches: Sequence[Batch]) -> None:
-        """Refuse batches that would bring one subject too many; SlowDown."""
+        """Refuse batches that would bring too many subjects, with SlowDown."""
         if len(self) + len(batches) <= SUBJECTS_MAX:
             return
         unknown = {batch.subject_table for batch in batches if not self._numbered(batch)}
@@ -193,7 +197,7 @@ class Index:
         return found is not None and found.subject_id >= 0
 
     def number(self, subject: Subject, subject_id: int) -> None:
-        """Give a subject the id that it keeps."""
+        """Give a subject its id for good."""
         subject.subject_id = subject_id
         self._next_id = max(self._next_id, subject_id + 1)
         bisect.insort(self._names, subject.name)
@@ -206,8 +210,8 @@ class Index:
         """Find the stored batch of a message that is kept.
 
         Raises:
-            Rebuilding: its consume log is not what it was; `on_damage` was told.
-            SlowDown: it can't be read now, and nothing is wrong with it.
+            Rebuilding: the consume log is damaged; `on_damage` was called.
+            SlowDown: the log can't be read now, and is not damaged.
         """
         found = subject.in_memory(sequence)
         if found is not None:
@@ -215,7 +219,7 @@ class Index:
         return self._sound(subject, lambda: subject.on_disk(self._disk, self.place(subject), sequence))
 
     def damaged(self, subject: Subject, damage: DamagedData) -> Rebuilding:
-        """Note that a consume log is not what it was: an error for whoever asked."""
+        """Note that a consume log is damaged; return the error for the request."""
         if subject.damage is None:
             subject.damage = damage
             self.on_damage(subject)
@@ -244,7 +248,7 @@ class Index:
         return (self.by_name[name] for name in self._names)
 
     def _sound(self, subject: Subject, read: Callable[[], T]) -> T:
-        """What is read of a consume log; what can't be read is named as this class's callers know it."""
+        """Read a consume log; raise errors in the form that this class's callers know."""
         while True:
             try:
                 self._check_sound(subject)
@@ -253,7 +257,7 @@ class Index:
                 raise SlowDown(error.message, retry_after_ms=SHORTAGE_RETRY_MS) from error
             except DamagedData as error:
                 rebuilding = self.damaged(subject, error)
-                # A short log may be rebuilt already.
+                # A log that was short may have been rebuilt meanwhile.
                 if subject.damage is not None:
                     raise rebuilding from error
 

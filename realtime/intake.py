@@ -1,4 +1,4 @@
-"""Intake: what is proved of a DISPATCH frame before any of it is kept.
+"""Intake: it checks a DISPATCH frame before any of it is kept.
 
 A frame is taken or refused as a whole (rule H6), so everything is checked before anything is queued.
 """
@@ -48,7 +48,9 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
 
 
 def _check_values(batch: Batch, part: DispatchPart) -> int:
-    """What consumers, listings and audits show must be a date, and a sequence what logs can store: the highest one."""
+    """Check that all instants are dates that can be shown, and all sequences numbers that logs can store; return the
+    highest sequence.
+    """
     if not 0 <= part.claimed_at_ms <= INSTANT_MS_MAX:
         raise BatchMalformed(f"batch {part.batch_id} was claimed at {part.claimed_at_ms}, which is no instant")
     if part.hour > HOUR_MAX:

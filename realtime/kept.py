@@ -1,6 +1,7 @@
-"""What a realtime server keeps in LMDB: keys, and values as msgpack (docs/formats/checkpoint.md).
+"""Kept: the keys that a realtime server has in LMDB, and their values as msgpack (docs/formats/checkpoint.md).
 
-A checkpoint writes them in one transaction; what is newer is in the two logs behind the offsets that it names.
+A checkpoint writes them in one transaction. Everything newer is in the two logs, behind the offsets that the checkpoint
+names.
 """
 
 import logging
@@ -26,10 +27,10 @@ CHECKPOINT_KEY = b"checkpoint"
 ORIGIN_PREFIX = b"origin/"
 SUBJECT_PREFIX = b"subject/"
 GROUP_PREFIX = b"group/"
-NAME_PREFIX = b"name/"  # A group's names alone, for when the value that holds its progress does not check.
-COPY_PREFIX = b"copy/"  # A second copy of small values that nothing else has.
+NAME_PREFIX = b"name/"  # A group's names alone, in case the value with its progress does not check.
+COPY_PREFIX = b"copy/"  # A second copy of small values that can't be rebuilt from anything else.
 LIVES_KEY = b"lives"
-LIVES_MAX = 1_000  # The newest lives of which acknowledgements are known.
+LIVES_MAX = 1_000  # Acknowledgements of this many newest lives are recognised.
 COPIED = (CHECKPOINT_KEY, LIVES_KEY, ORIGIN_PREFIX, SUBJECT_PREFIX)
 
 _U64 = struct.Struct(">Q")
@@ -58,7 +59,7 @@ class Marks:
     pull_offset: int = 0
     pull_crc32c: int = 0
     next_pull: int = 0
-    kept_from: int = 0  # Retention has removed nothing of the message log from here on.
+    kept_from: int = 0  # Retention has removed nothing of the message log from this offset on.
     tally_offset: int = 0  # Up to where the tally log is durable.
 
 
@@ -74,7 +75,7 @@ def encode_lives(lives: Sequence[Life]) -> Pair:
 
 
 def encode_origin(origin: Origin) -> Pair:
-    """A delay server as it was heard; its window is in the message log."""
+    """A delay server's state as it was heard; its window is in the message log."""
     kept = {
         "epoch": origin.epoch,
         "instance": origin.instance,
@@ -101,12 +102,12 @@ def encode_subject(subject: Subject, tail: ConsumeTail) -> Pair:
 
 
 def encode_group(group: Group) -> Pair:
-    """A group with all that it holds."""
+    """A group with everything that it holds."""
     return encode_group_copy(group.copy())
 
 
 def encode_name(group: Group) -> Pair:
-    """What a group is called."""
+    """A group's names."""
     return NAME_PREFIX + _U32.pack(group.group_id), _pack({"subject": group.subject.name, "group": group.name})
 
 
@@ -116,7 +117,7 @@ def group_keys(group_id: int) -> list[bytes]:
 
 
 def copied(pairs: Iterable[Pair]) -> Iterator[Pair]:
-    """Pairs as they are stored: small values that nothing else has are there twice (rule L9)."""
+    """The pairs as they are stored: small values that can't be rebuilt are stored twice (rule L9)."""
     for key, value in pairs:
         yield key, value
         if key.startswith(COPIED):
@@ -124,7 +125,9 @@ def copied(pairs: Iterable[Pair]) -> Iterator[Pair]:
 
 
 def encode_group_copy(copy: GroupCopy) -> Pair:
-    """A group as a checkpoint took it; some microseconds and a part of one for each run, so not on the loop."""
+    """A group as a checkpoint copied it. It takes some microseconds and a fraction of one for each run, so this does
+    not run on the loop.
+    """
     group = copy.group
     kept = {
         "subject": group.subject.name,
@@ -141,7 +144,7 @@ def encode_group_copy(copy: GroupCopy) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class LostGroup:
-    """A group whose progress does not check, or is gone; ``names`` are its subject and name, if those are known."""
+    """A group whose progress does not check, or is gone; ``names`` are its subject and name, if they are known."""
 
     group_id: int
     names: tuple[str, str] | None
@@ -149,7 +152,7 @@ class LostGroup:
 
     @property
     def id(self) -> str:
-        """How an operator names it."""
+        """The name by which an operator refers to it."""
         return f"group/{self.group_id:08x}"
 
 
@@ -161,7 +164,7 @@ class Kept:
         self._path = path
 
     def marks(self) -> Marks:
-        """Where to begin; zeros in a new directory."""
+        """Where the replay begins; zeros in a new directory."""
         found = [value for key, value in self._scan(CHECKPOINT_KEY) if key == CHECKPOINT_KEY]
         if not found:
             return Marks()
@@ -170,7 +173,7 @@ class Kept:
         return Marks(**{name: _int(row, name) for name in Marks.__slots__})
 
     def lives(self) -> list[Life]:
-        """The lives up to the checkpoint; without them what they gave out and nobody holds is stale."""
+        """The lives up to the checkpoint. If they are lost, handles of earlier lives that nobody holds are stale."""
         lost: list[DamagedValue] = []
         found = [value for key, value in self._scan(LIVES_KEY, lost) if key == LIVES_KEY]
         for damage in lost:
@@ -181,7 +184,7 @@ class Kept:
         return [Life(*row) for row in rows]
 
     def origins(self, origins: Origins) -> None:
-        """Bring the delay servers that were heard."""
+        """Load the delay servers that were heard."""
         for key, value in self._scan(ORIGIN_PREFIX):
             row = self._row(key, value)
             origin = origins.origin(_U64.unpack(key[len(ORIGIN_PREFIX) :])[0])
@@ -193,7 +196,7 @@ class Kept:
             origin.dirty = False
 
     def subjects(self, index: Index) -> list[DamagedValue]:
-        """Bring the subjects that have had messages; returns what is known of none of its copies."""
+        """Load the subjects that have had messages; return the damage of those with no copy that checks."""
         lost: list[DamagedValue] = []
         for key, value in self._scan(SUBJECT_PREFIX, lost):
             row = self._row(key, value)
@@ -205,7 +208,7 @@ class Kept:
         return lost
 
     def groups(self, index: Index) -> tuple[dict[int, Group], list[LostGroup]]:
-        """Bring the groups, by id, and those whose progress does not check."""
+        """Load the groups, by id, and those whose progress does not check."""
         groups: dict[int, Group] = {}
         damaged: list[DamagedValue] = []
         found = self._state.scan(GROUP_PREFIX, damaged)
@@ -236,9 +239,9 @@ class Kept:
         return None if row is None else (cast(str, row["subject"]), cast(str, row["group"]))
 
     def _scan(self, prefix: bytes, lost: list[DamagedValue] | None = None) -> list[Pair]:
-        """The pairs below a prefix; a value that does not check is taken from its copy.
+        """Read the pairs with a prefix; a value that does not check is taken from its copy.
 
-        One whose copy does not check either is raised, or added to ``lost``.
+        If the copy does not check either, the damage is raised, or added to ``lost``.
         """
         damaged: list[DamagedValue] = []
         found = self._state.scan(prefix, damaged)

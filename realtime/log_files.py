@@ -1,8 +1,9 @@
-"""Files of the message log and of the pull log that are not what they were: set aside by name until they are back.
+"""Log files: files of the message log and the pull log that were removed, cut or damaged are set aside by name until
+they are back.
 
-Invariant: an entry concerns only what its file holds. What stands in a message log file that can't be read is passed
-over for each group by `Quarantine`; what was in doubt there keeps delay servers waiting (rule H2), for nobody else
-knows which of their batches arrived.
+Invariant: an entry concerns only the contents of its file. Messages in a message log file that can't be read are passed
+over for each group by `Quarantine`. If batches in doubt are in that file, delay servers must wait (rule H2), because
+nobody else knows which of their batches arrived.
 """
 
 import logging
@@ -22,7 +23,7 @@ from .unread_pulls import ID as PULL
 from .unread_pulls import UnreadPulls
 
 MESSAGE = "message"
-WINDOW = "window"  # The id of the entry for what is in doubt.
+WINDOW = "window"  # The id of the entry for batches in doubt that can't be read.
 AGAIN = "the file is looked for again now, and written again if it is gone and the server still has it open"
 WINDOW_AGAIN = "the file is read again now; nothing is lost by it"
 WINDOW_DROP = "delay servers go on: what they had handed over and heard nothing of may be delivered twice"
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 OnCheckpoint = Callable[[DelaydError | None], None]
-"""Hears that a checkpoint which began after it was wanted is durable, or why it is not."""
+"""Called when a checkpoint is durable that began after it was wanted, or with the reason why it is not."""
 
 
 class Entry(NamedTuple):
@@ -54,7 +55,7 @@ class LogFiles:
         window_damage: DamagedData | None,
         window_offset: int,
     ) -> None:
-        self.on_whole: Callable[[], None] = lambda: None  # A file of the message log can be read again.
+        self.on_whole: Callable[[], None] = lambda: None  # Called when a file of the message log can be read again.
         self.on_pull_log_rolled: Callable[[], None] = lambda: None
         self.on_window: Callable[[list[CommitGroup]], None] = lambda groups: None
         self.on_checkpoint_wanted: Callable[[OnCheckpoint], None] = lambda counted: None
@@ -67,15 +68,16 @@ class LogFiles:
         self._entries: dict[str, Entry] = {}
         self._window_offset = window_offset
         self._reading_window = False
-        self.drops_window = False  # An operator gives up what is in doubt, and the next checkpoint says so.
+        # Whether an operator gives up the batches in doubt, and the next checkpoint is to store that.
+        self.drops_window = False
         if window_damage is not None:
             self._put(WINDOW, window_damage)
         self._watches = {MESSAGE: self._watch(MESSAGE, message_log, commit.submit, lambda: None)}
         self._set_due()
 
     def watch_pull_log(self, pull_log: Log) -> None:
-        """Watch the pull log too, now that it could be read."""
-        # The loop itself appends to it.
+        """Watch the pull log too, because it can be read now."""
+        # The loop itself appends to the pull log, so these jobs run on the loop.
         self._watches[PULL] = self._watch(
             PULL, pull_log, lambda job, done: done(run(job)), lambda: self.on_pull_log_rolled()
         )
@@ -95,11 +97,13 @@ class LogFiles:
 
     @property
     def window_offset(self) -> int | None:
-        """From where on what is in doubt must be read again; None when all of it is known, or is being given up."""
+        """From which offset on the batches in doubt must be read again; None when all are known, or are being given
+        up.
+        """
         return self._window_offset if WINDOW in self._entries and not self.drops_window else None
 
     def check_window(self) -> None:
-        """Refuse a hello while nobody can say what arrived."""
+        """Refuse a hello while nobody can say which batches arrived."""
         if WINDOW in self._entries:
             reason = self._entries[WINDOW].damage
             raise HandoffRefused(
@@ -125,7 +129,7 @@ class LogFiles:
         self.due_ms = self._look_ms if unread_ms is None else min(unread_ms, self._look_ms)
 
     def release(self, id_: str, told: Told) -> None:
-        """Look for one of them now, by an operator's word."""
+        """Look for one of the files now, because an operator asks for it."""
         if id_ == WINDOW:
             self._read_window(told)
         elif id_ == PULL:
@@ -134,7 +138,9 @@ class LogFiles:
             self._watches[id_.split("/")[1]].look(told)
 
     def drop_window(self, told: Told) -> None:
-        """An operator goes on without knowing what was in doubt; a checkpoint says so before anybody is greeted."""
+        """Go on without knowing which batches were in doubt, because an operator says so; a checkpoint stores that
+        before any hello is answered.
+        """
 
         def checkpointed(refused: DelaydError | None) -> None:
             self.drops_window = False
@@ -196,10 +202,10 @@ class LogFiles:
 
 
 def _at_once(job: Callable[[], None], done: Callable[[Done[None]], None]) -> None:
-    """The loop itself appends to the pull log."""
+    """Run a job at once: the loop itself appends to the pull log."""
     done(run(job))
 
 
 def _groups_from(message_log: Log, offset: int) -> list[CommitGroup]:
-    """All groups from an offset on: what was handed over while nothing was taken is bounded (rule H2)."""
+    """Read all groups from an offset on; rule H2 bounds how much that is."""
     return list(message_log.scan(offset, message_log.durable, 0 if offset == 0 else None))

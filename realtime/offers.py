@@ -1,6 +1,6 @@
 """Offers: messages that were given back and wait to be pulled again, in the order in which they came back.
 
-Invariant: offers are disjoint. What a pull takes stands at the front, so taking costs what it takes and no search.
+Invariant: offers are disjoint. A pull takes messages from the front, so taking needs no search.
 """
 
 import heapq
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-CLEAN_MIN = 1_000  # Fewer dead entries than this are not worth a pass.
+CLEAN_MIN = 1_000  # With fewer dead entries than this a cleaning pass is not worth it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +21,17 @@ class Offer:
 
 
 class Offers:
-    """What one group was given back."""
+    """The messages that one group was given back."""
 
     __slots__ = ("_at", "_firsts", "_next", "_order", "messages")
 
     def __init__(self) -> None:
         self.messages = 0
-        self._order: OrderedDict[int, Offer] = OrderedDict()  # By a number of its own, so that a part takes its place.
+        # By a number of its own, so that the rest of an offer keeps the place of the whole.
+        self._order: OrderedDict[int, Offer] = OrderedDict()
         self._at: dict[int, int] = {}  # By the first consume sequence: that number.
         self._next = 0
-        self._firsts: list[int] = []  # A heap of where offers began; those that were taken are still in it.
+        self._firsts: list[int] = []  # A heap of the offers' first sequences; offers that were taken are still in it.
 
     def __len__(self) -> int:
         return len(self._order)
@@ -55,7 +56,7 @@ class Offers:
         return number is not None and self._order[number] == offer
 
     def append(self, offer: Offer, *, apart: bool = False) -> None:
-        """Offer messages behind all others; neighbours of the last ones join them, unless they are to stay apart."""
+        """Offer messages behind all others; they join the last offer if they continue it, unless ``apart``."""
         self.messages += offer.count
         if self._order and not apart:
             number = next(reversed(self._order))
@@ -67,7 +68,7 @@ class Offers:
         self._next += 1
 
     def take(self, first: int, end: int) -> None:
-        """Messages [first, end) are not offered any more."""
+        """Stop offering the messages [first, end)."""
         while first < end and self._order:
             number = self._at.get(first)
             if number is None:
@@ -78,7 +79,7 @@ class Offers:
             first = stop
 
     def _take_out_of_order(self, first: int, end: int) -> None:
-        # Only replay comes here, behind messages that a former life passed over: it wrote nothing of these.
+        # Only replay comes here: an earlier life passed over messages before these, and logged nothing about that.
         for number, offer in list(self._order.items()):
             if offer.consume_first < end and first < offer.consume_first + offer.count:
                 self._cut(number, first, end)

@@ -1,6 +1,7 @@
-"""Operators: their requests about what can't be read, and about groups (docs/protocol.md, 6 to 8 and 45).
+"""Operators: their requests about files and messages that can't be read, and about groups (docs/protocol.md, 6 to 8 and
+45).
 
-Invariant: what an operator decides is durable in the pull log before it is answered, and told in the log.
+Invariant: an operator's decision is durable in the pull log before it is answered, and it is logged.
 """
 
 import logging
@@ -32,12 +33,12 @@ class Operators:
         self._files = files
 
     def list(self, peer: Peer, frame: Frame) -> None:
-        """List what is quarantined."""
+        """List the quarantined files and messages."""
         after, limit = need_str(frame.head, "after"), need_int(frame.head, "limit", 1)
         peer.answer(frame.request_id, list_head(self._entries(), after, min(limit, PAGE_MAX)))
 
     def release(self, peer: Peer, frame: Frame) -> None:
-        """Try one again, or have a group begin anew."""
+        """Try an entry again, or let a group begin anew."""
         id_ = need_str(frame.head, "id")
         lost = self._lost(id_)
         if lost is not None and lost.names is not None:
@@ -62,7 +63,7 @@ class Operators:
         peer.answer(frame.request_id, decided_head(id_, done, message))
 
     def drop(self, peer: Peer, frame: Frame) -> None:
-        """Give one up for good."""
+        """Give an entry up for good."""
         id_ = need_str(frame.head, "id")
         answer = partial(peer.answer, frame.request_id, decided_head(id_, True, "it was given up"))
         if id_ in (WINDOW, PULL) and id_ in self._files:
@@ -81,7 +82,7 @@ class Operators:
             self._pulls.give_up(bad, answer)
 
     def delete_group(self, peer: Peer, frame: Frame) -> None:
-        """Make an end of a group; what it had not acknowledged is nobody's any more."""
+        """Delete a group; no other group gets the messages that it had not acknowledged."""
         subject, name = need_str(frame.head, "subject"), need_str(frame.head, "group")
         group = self._pulls.groups.get((subject, name)) or self._pulls.roster.lost.get((subject, name))
         if group is None:
@@ -90,7 +91,7 @@ class Operators:
         self._pulls.delete(group, partial(peer.answer, frame.request_id, {"subject": subject, "group": name}))
 
     def waits(self) -> Iterator[Wait]:
-        """What waits for a file or an operator."""
+        """List the entries, each of which waits for a file or an operator."""
         yield from self._files.unread_pulls.waits()
         for entry in self._entries():
             if entry.id != PULL and not entry.id.startswith("consume/"):

@@ -1,7 +1,7 @@
 """Parts: which messages an answer to a PULL holds, as stored batches that go out as they are.
 
-Invariant: a part's batch holds exactly its messages, verified; what can't be read is quarantined and passed over
-(rule L5).
+Invariant: a part's batch holds exactly its messages, verified; a batch that can't be read is quarantined and passed
+over (rule L5).
 """
 
 from typing import NamedTuple
@@ -19,7 +19,8 @@ from .polls import Waiting
 from .quarantine import BATCHES_A_PULL, Quarantine, Rotten
 from .stored import StoredBatches
 
-PARTS_MAX = 512  # One answer has so many: each costs the loop some 20 us, and nobody else is served meanwhile.
+# An answer has at most this many parts: each costs the loop some 20 us, and nobody else is served meanwhile.
+PARTS_MAX = 512
 OVERHEAD_BYTES = 512  # Header, directory and subject table of a batch, at most.
 
 
@@ -33,7 +34,7 @@ class Part(NamedTuple):
 
 
 class Parts:
-    """Chooses; changes no group but for what it quarantines."""
+    """Chooses the parts of an answer; changes a group only by quarantining messages."""
 
     def __init__(self, index: Index, stored: StoredBatches, quarantine: Quarantine) -> None:
         self._index = index
@@ -41,19 +42,19 @@ class Parts:
         self._quarantine = quarantine
 
     def of(self, group: Group, waiting: Waiting) -> list[Part]:
-        """What an answer to the one who waits holds; none when nothing that was looked at can be read."""
+        """The parts of the answer to a waiting PULL; none when no batch that was looked at can be read."""
         parts: list[Part] = []
         rotten: list[Rotten] = []
         while group.has_messages and not parts and len(rotten) < BATCHES_A_PULL:
             try:
                 self._choose(parts, group, waiting)
             except Rotten as found:
-                # What lies before the damage is delivered; the next pull begins at it.
+                # Messages before the damaged batch are delivered first; the next pull begins at it.
                 if not parts:
                     self._quarantine.take(group, found)
                     rotten.append(found)
             except RetryLater:
-                # What can't be found now is not lost: what lies before it is delivered.
+                # Messages that can't be found now are not lost; messages before them are delivered.
                 if not parts:
                     raise
         if rotten:
@@ -108,7 +109,7 @@ class Parts:
 def _rows_that_fit(batch: Batch, row: int, rows: int, size_bytes: int) -> int:
     if batch.total_bytes <= size_bytes:
         return rows
-    # More than this can't fit, whatever they are.
+    # No more rows than this can fit, whatever they contain.
     rows = min(rows, max(1, size_bytes // ROW_COLUMNS_BYTES))
     sizes = np.cumsum(row_bytes(batch, row, rows))
     return int(np.searchsorted(sizes, np.int64(size_bytes - OVERHEAD_BYTES), side="right"))

@@ -1,6 +1,6 @@
-"""What the core needs of a connection; `delayd.net.Connection` is one, and so is a simulated one.
+"""Peer: a connection as the core uses it; `delayd.net.Connection` is one, and so is a simulated one.
 
-Invariant: each request is answered exactly once; an answer to a peer that is gone is dropped by the peer itself.
+Invariant: each request is answered exactly once; a peer that has disconnected drops the answer itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ class Peer(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether answers can still leave; when not, its end is told soon."""
+        """Whether answers can still leave; if not, the core is soon told of its end."""
 
     def answer(
         self, request_id: int, head: Mapping[str, HeadValue], body: Sequence[Buffer] = (), *, more: bool = False
@@ -27,4 +27,4 @@ class Peer(Protocol):
         """Answer a request with an error."""
 
     def close(self) -> None:
-        """End the connection when what was answered has left."""
+        """End the connection once all answers have left."""

@@ -1,6 +1,7 @@
-"""Polls: the PULLs of one group that wait, in the order in which they are served (rule Q4).
+"""Polls: the waiting PULLs of one group, in the order in which they are served (rule Q4).
 
-Consumers with empty hands come first, in order of arrival, then those that fetch ahead.
+Consumers with *empty hands*, which hold no message that they could work on, come first, in order of arrival; then come
+those that fetch ahead.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class Waiting:
 
 
 class Polls:
-    """Those that wait of one group; each change costs the same, however many wait."""
+    """The waiting PULLs of one group; each change costs the same, however many wait."""
 
     __slots__ = ("_empty_handed", "ahead", "wanted")
 
     def __init__(self) -> None:
-        self.wanted = 0  # Messages that those with empty hands ask for.
+        self.wanted = 0  # How many messages the consumers with empty hands ask for.
         self.ahead: OrderedDict[Waiting, None] = OrderedDict()
         self._empty_handed: OrderedDict[Waiting, None] = OrderedDict()
 
@@ -55,11 +56,11 @@ class Polls:
 
     @property
     def first(self) -> Waiting | None:
-        """Who is served next; None when nobody waits."""
+        """The PULL that is served next; None when none waits."""
         return next(iter(self._empty_handed or self.ahead), None)
 
     def add(self, waiting: Waiting) -> None:
-        """Wait behind all others of its kind."""
+        """Let a PULL wait behind all others of its kind."""
         if waiting.ahead:
             self.ahead[waiting] = None
         else:
@@ -67,7 +68,7 @@ class Polls:
             self.wanted += waiting.max_messages
 
     def remove(self, waiting: Waiting) -> None:
-        """Wait no more."""
+        """Remove a PULL."""
         if waiting.ahead:
             del self.ahead[waiting]
         else:

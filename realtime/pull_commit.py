@@ -1,8 +1,8 @@
 """The pull log's writer: the loop appends, and only the fsync runs beside it.
 
 An entry is in the file before the answer that it allows leaves, and no pull waits for a disk: an append of some hundred
-bytes goes to the page cache, while a fsync for acknowledgements may be under way on the executor. Whoever needs an
-entry to be durable waits for a fsync that began after its append (rule Q1).
+bytes goes to the page cache, even while an fsync for acknowledgements is under way on the executor. A caller that needs
+an entry to be durable waits for an fsync that began after its append (rule Q1).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class PullCommit:
         self._under_way: list[Callable[[], None]] | None = None
 
     def begin(self, pull_log: Log, appended_at_ms: int) -> None:
-        """Append to this log from now on; its groups were appended up to then."""
+        """Append to this log from now on; ``appended_at_ms`` is the latest stamp in it."""
         self._opened, self._appended_at_ms = pull_log, appended_at_ms
 
     @property
@@ -61,7 +61,7 @@ class PullCommit:
         self._append(GroupKind.CONTROL, [encode_known([record])], 0)
 
     def when_durable(self, callback: Callable[[], None]) -> None:
-        """Call back when all that was appended up to now is fsynced."""
+        """Call back when everything that was appended up to now is fsynced."""
         self._waiting.append(callback)
         self._sync()
 

@@ -1,7 +1,8 @@
-"""Pull replay: what groups have done, from the checkpoint's values and from the pull log above them, entry by entry.
+"""Pull replay: it rebuilds the groups' progress, from the checkpoint's values and then from the pull log above them,
+entry by entry.
 
 Invariant: entries are applied in the order of the log, so a replay ends in the state of the life that wrote them
-(docs/formats/pull.md). One that met damage is thrown away, and the next one begins at the checkpoint again.
+(docs/formats/pull.md). A replay that met damage is thrown away, and the next one begins at the checkpoint again.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ class PullReplay:
     def __init__(self, kept: Kept, index: Index, marks: Marks, folder: str) -> None:
         self.groups, lost = kept.groups(index)
         self.lost = {each.group_id: each for each in lost}  # Groups whose progress does not check, or is gone.
-        self.lives = kept.lives()  # The last one is the one that was taken last.
+        self.lives = kept.lives()  # In order; the last one is the newest.
         self.next_pull = marks.next_pull
         self.appended_at_ms = 0
-        self.removes: list[bytes] = []  # Keys of groups that are gone; the next checkpoint removes them.
-        self.offset, self.crc32c = marks.pull_offset, marks.pull_crc32c  # Behind what was taken.
+        self.removes: list[bytes] = []  # Keys of deleted groups; the next checkpoint removes them.
+        self.offset, self.crc32c = marks.pull_offset, marks.pull_crc32c  # Just behind the last group that was applied.
         self._index = index
         self._kept = kept
         self._folder = folder
 
     def take(self, group: CommitGroup) -> int:
-        """Apply one group of the pull log: how many entries it had.
+        """Apply one group of the pull log; return how many entries it had.
 
         Raises:
             DamagedData: it says what no server writes.
@@ -69,26 +70,27 @@ class PullReplay:
         return taken
 
     def _lose(self, group_id: int, offset: int) -> None:
-        """Nobody knows where a group stood that has entries and no beginning; all other groups are served."""
+        """Note a group that has entries but no beginning: nobody knows where it stood. All other groups are served."""
         what = f"an entry names the group {group_id}, which no record before it made"
         self.lost[group_id] = LostGroup(
             group_id, self._kept.names_of(group_id), DamagedData(self._folder, offset, what)
         )
 
     def begin_life(self, epoch: int) -> None:
-        """Note where a life begins: it reuses the pull sequences that the one before gave out and lost."""
+        """Note where a life begins: it uses the pull sequences again that the life before gave out and lost."""
         if not self.lives or self.lives[-1].epoch < epoch:
             self.lives.append(Life(epoch, self.next_pull))
 
     def settle_starts(self) -> None:
-        """Groups that were made again while nobody could say which message is the first begin there, not at 0."""
+        """Groups that were created anew while nobody knew their first kept message begin there, not at 0."""
         for group in self.groups.values():
             if min(group.next, group.next if group.redeliver.oldest is None else group.redeliver.oldest) == 0:
                 group.settled = False
                 try:
                     group.begin_at(self._index.first(group.subject))
                 except RetryLater:
-                    continue  # Its consume log is rebuilt, or can be read again before the group gets anything.
+                    # The consume log is being rebuilt, or can be read again before the group gets any message.
+                    continue
 
     def _delete(self, group_id: int) -> None:
         self.lost.pop(group_id, None)

@@ -1,7 +1,19 @@
 """Pulls: messages to consumers, their acknowledgements, and leases (rule Q1, docs/formats/pull.md).
 
-A pull's entry is in the pull log before its answer leaves, an acknowledgement is durable before it is answered, and
-what is not acknowledged when its lease ends is offered again.
+A pull's entry is in the pull log before its answer leaves. An acknowledgement is durable before it is answered.
+Messages that are not acknowledged when their lease ends are offered again.
+
+An example: group g is at consume sequence 40, and its lease is 30 s.
+
+1. A PULL of at most 10 gets the messages 40 to 49 as attempt 1. They get the pull sequences 700 to 709, the entry is in
+   the pull log, and g's ``next`` is 50.
+2. The consumer acknowledges 700 to 706: once that is fsynced, it is answered, and 40 to 46 are done.
+3. It gives 707 back (NACK): message 47 is offered again at once, as attempt 2. If attempt 2 comes back too, it pauses
+   for 100 ms, then 200 ms, up to 10 s.
+4. It says that 708 was given to no handler (RETURNED): message 48 is offered again, still as attempt 1 (rule Q4).
+5. After 30 s the lease of 709 ends: message 49 is offered again as attempt 2, and a later acknowledgement of 709 is
+   answered as stale.
+6. It acknowledges 700 to 706 once more: the answer is "done", as the first time (rule Q5).
 """
 
 import logging
@@ -38,25 +50,26 @@ from .ranges import Ranges
 from .roster import RETRY_MS, Roster
 from .stored import StoredBatches
 
-HANDLES_MAX = 32_768  # Handles of one request, and of its answer: 28 bytes each at most, so either fits a head.
+HANDLES_MAX = 32_768  # Handles of one request, and of its answer: at most 28 bytes each, so either fits a head.
 HELD_MAX = 131_072  # Pulled runs that nobody has acknowledged, of all groups: 0.5 KB each with its lease, 64 MiB.
-HELD_OF_GROUP_MAX = 65_536  # One group leaves room for others.
+HELD_OF_GROUP_MAX = 65_536  # The same for one group, so that it leaves room for others.
 WAITING_MAX = 16_384  # Long polls of all connections: 0.7 KB each, 12 MiB.
 GIVEN_BACK_MAX = 500_000  # Runs of pull sequences that were given back, of all groups: 160 bytes each, 80 MiB.
-GIVEN_BACK_LEFT = 50  # Beyond that, each group keeps its newest runs only.
-ROOM_EVERY_MS = 10  # Between two groups that make room: each is a record of the log, and kept until a checkpoint.
+GIVEN_BACK_LEFT = 50  # Beyond GIVEN_BACK_MAX each group keeps this many of its newest runs only.
+# Pause between two groups that are forgotten to make room: each is a record of the log, and kept until a checkpoint.
+ROOM_EVERY_MS = 10
 TURN_ANSWERS = 64  # Answers in one turn of the loop, some 100 us each. The others have the next turn.
 TURN_BYTES = 4 << 20  # Bytes of these answers, and the rest of the last one: a megabyte takes 2 ms.
 TURN_LEASES = 1_024  # Leases looked at in one turn of the loop, a few microseconds each.
-RECALLS_MAX = 256  # Consumers that are told at once that another one with empty hands waits.
-RECALL_MS = 10  # How long a PULL waits at least that has messages ahead while others wait for some.
+RECALLS_MAX = 256  # This many consumers are told at once that another one with empty hands waits.
+RECALL_MS = 10  # A PULL of a consumer that has messages ahead waits at least this long while others wait for messages.
 
 log = logging.getLogger(__name__)
 limited = LogLimit(log)  # Lines that consumers can provoke.
 
 
 class Planned(NamedTuple):
-    """What the first who waits of a group is about to get."""
+    """The messages that a group's first waiting PULL is about to get."""
 
     group: Group
     waiting: Waiting
@@ -64,7 +77,9 @@ class Planned(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Names what lapses when nobody has acknowledged it: a range of pull sequences of one incarnation."""
+    """A range of pull sequences of one incarnation; when its time ends, messages that are not acknowledged are offered
+    again.
+    """
 
     group: Group
     incarnation: int
@@ -95,7 +110,7 @@ class Pulls:
         self.groups = self.roster.groups
         self.given_out = GivenOut([Life(epoch, 0)], epoch)
         self.next_pull = 0
-        self.known = False  # Whether the pull log was read; before that nothing is known of any group.
+        self.known = False  # Whether the pull log was read; before that no group is known.
         self._epoch = epoch
         self.counters = dict.fromkeys(("pulled", "acked", "nacked", "returned", "lapsed", "redelivered"), 0)
         self._log_id = log_id
@@ -111,17 +126,17 @@ class Pulls:
         self._waiting = 0
         self._held = 0
         self.changes = Changes(())
-        self._to_serve: OrderedDict[Group, None] = OrderedDict()  # In the next turns of the loop.
-        self._bytes_left = TURN_BYTES  # What answers may have until the next wake, whatever their groups.
+        self._to_serve: OrderedDict[Group, None] = OrderedDict()  # Groups to serve in the next turns of the loop.
+        self._bytes_left = TURN_BYTES  # Bytes that answers of all groups may have until the next wake.
         self._leases = Alarms(_is_held)
         self._deadlines = Alarms(_waits)
         self._pauses = Alarms(_is_paused)
-        self._pausing = False  # Whether there may be any; looked at after every request.
+        self._pausing = False  # Whether there may be pauses; looked at after every request.
         self._given_back = 0
-        self._room_at_ms = 0  # When a group may make room for another one again.
+        self._room_at_ms = 0  # When a group may next be forgotten to make room for another one.
 
     def begin(self, replay: PullReplay) -> None:
-        """Serve the groups that a replay of the pull log has brought; nothing is asked of this one before."""
+        """Serve the groups that a replay of the pull log has rebuilt; nothing is asked of this object before."""
         groups = replay.groups.values()
         self.known = True
         self.roster = Roster(groups)
@@ -138,7 +153,7 @@ class Pulls:
         self.removes += replay.removes
 
     def lease_all(self) -> None:
-        """Give every pull that survived a restart the whole lease that it was given for."""
+        """Give every pull that survived a restart its whole lease again."""
         now_ms = self._clock.monotonic_ms()
         for group in self.groups.values():
             for run in group.held:
@@ -146,32 +161,34 @@ class Pulls:
                 self._leases.add(now_ms + run.lease_ms, lease)
 
     def incarnation_of(self, peer: Peer) -> int:
-        """What handles of this connection's pulls begin with: this life, and a number that nobody else can guess."""
+        """The incarnation in handles of this connection's pulls: this life, and a random number that nobody else can
+        guess.
+        """
         found = self._incarnations.get(peer)
         if found is None:
             found = self._incarnations[peer] = self.given_out.life << SECRET_BITS | secrets.randbits(SECRET_BITS)
         return found
 
     def has_group(self, subject_name: str) -> bool:
-        """Whether messages of a subject are kept for anybody, as far as is known."""
+        """Whether messages of a subject are kept for any group, as far as is known."""
         return self.roster.has(subject_name) or not self.known
 
     def check_room(self) -> None:
-        """Refuse a PULL that would be one too many to wait; SlowDown."""
+        """Refuse a PULL when too many wait, with SlowDown."""
         if self._waiting >= WAITING_MAX:
             raise SlowDown(f"{WAITING_MAX} PULLs wait already; ask again later", retry_after_ms=RETRY_MS)
 
     def pull(self, waiting: Waiting) -> None:
-        """Answer a PULL now, or when there is something or its time is up."""
+        """Answer a PULL now, or when there are messages or its time is up."""
         group = waiting.group
         group.waiting.add(waiting)
         self._waiting += 1
         self._of_peer.setdefault(waiting.peer, set()).add(waiting)
         if group.has_messages:
-            # How much connections ask for in a turn is bounded by their shares of it: one answer in any case.
+            # Each connection's share of a turn already bounds how much it asks for, so one answer may always leave.
             self._bytes_left = max(self._bytes_left, 1)
             self._serve([group])
-        # The first pull of a new group waits for the group's record, whatever its time.
+        # The first pull of a new group waits until the group's record is durable, even beyond its time.
         if group.ready and not waiting.answered:
             self._time(waiting)
             if group.waiting.ahead:
@@ -186,13 +203,13 @@ class Pulls:
     ) -> None:
         """Record an ACK, NACK or RETURNED; ``answer`` gets the handles that are stale, when the others are durable."""
         stale: list[list[int]] = []
-        asked_for: list[list[int]] = []  # The ranges of which anything is stale, as they were asked for.
+        asked_for: list[list[int]] = []  # The ranges with anything stale, as the request named them.
         entries: list[PullEntry] = []
         now_ms = self._clock.now_ms()
-        # Ranges that do not overlap meet each run once, whatever the handles were.
+        # The merged ranges don't overlap, so they meet each run once, whatever the handles were.
         for incarnation, start, end in _merged(handles):
             own, others = [], []
-            follows = False  # Whether the run before was this consumer's too, so that one entry covers both.
+            follows = False  # Whether the run before belongs to this consumer too: then one entry covers both.
             for run in group.held.within(start, end):
                 if run.incarnation != incarnation:
                     others.append(run)
@@ -207,7 +224,8 @@ class Pulls:
                         PullEntry(op, 0, group.group_id, incarnation, run.start, 0, run.end - run.start, now_ms)
                     )
                 follows = True
-            # Whoever gives back again what it gave back before has what it wants; only the end of a lease is news.
+            # A consumer that gives messages back a second time has what it wants; only if their lease ended it is told
+            # "stale".
             gone = group.given_back if op == PullOp.ACK else group.lapsed
             known = (group.known_from, self.next_pull)
             if lost := self.given_out.lost(known, gone, incarnation, start, end, own, others):
@@ -225,24 +243,24 @@ class Pulls:
             self._serve([group])
 
     def messages_came(self, subjects: Iterable[Subject]) -> None:
-        """Serve who waits for messages of these subjects."""
+        """Serve the PULLs that wait for messages of these subjects."""
         found = (group for subject in subjects for group in self.roster.of(subject.name) if group.waiting)
         self._serve(list(found))
 
     def rebuilt(self, subject: Subject) -> None:
-        """The consume log of a subject is sound again: serve who waited for it."""
+        """The consume log of a subject is whole again: serve the PULLs that waited for it."""
         try:
             first = self._index.first(subject)
         except RetryLater:
-            return  # It failed again, and is rebuilt again; or it can't be read now, and a pull finds out.
+            return  # It failed again, and is rebuilt again; or it can't be read now, and a pull finds that out.
         for group in self.roster.of(subject.name):
             group.begin_at(first)
             if group.waiting:
-                # In the next turn: this one may be in the middle of serving.
+                # They are served in the next turn, because this one may be in the middle of serving.
                 self._to_serve[group] = None
 
     def disconnected(self, peer: Peer) -> None:
-        """Nothing is delivered for the waiting PULLs of a connection that is gone."""
+        """Drop the waiting PULLs of a connection that has ended."""
         self._incarnations.pop(peer, None)
         for waiting in self._of_peer.pop(peer, ()):
             waiting.answered = True
@@ -250,7 +268,7 @@ class Pulls:
             waiting.group.waiting.remove(waiting)
 
     def end_waiting(self, peer: Peer, group: Group) -> None:
-        """Answer the PULLs of a connection that wait for a group's messages, without any."""
+        """Answer the PULLs of a connection that wait for a group's messages, without messages."""
         for waiting in [waiting for waiting in self._of_peer.get(peer, ()) if waiting.group is group]:
             self._expire(waiting)
 
@@ -262,7 +280,9 @@ class Pulls:
                 self._end(waiting).answer_error(waiting.request_id, error)
 
     def next_wake_ms(self, before_ms: int = NEVER_MS) -> int | None:
-        """When `wake` is next needed, monotonic; a time of ``before_ms`` or later says only that it is not before."""
+        """When `wake` is next needed, monotonic; an answer of ``before_ms`` or later says only that it is not needed
+        before.
+        """
         if self._to_serve:
             return self._clock.monotonic_ms()
         wake_ms, deadline_ms = self._leases.next_ms(before_ms), self._deadlines.next_ms(before_ms)
@@ -290,13 +310,13 @@ class Pulls:
             self._lapse(group, entries)
         for waiting in islice(self._deadlines.due(now_ms), TURN_ANSWERS):
             if waiting.group in self._to_serve:
-                # There may be messages for it, and only the turn was too short.
+                # There may be messages for it: only the turn was too short to serve it.
                 self._deadlines.add(now_ms + 1, waiting)
             else:
                 self._expire(waiting)
 
     def create(self, subject_name: str, name: str) -> Group:
-        """Make a group that there is none of; its record is durable before it is served."""
+        """Create a group that does not exist; its record is durable before it is served."""
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._room_at_ms and (idle := self.roster.to_forget(subject_name)) is not None:
             self._room_at_ms = now_ms + ROOM_EVERY_MS
@@ -310,7 +330,7 @@ class Pulls:
         group.ready = False
         group.on_pause = self._pause
         self._log.append_record(GroupCreated(group.group_id, subject_name, name))
-        # Not before: the disk may be full, and the next group gets this id.
+        # These come after the append: the disk may be full, and then the next group gets this id.
         self.changes.watch(group)
         self.roster.add(group)
         self._log.when_durable(partial(self._created, group))
@@ -318,17 +338,19 @@ class Pulls:
         return group
 
     def when_durable(self, callback: Callable[[], None]) -> None:
-        """Call back when all that was decided up to now is fsynced."""
+        """Call back when every decision up to now is fsynced."""
         self._log.when_durable(callback)
 
     def begin_anew(self, lost: LostGroup) -> None:
-        """Have a group whose progress is lost begin at the earliest message that is kept."""
+        """Let a group whose progress is lost begin at the earliest message that is kept."""
         assert lost.names is not None, "who has no names begins nothing"
         self._make(*lost.names, lost.group_id)
         self.roster.strike_lost(lost)
 
     def delete(self, group: Group | LostGroup, deleted: Callable[[], None]) -> None:
-        """Make an end of a group; ``deleted`` is called when that is durable. What it held is nobody's any more."""
+        """Delete a group; ``deleted`` is called when that is durable. The messages that it held go to no other
+        group.
+        """
         self._log.append_record(GroupDeleted(group.group_id))
         self.removes += group_keys(group.group_id)
         if isinstance(group, Group):
@@ -338,7 +360,7 @@ class Pulls:
         self._log.when_durable(deleted)
 
     def give_up(self, bad: Bad, done: Callable[[], None]) -> None:
-        """Count the messages of a batch that can't be read as acknowledged by the groups that passed over them."""
+        """Count the messages of an unreadable batch as acknowledged by the groups that passed over them."""
         now_ms = self._clock.now_ms()
         for group, offer in bad.passed:
             at = (self.given_out.life << SECRET_BITS, self.next_pull)
@@ -378,9 +400,9 @@ class Pulls:
             self._time(waiting)
 
     def _serve(self, groups: Iterable[Group]) -> None:
-        """Answer who waits, in order of arrival, while there are messages: one append of the pull log a round.
+        """Answer waiting PULLs in order of arrival, while there are messages: one append to the pull log a round.
 
-        What is more than one turn of the loop may take is left to the next wake.
+        Answers beyond one turn of the loop are left to the next wake.
         """
         for group in groups:
             self._to_serve[group] = None
@@ -393,7 +415,7 @@ class Pulls:
                     self._to_serve.pop(group, None)
                 else:
                     planned.append(plan)
-                    # Others come first before this one has another answer.
+                    # The other groups have their turn before this one gets another answer.
                     self._to_serve.move_to_end(group)
                     self._bytes_left -= sum([len(part.batch) for part in plan.parts])
                 left -= 1
@@ -406,10 +428,11 @@ class Pulls:
                         self._to_serve.pop(plan.group, None)
 
     def _planned(self, group: Group) -> Planned | None:
-        """What the first who waits is to get; None when nobody does, or there is nothing."""
+        """Plan the answer to the first waiting PULL; None when there is no PULL or no message."""
         while group.ready and group.has_messages and (waiting := group.waiting.first) is not None:
             if not waiting.peer.is_open:
-                # Its end is told in a moment. What it were given would be held by nobody for a whole lease.
+                # The end of this connection is about to be told. Nobody would work on messages that it got, for a whole
+                # lease.
                 self._end(waiting)
                 continue
             try:
@@ -420,7 +443,7 @@ class Pulls:
             except ServerStopped:
                 raise
             except Rebuilding:
-                # Whoever waits is served when the consume log is sound again, which may be so already.
+                # The PULL is served when the consume log is whole again, which may be already.
                 if group.subject.damage is not None:
                     return None
                 continue
@@ -430,7 +453,7 @@ class Pulls:
             if parts:
                 return Planned(group, waiting, parts)
             if group.has_messages:
-                # Much of it could not be read, so others get their turn first; whoever asked asks again.
+                # Many batches could not be read, so other groups get their turn first; this consumer asks again.
                 self._expire(waiting)
         return None
 
@@ -445,7 +468,7 @@ class Pulls:
                     last is not None
                     and last.attempt == part.attempt
                     and last.consume_first + last.covered == part.consume_first
-                    # Messages on the two sides of ``next`` are replayed differently (rule Q5).
+                    # Messages on the two sides of ``next`` are replayed differently, so they get two entries (rule Q5).
                     and part.consume_first != plan.group.next
                 ):
                     last = last._replace(covered=last.covered + part.rows)
@@ -458,7 +481,7 @@ class Pulls:
         try:
             self._log.append([entry for _, entry in entries])
         except RetryLater as error:
-            # A full disk; whoever asked asks again.
+            # The disk is full; the consumers ask again.
             for plan in planned:
                 self._refuse(plan.waiting, error)
             return
@@ -487,7 +510,7 @@ class Pulls:
             raise SlowDown(f"{what}; acknowledge them, or pull more messages at once", retry_after_ms=RETRY_MS)
 
     def _refuse(self, waiting: Waiting, error: DelaydError) -> None:
-        """Answer one who waits with an error."""
+        """Answer a waiting PULL with an error."""
         names = (waiting.group.subject.name, waiting.group.name)
         limited.warning("pull_failed", "pull_failed subject=%s group=%s reason=%r", *names, error.message)
         self._end(waiting).answer_error(waiting.request_id, error)
@@ -499,7 +522,7 @@ class Pulls:
         return changed
 
     def _give_back(self, group: Group, entries: Sequence[PullEntry]) -> int:
-        """Apply what gives messages back; returns how many."""
+        """Apply entries that give messages back; return how many messages."""
         before = len(group.given_back)
         changed = sum([self._apply(group, entry) for entry in entries])
         self._given_back += len(group.given_back) - before
@@ -538,7 +561,7 @@ class Pulls:
         self._serve([group])
 
     def _recall(self, waiting: Waiting) -> None:
-        """If this one waits with empty hands, tell those that have messages ahead."""
+        """If this PULL waits with empty hands, tell consumers that have messages ahead."""
         if waiting.answered or waiting.ahead:
             return
         group = waiting.group
@@ -551,9 +574,10 @@ class Pulls:
 
     def _time(self, waiting: Waiting) -> None:
         if waiting.ahead and wanted(waiting.group):
-            # Others wait already. Not at once: a consumer that gives nothing back would ask again and again.
+            # Others wait already, so this one waits shortly only. It is not answered at once: a consumer that gives
+            # nothing back would ask again and again.
             waiting.deadline_ms = min(waiting.deadline_ms, self._clock.monotonic_ms() + RECALL_MS)
-        # A group that has its turn yet to come may have messages for it.
+        # A group that still has its turn to come may have messages for it.
         if waiting.deadline_ms <= self._clock.monotonic_ms() and waiting.group not in self._to_serve:
             self._expire(waiting)
         else:
@@ -562,7 +586,7 @@ class Pulls:
     def _expire(self, waiting: Waiting, left: int | None = None) -> None:
         damage = waiting.group.subject.damage
         if damage is not None:
-            # No messages are something else than messages that nobody can find now.
+            # "No messages" would be wrong: there may be messages that nobody can find now.
             error = Rebuilding(f"the consume log of {waiting.group.subject.name} is being rebuilt: {damage.message}")
             self._end(waiting).answer_error(waiting.request_id, error)
             return
@@ -570,7 +594,9 @@ class Pulls:
         peer.answer(waiting.request_id, self._head(waiting, [], self._clock.now_ms(), left))
 
     def _head(self, waiting: Waiting, parts: list[list[int]], now_ms: int, left: int | None = None) -> Head:
-        """What answers a PULL; ``left`` is what others want of it, if that is less than all that they want."""
+        """The head of a PULL's answer; ``left`` is how many messages others want of this consumer, if fewer than
+        all.
+        """
         return {
             "log_id": self._log_id,
             "incarnation": waiting.incarnation,
@@ -592,17 +618,17 @@ class Pulls:
 
 
 def _nothing() -> None:
-    """Nobody waits for the end of a group that makes room."""
+    """Nobody waits for the end of a group that was forgotten to make room."""
 
 
 def wanted(group: Group) -> int:
-    """How many messages consumers with empty hands wait for while there are none to give (rule Q4)."""
-    # Messages that are there are given in one of the next turns.
+    """How many messages consumers with empty hands wait for (rule Q4); 0 while there are messages to give."""
+    # Messages that are there are given out in one of the next turns.
     return 0 if group.has_messages else min(group.waiting.wanted, U32_MAX)
 
 
 def _merged(handles: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
-    """What handles cover, as (incarnation, start, end): ranges that rise and neither overlap nor touch."""
+    """The ranges that handles cover, as (incarnation, start, end): rising, neither overlapping nor touching."""
     if len(handles) == 1:
         ((incarnation, start, covered),) = handles
         return [(incarnation, start, start + covered)]

@@ -1,7 +1,7 @@
 """Quarantine: messages whose stored batch can't be read any more are passed over, and all else goes on (rules L5, L10).
 
-Invariant: nothing is acknowledged for them, so retention keeps their bytes (rule Q3). They are tried again after a
-while: once the file was restored from a copy, or may be read again, they are delivered without a restart.
+Invariant: these messages are not acknowledged, so retention keeps their bytes (rule Q3). They are tried again after a
+while: once the file was restored from a copy, or can be read again, they are delivered without a restart.
 """
 
 import logging
@@ -17,7 +17,8 @@ from .index import Run, Subject
 from .offers import Offer
 from .stored import StoredBatches
 
-BATCHES_A_PULL = 64  # Each costs a read and a checksum, and nobody else is served meanwhile.
+# Unreadable batches per pull: each costs a read and a checksum, and nobody else is served meanwhile.
+BATCHES_A_PULL = 64
 BATCHES_A_TRY = 64
 RETRY_MS = 30_000
 SEQUENCES_TOLD = 10
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Rotten(Exception):
-    """The batch of messages that were about to be delivered can't be read."""
+    """A batch whose messages were about to be delivered can't be read."""
 
     def __init__(self, offer: Offer, run: Run, damage: DamagedData) -> None:
         super().__init__(damage.message)
@@ -37,7 +38,7 @@ class Rotten(Exception):
 
 @dataclass(slots=True)
 class Bad:
-    """One stored batch: what is wrong with it, and which groups passed over what of it."""
+    """One unreadable batch: what is wrong with it, and which groups passed over which of its messages."""
 
     subject: Subject
     offset: int
@@ -48,12 +49,12 @@ class Bad:
 
     @property
     def id(self) -> str:
-        """How an operator names it."""
+        """The name by which an operator refers to it."""
         return f"rows/{self.subject.name}/{self.offset}"
 
 
 class Quarantine:
-    """What was found in this life; belongs to the loop."""
+    """Batches that were found unreadable in this life; belongs to the loop."""
 
     def __init__(self, stored: StoredBatches, clock: Clock) -> None:
         self.on_released: Callable[[Sequence[Group]], None] = lambda groups: None
@@ -61,27 +62,29 @@ class Quarantine:
         self._stored = stored
         self._clock = clock
         self._bad: dict[int, Bad] = {}  # By the offset of the batch.
-        self._untried: list[int] = []  # Entries that the round of tries under way has not come to.
+        self._untried: list[int] = []  # Entries that the present round has not tried yet.
 
     def rows_of(self, subject: Subject) -> int:
         """Messages of a subject that can't be read, as far as they were pulled."""
         return sum(bad.rows for bad in self._bad.values() if bad.subject is subject)
 
     def take(self, group: Group, found: Rotten) -> None:
-        """Pass over what one group would have got of a batch."""
+        """Pass over the messages of a batch that a group would have got."""
         group.quarantine(found.offer)
         run = found.run
         bad = self._bad.get(run.offset)
         if bad is None:
             bad = self._bad[run.offset] = Bad(group.subject, run.offset, found.damage, self._clock.now_ms())
-        # A run may end before its batch does, and a later one then knows of more rows.
+        # A run may end before its batch does; a later run then knows of more rows.
         bad.rows = max(bad.rows, run.row + run.rows)
         bad.passed.append((group, found.offer))
         if self.retry_at_ms is None:
             self.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
 
     def tell(self, group: Group, found: Sequence[Rotten]) -> None:
-        """One line for all that one pull came upon: whose they are, by their numbers here and at the delay server."""
+        """Log one line for everything that one pull came upon: the messages by their numbers here and at the delay
+        server.
+        """
         sequences = [number for one in found for number in self._sequences(one)]
         ranges = [(one.offer.consume_first, one.offer.consume_first + one.offer.count) for one in found]
         log.critical(
@@ -92,7 +95,7 @@ class Quarantine:
         )
 
     def wake(self) -> None:
-        """Try again what is due, as much as one turn may."""
+        """Try entries that are due again, as many as one turn may."""
         now_ms = self._clock.monotonic_ms()
         if self.retry_at_ms is None or self.retry_at_ms > now_ms:
             return
@@ -106,32 +109,32 @@ class Quarantine:
             self.retry_at_ms = now_ms + RETRY_MS
 
     def try_soon(self) -> None:
-        """Try all of them in the next turn: a file is back."""
+        """Try all entries in the next turn, because a file is back."""
         if self.retry_at_ms is not None:
             self.retry_at_ms = self._clock.monotonic_ms()
 
     def release(self, bad: Bad) -> bool:
-        """Try one again now; whether it could be read."""
+        """Try an entry again now; return whether it could be read."""
         self._try([bad])
         return bad.offset not in self._bad
 
     def drop(self, bad: Bad) -> None:
-        """Forget it: its messages were given up."""
+        """Forget an entry whose messages were given up."""
         del self._bad[bad.offset]
 
     def find(self, id_: str) -> Bad | None:
-        """What an operator named."""
+        """The entry that an operator named."""
         return next((bad for bad in self._bad.values() if bad.id == id_), None)
 
     def forget(self, group: Group) -> None:
-        """A group is gone, and what it passed over with it."""
+        """Forget what a deleted group passed over."""
         for bad in list(self._bad.values()):
             bad.passed = [(each, offer) for each, offer in bad.passed if each is not group]
             if not bad.passed:
                 del self._bad[bad.offset]
 
     def listing(self) -> Iterator[Quarantined]:
-        """All, as requests list them."""
+        """All entries, as requests list them."""
         for bad in self._bad.values():
             groups = ", ".join(sorted({group.name for group, _ in bad.passed}))
             yield Quarantined(
@@ -163,7 +166,7 @@ class Quarantine:
             self.on_released(list(groups))
 
     def _sequences(self, found: Rotten) -> list[int]:
-        """The delay server's numbers, if the part of the batch that holds them is whole."""
+        """The delay server's numbers, if the columns of the batch are whole."""
         begin = found.run.row
         return self._stored.sequences_of(found.run.offset)[begin : begin + found.offer.count]
 

@@ -20,7 +20,7 @@ class Ranges:
 
     @classmethod
     def of(cls, start: int, end: int) -> "Ranges":
-        """The run [start, end), which is not empty."""
+        """The run [start, end), which must not be empty."""
         made = cls()
         made._starts.append(start)
         made._ends.append(end)
@@ -90,7 +90,7 @@ class Ranges:
         return made
 
     def drop_first(self, runs: int) -> int:
-        """Forget the lowest runs, of which there are as many; returns where the last one of them ends."""
+        """Forget the lowest ``runs`` runs, which must exist; return where the last of them ends."""
         end = self._ends[runs - 1]
         del self._starts[:runs]
         del self._ends[:runs]

@@ -1,8 +1,12 @@
-"""Rebuild: consume logs that did not check are made again from the message log, beside the loop (rule L9).
+"""Rebuild: it makes damaged consume logs again from the message log, beside the loop (rule L9).
 
-A subject's messages are counted first, over all that the log keeps up to an offset where their end is known; that says
-which consume sequence the first of them has. Then their entries are written to new files, which take the place of the
-old ones at the end. Nothing of a damaged file is read.
+First it counts a subject's messages in the kept log, up to an offset at which the subject's end is known. From end and
+count follows the consume sequence of the first kept message. Then it writes their entries to new files, which replace
+the old ones at the end. Nothing of a damaged file is read.
+
+An example: the checkpoint says that the subject's end at offset 9,000 is 1,200, and retention has kept the log from
+offset 3,000 on. The first pass counts 500 messages between 3,000 and 9,000, so the first of them is number 700. The
+second pass writes the entries 700 to 1,199.
 
 Invariant: a piece of either pass reads a bounded part of the log, and whatever fails is tried again after a while.
 """
@@ -38,9 +42,9 @@ from delayd.validate import check_subject
 from .index import Index, Subject
 
 PIECE_BYTES = 16 << 20  # One job reads this much of the message log, some 10 ms, so that checkpoints wait for no more.
-ROUND_SUBJECTS = 1_000  # Rebuilt in one pass over the log.
+ROUND_SUBJECTS = 1_000  # Subjects that are rebuilt in one pass over the log.
 RETRY_MS = 10_000
-QUIET_MS = 1_000  # Between two rounds for one subject, where one did not do.
+QUIET_MS = 1_000  # Pause between two rounds for one subject, if the first did not succeed for good.
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +64,7 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Round:
-    """One pass to count and one to write, over [start, stop) of the message log. Belongs to the job under way."""
+    """One pass to count and one to write, over [start, stop) of the message log. Only the job under way uses it."""
 
     wanted: dict[bytes, _Wanted]
     start: int
@@ -70,7 +74,7 @@ class _Round:
 
 
 class Rebuilder:
-    """Rebuilds what is wanted, one round at a time; belongs to the loop."""
+    """Rebuilds the wanted consume logs, one round at a time; belongs to the loop."""
 
     def __init__(self, disk: Disk, index: Index, message_log: Log, executor: Executor, clock: Clock) -> None:
         self.on_rebuilt: Callable[[Subject], None] = lambda subject: None
@@ -83,11 +87,11 @@ class Rebuilder:
         self._clock = clock
         self._wanted: dict[Subject, None] = {}
         self._under_way = False
-        self._quiet_until_ms: dict[Subject, int] = {}  # Subjects that were rebuilt a moment ago.
+        self._quiet_until_ms: dict[Subject, int] = {}  # Subjects that were rebuilt just now.
         self._indexed_offset: Callable[[], int] = lambda: 0
 
     def begin(self, indexed_offset: Callable[[], int]) -> None:
-        """From now on; a checkpoint has passed ``indexed_offset``, and messages above it are in memory."""
+        """Begin: a checkpoint has passed ``indexed_offset``, and messages above it are in memory."""
         self._indexed_offset = indexed_offset
         for subject in self._index:
             if subject.damage is not None:
@@ -95,11 +99,11 @@ class Rebuilder:
 
     @property
     def subjects(self) -> Sequence[Subject]:
-        """Subjects whose consume log is not sound."""
+        """Subjects whose consume log is damaged."""
         return list(self._wanted)
 
     def want(self, subject: Subject) -> None:
-        """Rebuild the consume log of a subject, which says what is wrong with it."""
+        """Rebuild the consume log of a subject; its ``damage`` says what is wrong."""
         assert subject.damage is not None, "only what does not check is rebuilt"
         if subject in self._wanted:
             return
@@ -113,7 +117,7 @@ class Rebuilder:
             self._start()
 
     def wake(self) -> None:
-        """Try again what failed."""
+        """Try again after a failure."""
         if self.retry_at_ms is not None and self.retry_at_ms <= self._clock.monotonic_ms():
             self.retry_at_ms = None
             self._start()
@@ -123,7 +127,7 @@ class Rebuilder:
             return
         now_ms = self._clock.monotonic_ms()
         quiet = self._quiet_until_ms = {each: end for each, end in self._quiet_until_ms.items() if now_ms < end}
-        # What was rebuilt a moment ago and does not check again has to wait: its disk may be failing.
+        # A log that was rebuilt just now and does not check again has to wait: its disk may be failing.
         subjects = [each for each in self._wanted if each not in quiet][:ROUND_SUBJECTS]
         if not subjects:
             self.retry_at_ms = min(quiet[each] for each in self._wanted)
@@ -155,7 +159,7 @@ class Rebuilder:
         self._under_way = False
         quiet_until_ms = self._clock.monotonic_ms() + QUIET_MS
         if round_.start < self._log.start:
-            # Retention has removed what it counted: once more.
+            # Retention has removed messages that were counted: the round is done once more.
             self.retry_at_ms = quiet_until_ms
             return
         for each in round_.wanted.values():
@@ -180,7 +184,7 @@ def _wanted(index: Index, subject: Subject, stop: int, now_ms: int) -> _Wanted:
 
 
 def _piece(disk: Disk, message_log: Log, round_: _Round) -> bool:
-    """One piece of a round; whether that was its last one."""
+    """Do one piece of a round; return whether it was the last one."""
     until = min(round_.at + PIECE_BYTES, round_.stop)
     found: dict[bytes, tuple[list[int], list[int]]] = {}
     while round_.at < until:
@@ -234,7 +238,9 @@ def _read_group(
 
 
 def _reader(message_log: Log, at: int, size: int) -> Callable[[int, int], Buffer]:
-    """What reads bytes of a group: from one reading of it all, or piece by piece where a sector can't be read."""
+    """A function that reads bytes of a group: from one read of it all, or piece by piece where a sector can't be
+    read.
+    """
     try:
         data = memoryview(message_log.read(at, size))
     except OSError:
@@ -243,7 +249,7 @@ def _reader(message_log: Log, at: int, size: int) -> Callable[[int, int], Buffer
 
 
 def _read_batch(message_log: Log, read: Callable[[int, int], Buffer], offset: int, size: int) -> tuple[bytes, int]:
-    """Subject and rows of a batch, by its head and its subject table: damaged bodies count all the same."""
+    """Subject and rows of a batch, from its head and its subject table: the rows count even if bodies are damaged."""
     head = read(offset, HEADER_BYTES)
     fields = HEADER.unpack_from(head)
     kind, count, heap_offset, kind_bytes = fields[2], fields[5], fields[6], fields[8]

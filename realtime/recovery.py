@@ -1,7 +1,7 @@
-"""Recovery: from the last checkpoint and the two logs behind it to the state before the stop.
+"""Recovery: it reads the last checkpoint and the two logs behind it, and rebuilds the state before the stop.
 
-Nothing is indexed or answered before it is known to be durable: `open_log` writes back and syncs what may not be
-(rule L1). Identity, then message log and its rescan, then pull log.
+Nothing is indexed or answered before it is known to be durable: `open_log` writes back and syncs bytes that may not be
+(rule L1). The order is: identity, message log and its rescan, pull log.
 """
 
 import logging
@@ -44,15 +44,15 @@ from .rebuild import rows_of
 from .stored import StoredBatches
 from .tally_log import TallyLog
 
-READS = 2  # A read may fail once.
-ANCHOR_BATCHES = 100_000  # The newest of a subject; an entry of its consume log names one of them.
+READS = 2  # A read is tried this often: it may fail once.
+ANCHOR_BATCHES = 100_000  # The newest batches of a subject; an entry of its consume log should name one of them.
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Recovered:
-    """All that a start finds; the marks say what of it the last checkpoint holds."""
+    """Everything that a start finds; the marks say how much of it the last checkpoint holds."""
 
     identity: Identity
     marks: Marks
@@ -65,7 +65,7 @@ class Recovered:
     pull_place: LogPlace
     new_replay: Callable[[], PullReplay]
     appended_at_ms: int = 0
-    pulls: PullReplay | None = None  # None: the pull log can't be read, for this reason.
+    pulls: PullReplay | None = None  # None: the pull log can't be read; ``pull_damage`` says why.
     pull_log: Log | None = None
     pull_damage: DamagedData | None = None
     window_damage: DamagedData | None = None  # Why nobody can say which batches are in doubt.
@@ -134,7 +134,7 @@ def _recover(
 
 def _tell_recovered(opened: Log) -> None:
     for found in opened.recovered:
-        # After a SIGKILL bytes are written back that no header proves durable, and nothing is lost: no cause for alarm.
+        # After a SIGKILL bytes are written back that no header proves durable. Nothing is lost, so this is no warning.
         log.log(
             logging.WARNING if found.cut_bytes else logging.INFO,
             "tail_recovered path=%s cut_bytes=%d reason=%r rewritten_bytes=%d",
@@ -143,7 +143,9 @@ def _tell_recovered(opened: Log) -> None:
 
 
 def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> None:
-    """Note which of them must be rebuilt; what no checkpoint knows was left by one that did not finish (rule L4)."""
+    """Note which consume logs must be rebuilt; remove those that no checkpoint knows, left by one that did not finish
+    (rule L4).
+    """
     known = {}
     for subject in index:
         place = index.place(subject)
@@ -169,10 +171,11 @@ def _check_consume_logs(disk: Disk, folder: str, log_id: int, index: Index) -> N
 
 
 def _find_subject(disk: Disk, folder: str, index: Index, message_log: Log, stop: int, damage: DamagedValue) -> None:
-    """Find out what a subject's lost value said: its id, and its end below the checkpoint (rule L9).
+    """Find out what the lost value of a subject said: its id, and its end below the checkpoint (rule L9).
 
-    An entry of a consume log that nobody claims says which consume sequence one of its batches has; the messages from
-    there on are counted. A message log that has lost nothing to retention needs no entry.
+    An entry of a consume log that belongs to no known subject says which consume sequence one of its batches has.
+    Counting the messages from there on gives the end. If retention has removed nothing from the message log, the count
+    alone gives the end.
     """
     name = subject_of_key(damage.key)
     offsets, counts = rows_of(message_log, name.encode(), stop)
@@ -191,7 +194,7 @@ def _find_subject(disk: Disk, folder: str, index: Index, message_log: Log, stop:
         except DataError:
             continue
         if not offsets and len(set(present) - claimed) == 1:
-            # Retention has removed all its messages: the entries below the checkpoint say how many there were.
+            # Retention has removed all its messages: the number of entries below the checkpoint gives the end.
             end, subject_id = bases[-1] + int((entries >> np.uint64(ROW_BITS) < np.uint64(stop)).sum()), candidate
         for at in range(len(entries) - 1, max(-1, len(entries) - ROWS_MAX - 1), -1):
             offset, row = int(entries[at]) >> ROW_BITS, int(entries[at]) & ROW_MASK
@@ -209,7 +212,7 @@ def _find_subject(disk: Disk, folder: str, index: Index, message_log: Log, stop:
 
 
 def _read_message_log(recovered: Recovered) -> None:
-    """Rescan from the lowest batch that was above W, and index what the checkpoint does not hold."""
+    """Rescan from the lowest batch that was above W, and index the batches that the checkpoint does not hold."""
     marks, message_log = recovered.marks, recovered.message_log
     start, checkpointed = min(marks.window_offset, marks.indexed_offset), marks.indexed_offset
     for _ in range(READS):
@@ -219,7 +222,7 @@ def _read_message_log(recovered: Recovered) -> None:
             recovered.window_damage = None
             break
         except DamagedData as damage:
-            # Only what is in doubt is read from there: everybody else is served meanwhile.
+            # Only the batches in doubt are read from there, so everybody else is served meanwhile.
             recovered.window_damage = damage
     for group in message_log.scan(checkpointed, message_log.durable, marks.indexed_crc32c):
         header = group.header
@@ -232,7 +235,7 @@ def _read_message_log(recovered: Recovered) -> None:
 
 
 def read_window(origins: Origins, groups: Iterable[CommitGroup]) -> int:
-    """Find out again what is in doubt, from the first group with a batch above W on; the latest stamp of all."""
+    """Find the batches in doubt again, from the first group with a batch above W on; return the latest stamp."""
     appended_at_ms = 0
     for origin in origins:
         origin.forget_window()
@@ -273,7 +276,7 @@ def _remember(origins: Origins, group: CommitGroup, offset: int, batch: Batch) -
 
 
 def _read_pull_log(disk: Disk, recovered: Recovered, now_ms: int) -> None:
-    """Bring the groups to the end of the pull log; one that can't be read keeps consumers waiting, and nobody else."""
+    """Bring the groups to the end of the pull log; if it can't be read, only consumers wait."""
     marks = recovered.marks
     with ExitStack() as opened:
         replay = recovered.new_replay()
@@ -294,9 +297,11 @@ def _read_pull_log(disk: Disk, recovered: Recovered, now_ms: int) -> None:
 
 
 def _check_end(recovered: Recovered, replay: PullReplay) -> None:
-    """Refuse a message log that ends before what was pulled: its end is gone, and new messages would get old numbers.
+    """Refuse a message log that ends before messages that were pulled: its end is lost, and new messages would get old
+    numbers.
 
-    A pull is of what was durable, so no crash does this. Whoever is about to get those numbers has acknowledged them.
+    A pull gives only durable messages, so no crash causes this. A group that is about to get these numbers has already
+    acknowledged others under them.
     """
     for group in replay.groups.values():
         subject = group.subject

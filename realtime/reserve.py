@@ -1,6 +1,6 @@
-"""Reserve: the free space that a realtime server leaves untouched by what it is handed (rule L8).
+"""Reserve: the free space that a realtime server does not fill with messages that are handed over (rule L8).
 
-What is refused for it was never appended (rule H6), so the delay server waits and sends it again.
+A frame that is refused for this reason was never appended (rule H6), so the delay server waits and sends it again.
 """
 
 import logging
@@ -9,14 +9,14 @@ from delayd.clock import Clock
 from delayd.disk import Disk
 from delayd.errors import DiskReserve
 
-PLENTY_BYTES = 1 << 30  # Above the reserve: several times what all frames of PLENTY_MS can hold.
-PLENTY_MS = 100  # For so long a disk with plenty of space is not asked again: each question is a system call.
+PLENTY_BYTES = 1 << 30  # This much above the reserve is several times what all frames within PLENTY_MS can hold.
+PLENTY_MS = 100  # For this long a disk with plenty of space is not asked again: each question is a system call.
 
 log = logging.getLogger(__name__)
 
 
 class Reserve:
-    """Compares free space with the reserve: at each frame, unless there was plenty a moment ago. A change is told."""
+    """Compares free space with the reserve at each frame, unless there was plenty a moment ago. A change is logged."""
 
     def __init__(self, disk: Disk, folder: str, reserve_bytes: int, clock: Clock) -> None:
         self._disk = disk

@@ -1,6 +1,7 @@
-"""Retention: which old segments may go, and their removal (rule Q3).
+"""Retention: it decides which old segments may be removed, and removes them (rule Q3).
 
-Never what a group has not acknowledged, what is in doubt, or what the last durable checkpoint does not cover.
+It never removes messages that a group has not acknowledged, batches that are in doubt, or anything that the last
+durable checkpoint does not cover.
 """
 
 import logging
@@ -20,7 +21,7 @@ from .index import Index, Subject
 from .kept import Marks
 from .recovery import Recovered
 
-LOOKED_A_TURN = 10_000  # Some 30 ns each; most have one segment, which stays.
+LOOKED_A_TURN = 10_000  # Subjects looked at in one turn, some 30 ns each; most have one segment, which stays.
 READS_A_TURN = 100  # Each reads an entry of a consume log, in some 20 us.
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def keep_from(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[G
             try:
                 offset = min(offset, index.locate(group.subject, group.oldest).offset)
             except RetryLater as error:
-                # Nobody knows now where its oldest message is, so nothing is removed.
+                # Nobody knows now where the group's oldest message is, so nothing is removed.
                 log.warning("retention_put_off subject=%s reason=%r", group.subject.name, error.message)
                 return message_log.start
     return message_log.base_below(offset)
@@ -43,7 +44,8 @@ def keep_from(message_log: Log, oldest_ms: int, marks: Marks, groups: Iterable[G
 def remove_old(
     recovered: Recovered, commit: Executor, work: Executor, snapshot: Snapshot, removed: Callable[[], None]
 ) -> None:
-    """Remove what a published checkpoint has made superfluous: pull log always, message log when retention asked.
+    """Remove segments that a published checkpoint has made superfluous: of the pull log always, of the message log when
+    retention asked for it.
 
     ``removed`` is called on the loop when messages are not kept any more.
     """
@@ -56,9 +58,9 @@ def remove_old(
 
 
 class Trimming:
-    """Which consume segments are not needed any more, once messages were removed; belongs to the loop.
+    """Finds the consume segments that are not needed any more, once messages were removed; belongs to the loop.
 
-    A subject whose log has several segments costs a read, so a turn of the loop looks at some of them.
+    For a subject whose log has several segments this costs a read, so a turn of the loop looks at some subjects only.
     """
 
     def __init__(self, index: Index, disk: Disk, work: Executor) -> None:
@@ -72,7 +74,7 @@ class Trimming:
         self.left = list(self._index)
 
     def step(self) -> None:
-        """Look at as many as one turn may."""
+        """Look at as many subjects as one turn may."""
         ends: list[tuple[ConsumePlace, int, int]] = []
         part, self.left = self.left[-LOOKED_A_TURN:], self.left[:-LOOKED_A_TURN]
         while part and len(ends) < READS_A_TURN:
@@ -85,7 +87,9 @@ class Trimming:
 
 
 def remove_consume_segments(disk: Disk, ends: Sequence[tuple[ConsumePlace, int, int]]) -> int:
-    """Remove consume segments wholly below the first kept message, never the last one: (place, first, last base)."""
+    """Remove consume segments wholly below the first kept message, never the last one. ``ends`` has (place, first kept
+    message, base of the last segment) for each log.
+    """
     removed = 0
     for place, first, last in ends:
         old = [base for base in segment_bases(disk, place) if base + SEGMENT_ENTRIES <= first and base < last]
@@ -102,7 +106,7 @@ def _detached(recovered: Recovered, work: Executor, removed: Callable[[], None],
 
 
 def _consume_end(index: Index, subject: Subject) -> tuple[ConsumePlace, int, int] | None:
-    """Where the entries that are needed begin, and the last segment; None when that is not known now."""
+    """Where the needed entries begin, and the last segment; None when that is not known now."""
     try:
         return index.place(subject), index.first(subject), subject.tail.base
     except RetryLater:

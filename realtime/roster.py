@@ -1,4 +1,4 @@
-"""The groups of a server by name and by subject, and those whose progress does not check (rules B1, L9)."""
+"""Roster: the groups of a server by name and by subject, and those whose progress does not check (rules B1, L9)."""
 
 import logging
 from bisect import bisect_left, bisect_right, insort
@@ -10,16 +10,16 @@ from delayd.errors import SlowDown
 from .groups import Group
 from .kept import LostGroup
 
-GROUPS_MAX = 10_000  # Each is some kilobytes of memory and a row of every checkpoint that it changed in.
-GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for those of others.
-LOOKED_AT_MAX = 1_000  # Groups looked at for one that may make room.
-RETRY_MS = 1_000  # For whoever was refused because a bound was reached.
+GROUPS_MAX = 10_000  # Each group is some kilobytes of memory, and a row of every checkpoint before which it changed.
+GROUPS_OF_SUBJECT_MAX = 1_000  # One subject's groups leave room for the groups of others.
+LOOKED_AT_MAX = 1_000  # At most this many groups are looked at to find one that can be forgotten.
+RETRY_MS = 1_000  # The hint to a client that was refused because a bound was reached.
 
 log = logging.getLogger(__name__)
 
 
 class Roster:
-    """Which groups there are; ``groups`` has them by subject and name."""
+    """The groups that exist; ``groups`` has them by subject and name."""
 
     def __init__(self, groups: Iterable[Group]) -> None:
         self.groups: dict[tuple[str, str], Group] = {}
@@ -27,8 +27,8 @@ class Roster:
         self.next_id = 1
         self._unnamed: list[LostGroup] = []
         self._of_subject: dict[str, list[Group]] = {}
-        self._idle: dict[Group, None] = {}  # Made when their subject had no message yet, in order.
-        self._names: list[tuple[str, str]] = []  # Sorted, for listings, which go on behind a name.
+        self._idle: dict[Group, None] = {}  # Groups that were created when their subject had no message yet, in order.
+        self._names: list[tuple[str, str]] = []  # Sorted, for listings, each of which goes on behind a name.
         for group in groups:
             self._add(group)
         self._names = sorted(self.groups)
@@ -43,7 +43,7 @@ class Roster:
         return self._of_subject.get(subject_name, ())
 
     def has(self, subject_name: str) -> bool:
-        """Whether messages of a subject are kept for anybody."""
+        """Whether messages of a subject are kept for any group."""
         return subject_name in self._of_subject
 
     def listed(self, subject: str | None, after: tuple[str, str]) -> Iterator[Group]:
@@ -56,9 +56,11 @@ class Roster:
             yield self.groups[names[at]]
 
     def to_forget(self, subject_name: str) -> Group | None:
-        """The oldest group that makes room for one more of a subject, where there is none: nobody misses it.
+        """The oldest group that can be forgotten when there is no room for one more of a subject; None when there is
+        room, or no such group.
 
-        Its subject has never had a message and nobody waits for one, so whoever asks for it again has the same.
+        Its subject has never had a message and no PULL waits for one, so a consumer that asks for it again gets the
+        same group.
         """
         of_subject = self.of(subject_name)
         if len(of_subject) >= GROUPS_OF_SUBJECT_MAX:
@@ -70,11 +72,11 @@ class Roster:
                 return group
             del self._idle[group]
             if not group.subject.end:
-                self._idle[group] = None  # Behind those that were not looked at.
+                self._idle[group] = None  # It is put behind the groups that were not looked at.
         return None
 
     def check_new(self, subject_name: str, name: str) -> None:
-        """Refuse a group that there is no room for, or whose progress is lost; SlowDown, or what the damage is."""
+        """Refuse a group that there is no room for (SlowDown), or whose progress is lost (its damage)."""
         if len(self.groups) >= GROUPS_MAX:
             raise SlowDown(f"there are {GROUPS_MAX} groups, no more can be made", retry_after_ms=RETRY_MS)
         if len(self.of(subject_name)) >= GROUPS_OF_SUBJECT_MAX:
@@ -85,12 +87,12 @@ class Roster:
             raise lost.damage
 
     def add(self, group: Group) -> None:
-        """Have one more."""
+        """Add a group."""
         self._add(group)
         insort(self._names, (group.subject.name, group.name))
 
     def strike(self, group: Group) -> None:
-        """Have one less."""
+        """Remove a group."""
         key = (group.subject.name, group.name)
         del self.groups[key]
         self._idle.pop(group, None)
@@ -101,7 +103,7 @@ class Roster:
             del self._of_subject[group.subject.name]
 
     def keep_lost(self, lost: Iterable[LostGroup]) -> None:
-        """Serve nothing of groups whose progress does not check, until an operator decides (rule L9)."""
+        """Refuse to serve groups whose progress does not check, until an operator decides (rule L9)."""
         for each in lost:
             self.next_id = max(self.next_id, each.group_id + 1)
             log.critical(
@@ -114,7 +116,7 @@ class Roster:
                 self.lost[each.names] = each
 
     def strike_lost(self, lost: LostGroup) -> None:
-        """An operator has decided."""
+        """Remove a lost group: an operator has decided about it."""
         if lost.names is None:
             self._unnamed.remove(lost)
         else:

@@ -1,7 +1,7 @@
 """Indexes of the message log's closed segments: files for audits, beside the log (docs/formats/index.md).
 
-Invariant: nothing rests on one. One that is missing, torn or of another segment is written anew when its segment is
-read, and one that can't be written is left out. For one thread, the worker.
+Invariant: nothing depends on an index. One that is missing, torn or of another segment is written anew when its segment
+is read; one that can't be written is left out. Only the worker thread uses this.
 """
 
 import logging
@@ -37,11 +37,11 @@ class SegmentIndexes:
         try:
             write_index(self._disk, self._folder, header, maker, self._epoch)
         except (DataError, OSError) as error:
-            # An audit reads the segment then.
+            # An audit then reads the segment itself.
             log.warning("segment_not_indexed begin=%d end=%d reason=%r", begin, end, str(error))
 
     def any_below(self, start: int) -> bool:
-        """Whether indexes of removed segments are there, or nobody can say."""
+        """Whether there may be indexes of removed segments; also True when that can't be read."""
         try:
             return bool(self._below(start))
         except (DataError, OSError):

@@ -31,7 +31,7 @@ from .core import Core, Executors
 from .recovery import recover
 
 RETAIN_EVERY_S = 600
-# What a copy of a directory must not do: take messages, or give them to consumers.
+# A copy of a directory must not take messages, or give them to consumers.
 FENCED = frozenset((RequestType.HELLO, RequestType.DISPATCH, RequestType.PULL, RequestType.ACK, RequestType.NACK))
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class RealtimeServer:
         self._guard: Guard | None = None
 
     def open(self) -> None:
-        """Recover."""
+        """Recover from the directory."""
         config = self._config
         log.info("starting %s", describe(config))
         home = self._home = Home(config, ("commit", "pull", "work"), self._rearm)
@@ -65,7 +65,7 @@ class RealtimeServer:
         return abandon(self._config, self._home)
 
     async def start(self) -> tuple[str, int]:
-        """Listen, register; opens what was not opened."""
+        """Listen and register; recovers first if `open` was not called."""
         if self._core is None:
             self.open()
         config, home, core = self._config, self._home, self._core
@@ -102,7 +102,7 @@ class RealtimeServer:
     # Handler of the connections.
 
     def connected(self, connection: Connection) -> None:
-        """Nothing is known of it before its first request."""
+        """Do nothing: the server knows nothing of a client before its first request."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Give a request to the core."""
@@ -122,7 +122,7 @@ class RealtimeServer:
         self._core.disconnected(connection)
 
     def crashed(self, error: Exception) -> None:
-        """A bug: stop."""
+        """Stop: the error is a bug."""
         self._fail(error)
 
     def _on_timer(self) -> None:
@@ -136,7 +136,8 @@ class RealtimeServer:
             return
         set_ms = NEVER_MS if self._wake_set_ms is None else self._wake_set_ms
         wake_ms = self._core.next_wake_ms(set_ms)
-        # A later time is set when the earlier one has come: with each pull the time moves, and setting it is a call.
+        # A later time is set only when the earlier one has come: with each pull the time moves, and setting it is a
+        # system call.
         if wake_ms < set_ms:
             self._wake_set_ms = wake_ms
             self._timer.set_after_ms(wake_ms - self._home.clock.monotonic_ms())

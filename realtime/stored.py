@@ -1,6 +1,6 @@
 """Stored batches by their offset in the message log: the newest from memory, the others by ``pread`` (rule L6).
 
-Only batches that are durable are in here, and each is the bytes that came, untouched.
+Only durable batches are here, and each has the bytes that arrived, unchanged.
 """
 
 from collections import OrderedDict, deque
@@ -13,9 +13,9 @@ from delayd.errors import BatchMalformed, DamagedData, DataError, NotReady, Shor
 from delayd.log.log import Log
 
 AHEAD_BYTES = 64 << 10  # A backlog is read in pieces of this size.
-AHEAD_BYTES_MIN = 4 << 10  # With less than this ahead a batch is likely to be cut, so it is read anew.
+AHEAD_BYTES_MIN = 4 << 10  # With fewer bytes than this ahead a batch is likely to be cut, so the log is read anew.
 DISPATCH_PART = PARTS[BatchKind.DISPATCH][0]
-READ_BATCHES = 16  # A large batch that is given out in parts is read once.
+READ_BATCHES = 16  # Read batches are kept, so that a large batch that goes out in parts is read once.
 
 
 class StoredBatches:
@@ -60,7 +60,7 @@ class StoredBatches:
         return found
 
     def forget_read(self) -> None:
-        """Read from the disk again, for its files may have been restored."""
+        """Forget batches that were read, because their files may have been restored."""
         self._read.clear()
         self._ahead = (0, memoryview(b""))
 
@@ -76,17 +76,18 @@ class StoredBatches:
         return DispatchPart(*DISPATCH_PART.unpack_from(head, HEADER_BYTES)).claimed_at_ms
 
     def holds(self, offset: int, origin_log_id: int) -> bool:
-        """Whether a batch of a delay server begins at ``offset``; what retention has removed was held.
+        """Whether a batch of a delay server begins at ``offset``; True for offsets that retention has removed.
 
         Raises:
-            NotReady: the system does not read it now, which says nothing of what is there.
+            NotReady: the system can't read it now, so nobody knows what is there.
         """
         if offset < self._log.start:
             return True
         return self._dispatched_at(offset, origin_log_id) is not None
 
     def may_be_of(self, hours: Container[int], offset: int, origin_log_id: int) -> bool:
-        """Whether a delay server's batch at ``offset`` is of one of these hours; what retention has removed may be.
+        """Whether a delay server's batch at ``offset`` is of one of these hours; True for offsets that retention has
+        removed, because they may be.
 
         Raises NotReady as `holds` does.
         """
@@ -112,12 +113,12 @@ class StoredBatches:
         return part if found else None
 
     def sequences_of(self, offset: int) -> list[int]:
-        """The sequences of a batch that `fetch` could not give; none when they can't be trusted either."""
+        """The sequences of a batch that `fetch` could not read; empty when they can't be trusted either."""
         try:
             batch = parse(self._bytes_of(offset))
         except (BatchMalformed, DataError):
             return []
-        # Its heap is what differs, most of the time: the columns have a checksum of their own.
+        # Most of the time only the heap is damaged: the columns have a checksum of their own.
         columns = batch.buffer[HEADER_BYTES + batch.kind_bytes : batch.heap_offset]
         whole = crc32c(columns) == batch.columns_crc32c and ColumnId.SEQUENCE in batch
         return batch.uint64s(ColumnId.SEQUENCE).tolist() if whole else []
@@ -126,7 +127,7 @@ class StoredBatches:
         try:
             return self._verified(offset)
         except BatchMalformed:
-            # It may have been read ahead, and its file restored since.
+            # The batch may have been read ahead, and its file restored since.
             self._ahead = (0, memoryview(b""))
         try:
             return self._verified(offset)
@@ -135,7 +136,7 @@ class StoredBatches:
 
     def _verified(self, offset: int) -> Batch:
         batch = parse(self._bytes_of(offset))
-        # Its group was verified when it was written or recovered; the disk may have lied since (rule L5).
+        # The batch's group was verified when it was written or recovered; the disk may have changed it since (rule L5).
         batch.verify()
         return batch
 
@@ -151,15 +152,15 @@ class StoredBatches:
             raise read_error(*self._log.file_position(offset), error) from error
 
     def _read_ahead(self, offset: int) -> memoryview:
-        """Bytes from ``offset`` on: small batches of a backlog stand close together, so one read serves many."""
+        """Read bytes from ``offset`` on: small batches of a backlog stand close together, so one read serves many."""
         start, data = self._ahead
         if not start <= offset <= start + len(data) - AHEAD_BYTES_MIN:
-            # Behind the durable end bytes may still change, and what is kept here must not.
+            # Behind the durable end bytes may still change; bytes that are kept here must not.
             size = min(AHEAD_BYTES, self._log.durable - offset)
             try:
                 start, data = offset, memoryview(self._log.read_some(offset, size))
             except OSError:
-                # A sector ahead can't be read; this batch may lie before it, and is read alone.
+                # A sector further on can't be read; this batch may lie before it, so it is read alone.
                 return memoryview(b"")
             self._ahead = start, data
         return data[offset - start :]

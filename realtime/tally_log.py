@@ -1,7 +1,8 @@
 """Tally log: the writer of what this server held, closed segment by closed segment (docs/formats/tally.md).
 
-Invariant: entries are durable before the message log may lose what they speak of. What does not check is set aside
-and made again, as far as the message log is kept (rule L9). For one thread, the worker, once the core runs.
+Invariant: entries are durable before retention may remove the messages that they count. A tally log that does not check
+is set aside and made again, as far as the message log is kept (rule L9). Once the core runs, only the worker thread
+uses this.
 """
 
 import logging
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class TallyLog:
-    """The open tally log; ``entries`` are those that it held when it was opened."""
+    """The open tally log; ``entries`` are the entries that it held when it was opened."""
 
     def __init__(self, disk: Disk, place: LogPlace, epoch: int, now_ms: int, counted: int) -> None:
         """Open it; ``counted`` is the offset up to which a checkpoint says that it was durable.
@@ -31,7 +32,7 @@ class TallyLog:
         self._disk = disk
         self._place = place
         self._epoch = epoch
-        self._log: Log | None = None  # It is made with its first entries.
+        self._log: Log | None = None  # Created with the first entries.
         self.entries: Tallies = joined(())
         if not counted and not disk.list_folder(place.folder):
             return
@@ -46,7 +47,8 @@ class TallyLog:
         return self._log.durable if self._log else 0
 
     def add(self, entries: Tallies, now_ms: int) -> bool:
-        """Append the entries of a segment, durable on return; False when the log had to be begun again instead.
+        """Append the entries of a segment, durable on return; False when the log was damaged and had to be begun anew
+        instead.
 
         Raises:
             DiskFull, Shortage: nothing was appended.
