@@ -84,7 +84,7 @@ class Acknowledger:
             self.rows += batch.count
         elif frame.type in (RequestType.SERVERS, RequestType.ROUTES):
             place: Head = {"role": "delay", "log_id": LOG_ID, "host": HOST, "port": self.port, "alive": True}
-            head["servers"] = [{**place, "epoch": 1, "pid": 1, "seen_ms_ago": 0}]
+            head["servers"] = [{**place, "epoch": 1, "pid": 1, "seen_ms_ago": 0, "heard": True}]
             head["routes"] = {"bench": LOG_ID}
         elif frame.type == RequestType.PULL:
             head["incarnation"] = 1

@@ -1,7 +1,8 @@
 """Single sends, of any subjects, that share a batch.
 
-Invariant: columns while they are gathered, so that a send costs a few appends and leaves no object behind that the
-garbage collector would visit; arrays are made once, when the batch is bound to a server.
+Invariant: a send costs two appends and leaves no object behind that the garbage collector would visit again and again:
+a row is a tuple of plain values, which the collector stops to look at. Columns are made once, when the batch is bound
+to a server.
 """
 
 from __future__ import annotations
@@ -14,39 +15,26 @@ import numpy as np
 
 from delayd.batch import ProducerPart
 from delayd.client.instants import ServerClock
-from delayd.client.limits import NO_HEADERS, lengths_of
+from delayd.client.limits import lengths_of
 from delayd.client.sending.arguments import Single
 from delayd.client.sending.packing import pack_one, pack_rows
 from delayd.client.sending.receipt import Accepted, Receipt, receipts
 from delayd.client.sending.unsent import Waiter
 from delayd.errors import DelaydError
 
-ROW_BYTES = 64  # What a waiting row holds besides its body: references and columns.
+ROW_BYTES = 160  # What a waiting row holds besides its body: the tuple, its number, and two references.
 
 
 class Gathering:
     """See UnsentRows; each row has a waiter of its own."""
 
-    __slots__ = (
-        "_bodies",
-        "_deliver",
-        "_deliver_at_ms",
-        "_headers",
-        "_relative",
-        "_subjects",
-        "held_bytes",
-        "waiters",
-    )
+    __slots__ = ("_deliver_at_ms", "held_bytes", "rows", "waiters")
 
     def __init__(self) -> None:
+        self.rows: list[Single] = []
         self.waiters: list[Waiter[Receipt]] = []
         self.held_bytes = 0
-        self._subjects: list[str] = []
-        self._bodies: list[bytes] = []
-        self._deliver: list[int] = []
-        self._relative: list[int] = []  # Rows whose `_deliver` is in us on the monotonic clock.
-        self._headers: dict[int, bytes] = {}  # By row; most sends have none.
-        self._deliver_at_ms: list[int] = []
+        self._deliver_at_ms: list[int] | tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -54,39 +42,35 @@ class Gathering:
         return len(self.waiters)
 
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
-        """Take one row, which holds so many bytes."""
-        subject, body, when, relative, headers = row
-        if relative:
-            self._relative.append(len(self.waiters))
-        if headers:
-            self._headers[len(self.waiters)] = headers
-        self._subjects.append(subject)
-        self._bodies.append(body)
-        self._deliver.append(when)
+        """Take one row, which holds so many bytes; the outbox does the same without this call."""
+        self.rows.append(row)
         self.waiters.append(waiter)
         self.held_bytes += byte_count
 
     def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
         """See UnsentRows."""
-        subjects, headers = self._subjects, self._headers
-        if len(subjects) == 1 and not headers:
-            due = clock.latest_ms(self._deliver[0]) if self._relative else self._deliver[0]
-            self._deliver_at_ms = [due]
-            return (pack_one(part, due, subjects[0].encode("ascii"), self._bodies[0]),)
-        deliver_at_ms = np.array(self._deliver, np.int64)
-        self._deliver_at_ms = self._deliver
-        if self._relative:
-            deliver_at_ms[self._relative] = clock.latest_ms_column(deliver_at_ms[self._relative])
+        rows = self.rows
+        if len(rows) == 1 and not rows[0][4]:
+            subject, body, when, is_relative, _ = rows[0]
+            due = clock.latest_ms(when) if is_relative else when
+            self._deliver_at_ms = (due,)
+            return (pack_one(part, due, subject.encode("ascii"), body),)
+        subjects, bodies, deliver, are_relative, headers = zip(*rows, strict=True)
+        deliver_at_ms = np.array(deliver, np.int64)
+        self._deliver_at_ms = deliver
+        if any(are_relative):
+            relative = np.array(are_relative, np.bool_)
+            deliver_at_ms[relative] = clock.latest_ms_column(deliver_at_ms[relative])
             self._deliver_at_ms = deliver_at_ms.tolist()
         subject_of = None
-        names = subjects[:1]
+        names: Sequence[str] = subjects[:1]
         if subjects.count(names[0]) < len(subjects):
             index = {subject: at for at, subject in enumerate(dict.fromkeys(subjects))}
             names = list(index)
             subject_of = np.array([index[subject] for subject in subjects], np.uint32)
-        packed = [headers.get(at, NO_HEADERS) for at in range(len(subjects))] if headers else None
         encoded = [name.encode("ascii") for name in names]
-        return pack_rows(part, deliver_at_ms, encoded, subject_of, packed, self._bodies, lengths_of(self._bodies))
+        packed = headers if any(headers) else None
+        return pack_rows(part, deliver_at_ms, encoded, subject_of, packed, bodies, lengths_of(bodies))
 
     def accept(self, accepted: Accepted) -> None:
         """See UnsentRows."""
@@ -107,10 +91,8 @@ class Gathering:
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
         """See UnsentRows."""
         named, others = type(self)(), type(self)()
-        chosen, relative = set(rows), set(self._relative)
-        columns = zip(self._subjects, self._bodies, self._deliver, self.waiters, strict=True)
-        for at, (subject, body, when, waiter) in enumerate(columns):
-            row = (subject, body, when, at in relative, self._headers.get(at, NO_HEADERS))
+        chosen = set(rows)
+        for at, (row, waiter) in enumerate(zip(self.rows, self.waiters, strict=True)):
             (named if at in chosen else others).add(row, row_bytes(row), waiter)
         return named, others
 

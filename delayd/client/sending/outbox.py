@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 
 import numpy as np
 
@@ -19,10 +20,10 @@ from delayd.client.sending.block import Block, Progress
 from delayd.client.sending.gathering import Gathering
 from delayd.client.sending.packing import BYTES_TARGET, ROWS_TARGET, split_rows
 from delayd.client.sending.receipt import Receipt
-from delayd.client.sending.sender import Parcel, Sender
+from delayd.client.sending.sender import Parcel, Sender, Split
 from delayd.client.sending.slots import Slots
 from delayd.client.sending.unsent import Waiter
-from delayd.errors import InternalError, QueueFull
+from delayd.errors import QueueFull
 
 SINGLES_UNDER_WAY = 2  # For each server: one is made durable while the next one travels.
 COMPANY_ROWS = 128  # They share the 0.3 ms that a batch costs both sides well enough not to linger for more.
@@ -45,20 +46,22 @@ class Outbox:
         self._look_at = 1  # Rows gathered at which `_look` has something to do.
         self._singles = Slots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
         self._pieces = Slots(lambda: PIECES_UNDER_WAY)
-        self._tasks: dict[asyncio.Task[None], Parcel] = {}
-        self._cut_off = 0  # Messages whose task was cancelled.
+        self._under_way: dict[Parcel, asyncio.Future[None] | None] = {}  # With what `flush` waits for.
+        self._tasks: set[asyncio.Task[None]] = set()  # Of parcels that wait before they are carried.
 
     @property
     def unsent(self) -> int:
         """Messages that have no outcome yet."""
-        under_way = sum([parcel.rows.count for parcel in list(self._tasks.values())])
-        return self._gathering.count + under_way + self._cut_off
+        return self._gathering.count + sum([parcel.rows.count for parcel in list(self._under_way)])
 
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
         """Take one send, which holds so many bytes."""
         gathering = self._gathering
-        gathering.add(row, byte_count, waiter)
-        if len(gathering.waiters) >= self._look_at or gathering.held_bytes >= BYTES_TARGET:
+        # As `Gathering.add` does it: a call for each send would be a hundredth of its cost.
+        gathering.rows.append(row)
+        gathering.waiters.append(waiter)
+        gathering.held_bytes += byte_count
+        if len(gathering.rows) >= self._look_at or gathering.held_bytes >= BYTES_TARGET:
             self._look()
 
     async def add_batch(self, progress: Progress, columns: Columns) -> None:
@@ -71,14 +74,19 @@ class Outbox:
                 progress.fail(rest, QueueFull(f"{PIECES_UNDER_WAY} batches stayed under way for {self._timeout_s:g} s"))
                 return
             parcel = self._sender.parcel(Block.cut(progress, columns, run))
-            self._start(parcel, self._bring(parcel, self._pieces))
+            self._carry(parcel, self._pieces)
 
     async def flush(self) -> None:
         """Wait until everything that was added before has ended."""
         if self._gathering.count:
             self._close_gathering()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks))
+        ends: list[asyncio.Future[None]] = []
+        for parcel, end in self._under_way.items():
+            if end is None:
+                end = self._under_way[parcel] = self._loop.create_future()
+            ends.append(end)
+        if ends:
+            await asyncio.wait(ends)
 
     def _look(self) -> None:
         """Decide when the gathering leaves, at its first row and whenever it has become a good deal larger."""
@@ -121,49 +129,54 @@ class Outbox:
         self._look_at = 1
         parcel = self._sender.parcel(self._gathering)
         self._gathering = Gathering()
-        # Taken here and not in the task, or the rest of a crowd would find the slots free too.
         if self._singles.take_free():
-            self._start(parcel, self._bring(parcel, self._singles))
+            self._carry(parcel, self._singles)
         else:
-            self._start(parcel, self._bring_singles(parcel))
+            self._under_way[parcel] = None
+            self._spawn(self._carry_when_free(parcel))
 
-    def _start(self, parcel: Parcel, bringing: Coroutine[object, object, None]) -> None:
-        task = self._loop.create_task(bringing)
-        self._tasks[task] = parcel
-        task.add_done_callback(self._ended)
+    def _carry(self, parcel: Parcel, slots: Slots) -> None:
+        """Carry a parcel that has a slot."""
+        self._under_way.setdefault(parcel, None)
+        self._sender.carry(parcel, partial(self._ended, slots))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        parcel = self._tasks.pop(task)
-        if task.cancelled():
-            # The loop ends before its producer was closed.
-            self._cut_off += parcel.rows.count
-
-    async def _bring_singles(self, parcel: Parcel) -> None:
+    async def _carry_when_free(self, parcel: Parcel) -> None:
         try:
             await self._singles.take(parcel.deadline)
         except TimeoutError:
-            parcel.rows.fail(parcel.failure)
+            parcel.rows.fail(self._sender.given_up(parcel))
             self._on_free(parcel.rows.held_bytes)
+            self._over(parcel)
             return
-        await self._bring(parcel, self._singles)
+        self._carry(parcel, self._singles)
 
-    async def _bring(self, parcel: Parcel, slots: Slots) -> None:
-        """Carry a parcel that has a slot, and then what is split off it, which needs none: refusals are rare."""
-        try:
-            split = await self._sender.carry(parcel)
-        except BaseException:
-            # A bug must not leave anybody waiting for ever.
-            parcel.rows.fail(InternalError("this client met a bug of its own while it sent a batch; its log says more"))
-            raise
-        finally:
-            slots.give()
-            self._on_free(parcel.rows.held_bytes)
-            self._flush()
+    def _ended(self, slots: Slots, parcel: Parcel, split: Split) -> None:
+        slots.give()
+        self._on_free(parcel.rows.held_bytes)
         if split:
-            await asyncio.gather(*(self._bring_split(parcel, wait_s) for parcel, wait_s in split))
+            # What is split off needs no slot: refusals are rare.
+            self._spawn(self._carry_split(parcel, split))
+        else:
+            self._over(parcel)
+        self._flush()
 
-    async def _bring_split(self, parcel: Parcel, wait_s: float) -> None:
+    async def _carry_split(self, parcel: Parcel, split: Split) -> None:
+        """Carry what was split off a parcel, which ends with it."""
+        await asyncio.gather(*(self._carry_part(part, wait_s) for part, wait_s in split))
+        self._over(parcel)
+
+    async def _carry_part(self, parcel: Parcel, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
-        split = await self._sender.carry(parcel)
-        if split:
-            await asyncio.gather(*(self._bring_split(other, other_wait_s) for other, other_wait_s in split))
+        ended: asyncio.Future[Split] = self._loop.create_future()
+        self._sender.carry(parcel, lambda _, split: ended.set_result(split))
+        await asyncio.gather(*(self._carry_part(part, part_wait_s) for part, part_wait_s in await ended))
+
+    def _over(self, parcel: Parcel) -> None:
+        end = self._under_way.pop(parcel)
+        if end is not None and not end.done():
+            end.set_result(None)
+
+    def _spawn(self, waiting: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(waiting)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -12,8 +12,10 @@ only. Numbers below the low-water mark in a batch are never sent again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from delayd.batch import ROWS_MAX, ProducerPart
@@ -39,7 +41,7 @@ from delayd.errors import (
 )
 from delayd.log_id import LogId
 from delayd.net.connection import Connection
-from delayd.wire.frame import Head
+from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import (
     ERROR_TEXT_BYTES_MAX,
     RequestType,
@@ -53,6 +55,8 @@ from delayd.wire.requests import (
     need_str,
     need_u64,
 )
+
+log = logging.getLogger(__name__)
 
 UNKNOWN_KEPT_MS = 60_000  # How long the handle of an unknown outcome holds the low-water mark, for who asks at once.
 UNKNOWN_KEPT_MAX = 1_000  # A server remembers every number above the mark, so it is not held for any more than these.
@@ -68,7 +72,7 @@ class Refusal(NamedTuple):
 class Parcel:
     """Rows, and what is known of them on their way."""
 
-    __slots__ = ("data", "deadline", "failure", "group", "may_be_kept", "number", "rows")
+    __slots__ = ("_backoff", "data", "deadline", "ended", "failure", "group", "may_be_kept", "number", "rows")
 
     def __init__(self, rows: UnsentRows, deadline: float) -> None:
         self.rows = rows
@@ -77,7 +81,23 @@ class Parcel:
         self.number = 0
         self.data: Sequence[bytes] = ()  # The pieces of the batch, once it is bound.
         self.may_be_kept = False  # Bytes left and no outcome came: from now on it belongs to this group.
-        self.failure: DelaydError = ServerUnavailable("no delay server was reached in time; nothing was sent")
+        self.failure: DelaydError | None = None  # Why the last try brought no outcome; None before the first one has.
+        self.ended: Ended | None = None
+        self._backoff: Backoff | None = None
+
+    @property
+    def backoff(self) -> Backoff:
+        """The waits between its tries; most parcels need no second one."""
+        if self._backoff is None:
+            self._backoff = Backoff()
+        return self._backoff
+
+
+Split = list[tuple[Parcel, float]]
+"""What was split off a parcel because a server refused other rows of it: each is carried too, after so many seconds."""
+
+Ended = Callable[[Parcel, Split], None]
+"""Told once of each parcel that its rows have heard their outcome."""
 
 
 class Sender:
@@ -93,28 +113,19 @@ class Sender:
         # Numbers in use, rising: dicts keep the order, and the first one is the low-water mark.
         self._in_use: dict[int, None] = {}
         self._unknown: dict[int, float] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
 
     def parcel(self, rows: UnsentRows) -> Parcel:
         """Rows whose time limit begins now."""
         return Parcel(rows, self._loop.time() + self._timeout_s)
 
-    async def carry(self, parcel: Parcel) -> list[tuple[Parcel, float]]:
-        """Bring a parcel to its outcome and tell its rows.
+    def carry(self, parcel: Parcel, ended: Ended) -> None:
+        """Bring a parcel to its outcome, tell its rows, and then call ``ended``.
 
-        Returns what was split off because a server refused other rows of it: parcels to be carried too, each after so
-        many seconds.
+        Over a connection that stands, its bytes leave before this returns.
         """
-        try:
-            outcome = await self._settle(parcel)
-        except DelaydError as error:
-            self._unbind(parcel, unknown=isinstance(error, OutcomeUnknown))
-            parcel.rows.fail(error)
-            return []
-        self._unbind(parcel)
-        if isinstance(outcome, Refusal):
-            return self._refused(parcel, outcome)
-        parcel.rows.accept(outcome)
-        return []
+        parcel.ended = ended
+        self._try(parcel)
 
     async def ask(self, handle: SendHandle) -> Accepted | None:
         """What became of a batch whose outcome was unknown; None when it was not kept and never will be."""
@@ -143,47 +154,24 @@ class Sender:
         """End all connections."""
         await self.groups.close()
 
-    async def _settle(self, parcel: Parcel) -> Accepted | Refusal:
-        backoff = Backoff()
-        at_first = parcel.failure
-        while (left_s := parcel.deadline - self._loop.time()) > 0:
-            try:
-                connection = await self._bind(parcel, left_s)
-                outcome = await self._send(parcel, connection)
-            except TimeoutError:
-                if not self._meta.delay_servers and parcel.failure is at_first:
-                    address = self._meta.link.address
-                    parcel.failure = ServerUnavailable(f"meta at {address} gave no answer in time; nothing was sent")
-                break
-            except RequestFailed as error:
-                # A try that never left adds nothing to what the last one that did was told.
-                if error.sent:
-                    parcel.failure, parcel.may_be_kept = error, True
-                if not parcel.may_be_kept:
-                    self._unbind(parcel)
-                self._meta.refresh_soon()
-                wait_ms = backoff.next_ms()
-            except InternalError as error:
-                # It failed in the middle of something, which may have been the append.
-                parcel.failure = error
-                parcel.may_be_kept = True
-                wait_ms = backoff.next_ms()
-            except RetryLater as error:
-                parcel.failure = error
-                wait_ms = spread_ms(error.retry_after_ms)
-            else:
-                whole = isinstance(outcome, Refusal) and len(outcome.rows) in (0, parcel.rows.count)
-                if not isinstance(outcome, Refusal) or not whole or not isinstance(outcome.error, RetryLater):
-                    return outcome
-                parcel.failure = outcome.error
-                wait_ms = spread_ms(outcome.error.retry_after_ms)
-            await asyncio.sleep(min(wait_ms / 1000, max(parcel.deadline - self._loop.time(), 0)))
-        raise self._given_up(parcel)
-
-    async def _bind(self, parcel: Parcel, left_s: float) -> Connection:
+    def _try(self, parcel: Parcel) -> None:
+        """Send a parcel, for the first time or again."""
+        left_s = parcel.deadline - self._loop.time()
+        if left_s <= 0:
+            self._end(parcel, self.given_up(parcel))
+            return
         group = parcel.group or self.groups.choose()
         connection = None if group is None else group.link.standing
         if group is None or connection is None:
+            task = self._loop.create_task(self._connect(parcel, group, left_s))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+            return
+        self._ask(parcel, group, connection, left_s)
+
+    async def _connect(self, parcel: Parcel, group: DelayGroup | None, left_s: float) -> None:
+        """Find a group and connect to it, and then send."""
+        try:
             async with asyncio.timeout(left_s):
                 group = group or await self.groups.find()
                 try:
@@ -193,38 +181,118 @@ class Sender:
                     if not parcel.may_be_kept:
                         self._unbind(parcel)
                     raise
-        if parcel.group is None:
-            parcel.group = group
-            group.in_flight += 1
-            parcel.number = self._next_number
-            self._next_number += 1
-            self._in_use[parcel.number] = None
-            part = ProducerPart(self._own_id(), parcel.number, self._low_water())
-            try:
-                parcel.data = parcel.rows.encode(part, group.link.clock)
-            except ClockInDoubt:
-                # Nothing has left, and another server's clock may be confirmed.
-                self._unbind(parcel)
-                raise
-        return connection
+        except TimeoutError:
+            if not self._meta.delay_servers and parcel.failure is None:
+                address = self._meta.link.address
+                parcel.failure = ServerUnavailable(f"meta at {address} gave no answer in time; nothing was sent")
+            self._end(parcel, self.given_up(parcel))
+        except DelaydError as error:
+            self._heard(parcel, error)
+        else:
+            self._ask(parcel, group, connection, parcel.deadline - self._loop.time())
 
-    async def _send(self, parcel: Parcel, connection: Connection) -> Accepted | Refusal:
-        group = parcel.group
-        assert group is not None, "a parcel is sent after it was bound"
-        asked_us = monotonic_us()
-        limit_ms = (parcel.deadline - self._loop.time()) * 1000
-        answer = await connection.request(RequestType.SEND, {}, parcel.data, limit_ms)
+    def _ask(self, parcel: Parcel, group: DelayGroup, connection: Connection, left_s: float) -> None:
+        try:
+            if parcel.group is None:
+                self._bind(parcel, group)
+        except ClockInDoubt as error:
+            # Nothing has left, and another server's clock may be confirmed.
+            self._unbind(parcel)
+            self._heard(parcel, error)
+        except Exception:
+            log.exception("bug batch=%d rows=%d", parcel.number, parcel.rows.count)
+            self._fail_by_bug(parcel)
+        else:
+            answered = partial(self._answered, parcel, group, connection, monotonic_us())
+            connection.call(RequestType.SEND, {}, parcel.data, answered, left_s * 1000, now=True)
+
+    def _bind(self, parcel: Parcel, group: DelayGroup) -> None:
+        parcel.group = group
+        group.in_flight += 1
+        parcel.number = self._next_number
+        self._next_number += 1
+        self._in_use[parcel.number] = None
+        part = ProducerPart(self._own_id(), parcel.number, self._low_water())
+        parcel.data = parcel.rows.encode(part, group.link.clock)
+
+    def _answered(
+        self, parcel: Parcel, group: DelayGroup, connection: Connection, asked_us: int, answer: Frame | DelaydError
+    ) -> None:
+        if isinstance(answer, DelaydError):
+            self._heard(parcel, answer)
+            return
         try:
             group.link.clock.hear(asked_us, monotonic_us(), answer.head)
             _check_log(answer.head, group.log_id)
             results = need_maps(answer.head, "results")
             if len(results) != 1:
                 raise BadRequest(f"{len(results)} results came for one batch")
-            return _outcome(results[0], group.log_id, parcel.rows.count)
+            outcome = _outcome(results[0], group.log_id, parcel.rows.count)
         except BadRequest as error:
-            raise unreadable(connection, error) from error
+            self._heard(parcel, unreadable(connection, error))
+        else:
+            self._heard(parcel, outcome)
 
-    def _refused(self, parcel: Parcel, refusal: Refusal) -> list[tuple[Parcel, float]]:
+    def _heard(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> None:
+        """A try has ended: so has the parcel, or it is tried again after a while."""
+        wait_ms = self._again_after_ms(parcel, outcome)
+        if wait_ms is None:
+            self._end(parcel, outcome)
+        else:
+            wait_s = min(wait_ms / 1000, parcel.deadline - self._loop.time())
+            self._loop.call_later(max(wait_s, 0), self._try, parcel)
+
+    def _again_after_ms(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> float | None:
+        """How long to wait before the next try; None when this is the outcome."""
+        if isinstance(outcome, Accepted):
+            return None
+        if isinstance(outcome, RequestFailed):
+            # A try that never left adds nothing to what the last one that did was told.
+            if outcome.sent:
+                parcel.failure, parcel.may_be_kept = outcome, True
+            if not parcel.may_be_kept:
+                self._unbind(parcel)
+            self._meta.refresh_soon()
+            return parcel.backoff.next_ms()
+        if isinstance(outcome, InternalError):
+            # It failed in the middle of something, which may have been the append.
+            parcel.failure, parcel.may_be_kept = outcome, True
+            return parcel.backoff.next_ms()
+        if isinstance(outcome, Refusal):
+            if len(outcome.rows) not in (0, parcel.rows.count):
+                return None
+            outcome = outcome.error
+        if not isinstance(outcome, RetryLater):
+            return None
+        parcel.failure = outcome
+        return spread_ms(outcome.retry_after_ms)
+
+    def _end(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> None:
+        """Tell the rows of a parcel what became of them."""
+        assert parcel.ended is not None, "it is being carried"
+        self._unbind(parcel, unknown=isinstance(outcome, OutcomeUnknown))
+        split: Split = []
+        try:
+            if isinstance(outcome, Accepted):
+                parcel.rows.accept(outcome)
+            elif isinstance(outcome, Refusal):
+                split = self._refused(parcel, outcome)
+            else:
+                parcel.rows.fail(outcome)
+        except Exception:
+            log.exception("bug batch=%d rows=%d", parcel.number, parcel.rows.count)
+            self._fail_by_bug(parcel)
+        else:
+            parcel.ended(parcel, split)
+
+    def _fail_by_bug(self, parcel: Parcel) -> None:
+        """A bug must not leave anybody waiting for ever, nor be raised from the send that happened to meet it."""
+        assert parcel.ended is not None, "it is being carried"
+        self._unbind(parcel)
+        parcel.rows.fail(InternalError("this client met a bug of its own while it sent a batch; its log says more"))
+        parcel.ended(parcel, [])
+
+    def _refused(self, parcel: Parcel, refusal: Refusal) -> Split:
         named = sorted(set(refusal.rows))
         if len(named) in (0, parcel.rows.count):
             parcel.rows.fail(refusal.error)
@@ -240,17 +308,19 @@ class Sender:
             refused.fail(refusal.error)
         return split
 
-    def _given_up(self, parcel: Parcel) -> DelaydError:
+    def given_up(self, parcel: Parcel) -> DelaydError:
+        """What its rows are told when its time is over."""
+        failure = parcel.failure or ServerUnavailable("no delay server was reached in time; nothing was sent")
         group = parcel.group
         if not parcel.may_be_kept or group is None:
-            return parcel.failure
+            return failure
         handle = SendHandle(LogId(group.log_id), self._own_id(), parcel.number)
         unknown = OutcomeUnknown(
             f"batch {parcel.number} was sent to {group.link.address} and no outcome came in time"
-            f" ({parcel.failure.message}); ask with the handle",
+            f" ({failure.message}); ask with the handle",
             handle,
         )
-        unknown.__cause__ = parcel.failure
+        unknown.__cause__ = failure
         return unknown
 
     def _unbind(self, parcel: Parcel, *, unknown: bool = False) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import pytest
+
+from delayd.client.sending import outbox
 from delayd.client.sending.async_producer import AsyncProducer
+from delayd.client.sending.gathering import Gathering
 from delayd.errors import (
     BadArgument,
     HourFull,
+    InternalError,
     NoDelayServer,
     OutcomeUnknown,
     SendHandle,
@@ -257,5 +262,45 @@ def test_rule_I3_another_log_at_the_same_address_gets_nothing_of_the_old_one() -
             await stranger.start()
             assert isinstance(await error_of(sending), OutcomeUnknown)
             assert stranger.numbers == []
+
+    on_loop(scenario)
+
+
+@pytest.mark.parametrize("place", ["encode", "accept"])
+def test_a_bug_in_a_batch_fails_its_sends_and_no_other(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def scenario(world: World) -> None:
+        async with AsyncProducer(world.address) as producer:
+            await producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            with monkeypatch.context() as broken:
+                broken.setattr(Gathering, place, fail)
+                sent = [producer.send("a", b"x", deliver_at_ms=PAST_MS) for _ in range(3)]
+                errors = [await error_of(future) for future in sent]
+            assert [type(error) for error in errors] == [InternalError] * 3
+            await producer.send("a", b"y", deliver_at_ms=PAST_MS)
+            await producer.flush()
+
+    on_loop(scenario)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_flush_waits_for_sends_that_wait_for_a_place_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        for limit in ("COMPANY_ROWS", "CROWD_ROWS", "ROWS_TARGET"):
+            monkeypatch.setattr(outbox, limit, 10)
+        async with AsyncProducer(world.address) as producer:
+            await producer.send("a", b"x", deliver_at_ms=PAST_MS)
+            world.delay.script.extend([hold(world.delay)] * 2)
+            sent = [producer.send("a", b"x", deliver_at_ms=PAST_MS) for _ in range(30)]
+            flushing = asyncio.ensure_future(producer.flush())
+            await until(lambda: len(world.delay.held) == 2)
+            assert not flushing.done()
+            world.delay.release()
+            await flushing
+            assert all(future.done() for future in sent)
 
     on_loop(scenario)
