@@ -7,7 +7,7 @@ it nobody can trust what is in memory, and the next start recovers from the disk
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -36,7 +36,7 @@ from delayd.delay.handoff.targets import Targets
 from delayd.delay.intake import Committed, Intake, Mark
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
-from delayd.delay.recovery import ends_of_all, note_ends, open_seals, recover
+from delayd.delay.recovery import BeginLoad, ends_of_all, note_ends, open_seals, recover
 from delayd.delay.rows import NO_SEQUENCES, Rows, hour_span
 from delayd.delay.settled import settled
 from delayd.delay.state_values import TARGET_PREFIX, encode_dropped
@@ -46,7 +46,7 @@ from delayd.delay.timers.loader import LoadedHour
 from delayd.delay.timers.loading import Loading
 from delayd.disk import Disk
 from delayd.errors import BadArgument, DiskFull
-from delayd.executor import Done, Executor
+from delayd.executor import Done, Executor, Later
 from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
@@ -64,11 +64,13 @@ STOP_MS = 2_500  # The last checkpoint may take this long; a stop as a whole has
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The three executors: each keeps the order of its own jobs."""
+    """The three executors, each of which keeps the order of its own jobs, and how a start loads hours."""
 
     commit: Executor  # The message log.
     outcomes: Executor  # The dispatch logs.
     worker: Executor  # Checkpoints, loads, seals.
+    # How a start loads hours, before any job of the others is submitted.
+    begin_load: BeginLoad = field(default=Later, kw_only=True)
 
 
 class DelayCore:
@@ -90,7 +92,7 @@ class DelayCore:
         self.identity = open_identity(state, f"{config.folder}/state.lmdb", random_id, disk)
         self.fence = Fence("delay", self.identity.log_id)
         self._origin = ServerLife(self.identity.log_id, self.identity.epoch, random_id())
-        found = recover(disk, state, clock, config, self.identity)
+        found = recover(disk, state, clock, config, self.identity, threads.begin_load)
         for damage in found.damage:
             log.critical("found_damaged reason=%r", str(damage))
         words = TargetWords(state)

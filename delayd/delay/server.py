@@ -16,6 +16,7 @@ from delayd.delay.core import DelayCore, Threads
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
+from delayd.executor import Beside
 from delayd.identity import draw_id
 from delayd.net.connection import Connection, connect
 from delayd.net.held_start import HeldServer
@@ -76,7 +77,7 @@ class DelayServer:
             home.state,
             home.clock,
             config,
-            Threads(*home.executors),
+            Threads(*home.executors, begin_load=Beside),
             self._dial,
             self._ask_routes,
             draw_id,

@@ -100,7 +100,16 @@ def message_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_ms: i
     """Make the pending rows of batches that one group of the message log holds, filed by rule P5."""
     if sum([entry.batch.count for entry in stored]) <= FEW_ROWS:
         return _few_message_rows(stored, subjects, appended_at_ms)
+    return _message_rows(stored, subjects, tabulate(stored), appended_at_ms)
+
+
+def replayed_rows(stored: Sequence[Stored], subjects: Subjects, appended_at_ms: Sequence[int]) -> Rows:
+    """Make the pending rows of batches of several groups; ``appended_at_ms`` is that of each batch's group."""
     table = tabulate(stored)
+    return _message_rows(stored, subjects, table, np.array(appended_at_ms, np.int64).take(table.batch_of))
+
+
+def _message_rows(stored: Sequence[Stored], subjects: Subjects, table: Table, appended_at_ms: int | Int64s) -> Rows:
     hours = filing_hours(table.deliver_at_ms, appended_at_ms)
     return rows_of(stored, table, subjects_of(stored, table, subjects), hours, in_schedule_log=False)
 
