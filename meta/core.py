@@ -1,8 +1,9 @@
 """The meta server without I/O: registrations and routes, kept in the state, served from memory.
 
-Invariant: an answer that says something new is given when the state's transaction that holds it has returned. What is
-decided while a transaction runs is the next one, so any number of routes costs one sync. An operator's word has a
-transaction of its own: it is taken while nothing else is being stored, and nothing new is decided until it is stored.
+Invariant: an answer that says something new is given only when its transaction in the state has returned. Decisions
+that are made while a transaction runs go into the next one, so any number of routes costs one sync. An operator's
+decision has a transaction of its own: it is taken while nothing else is being stored, and nothing new is decided until
+it is stored.
 
      register, routes ──▶ decided ──▶ gathered ──▶ one transaction, off the loop ──▶ durable ──▶ answers
                                         ▲ meanwhile                                   │
@@ -51,26 +52,27 @@ SERVER_PREFIX = b"server/"
 ROUTE_PREFIX = b"route/"
 LOOK_PREFIX = b"look/"  # Routes that no message has used yet.
 MOVE_PREFIX = b"move/"  # Routes that an operator has moved, for the delay servers.
-MOVES_MAX = 100  # In one answer; a delay server asks again.
-DISK_RETRY_AFTER_MS = 1_000  # Someone must free space first.
-STORED_RETRY_AFTER_MS = 50  # For a transaction that is under way.
+MOVES_MAX = 100  # Moves in one answer; a delay server asks again for more.
+DISK_RETRY_AFTER_MS = 1_000  # Somebody must free space first.
+STORED_RETRY_AFTER_MS = 50  # The hint while a transaction is under way.
 
 OnStored = Callable[[RetryLater | None], None]
 OnRoutes = Callable[[Routes | RetryLater], None]
 OnDone = Callable[[str | RetryLater], None]
-"""Hears what an operator's word has done."""
+"""Called with what an operator's decision has done."""
 
 
 @dataclass(slots=True)
 class _Changes:
-    """What the next transaction holds, and who waits for it."""
+    """The contents of the next transaction, and the callbacks that wait for it."""
 
     puts: dict[bytes, bytes] = field(default_factory=dict)
     removes: list[bytes] = field(default_factory=list)
     servers: list[Registered] = field(default_factory=list)
     routes: dict[str, int] = field(default_factory=dict)
-    unused: set[str] = field(default_factory=set)  # The subjects among these that no message has used.
-    after: list[Callable[[], None]] = field(default_factory=list)  # What is done in memory once it is durable.
+    unused: set[str] = field(default_factory=set)  # Subjects among these routes that no message has used.
+    # Changes in memory that are made once the transaction is durable.
+    after: list[Callable[[], None]] = field(default_factory=list)
     waiters: list[OnStored] = field(default_factory=list)
 
 
@@ -99,20 +101,20 @@ class Meta:
         self._table = RouteTable(routes, looked, lost, clock.monotonic_ms())
         self._operators = OperatorLog(state)
         self._moves, moves_lost = _stored_moves(state, path)
-        # A lost one may have had the highest number, and no number is given twice.
+        # A lost move may have had the highest number, and no number is given twice.
         self._last_move = (self._moves[-1].number if self._moves else 0) + moves_lost
         self._clock = clock
         self._gathered = _Changes()
         self._committing = False
-        self._storing_word = False  # An operator's word is in the transaction that is under way.
+        self._storing_word = False  # Whether an operator's decision is in the transaction that is under way.
 
     @property
     def idle(self) -> bool:
-        """Whether all that was decided is durable and answered."""
+        """Whether all decisions are durable and answered."""
         return not self._committing
 
     def waits(self) -> Iterator[Wait]:
-        """What goes on by nothing but an operator's doing."""
+        """List the states that only an operator can end."""
         yield from map(Wait._make, self._state.waits())
         for subject in sorted(self._table.lost):
             yield Wait(f"messages of {subject}", "its route did not check", f"delayd route move {subject} --to LOG_ID")
@@ -128,7 +130,7 @@ class Meta:
         return len(self._table)
 
     def register(self, server: Registered, on_stored: OnStored) -> None:
-        """Renew a server's lease; `on_stored` hears when this registration is durable, mostly at once.
+        """Renew a server's lease; `on_stored` is called when this registration is durable, mostly at once.
 
         Raises StaleEpoch, EpochOutOfRange, PlaceTaken, FencedInstance or SlowDown, see `Registry`.
         """
@@ -142,7 +144,7 @@ class Meta:
         if not self._registry.hear(server):
             on_stored(None)
             return
-        # A transaction removes before it puts, so a server that was forgotten and is back stays.
+        # A transaction removes before it puts, so a server that was forgotten and registers again stays.
         self._gathered.puts[_server_key(server)] = _server_value(server)
         self._gathered.servers.append(server)
         self._gathered.waiters.append(on_stored)
@@ -153,11 +155,11 @@ class Meta:
         return self._registry.servers(role)
 
     def moves_after(self, number: int) -> list[Move]:
-        """What operators have moved since the move of a number, in order; at most MOVES_MAX."""
+        """The moves by operators after the move with this number, in order; at most MOVES_MAX."""
         return self._moves[bisect_right(self._moves, number, key=itemgetter(0)) :][:MOVES_MAX]
 
     def forget(self, role: str, log_id: int, with_routes: bool, on_done: OnDone) -> None:
-        """Forget a server by an operator's word: it may register anew with any epoch.
+        """Forget a server, because an operator says so: it may register anew with any epoch.
 
         The subjects of a realtime server stay its own, or with `with_routes` get another one when they are next asked
         for. Raises UnknownServer, BadArgument while it is alive, and SlowDown while something is being stored.
@@ -180,7 +182,9 @@ class Meta:
         self._decide(told, on_done)
 
     def move(self, subject: str, log_id: int, on_done: OnDone) -> None:
-        """Give a subject to another realtime server, by an operator's word. Raises as `forget` does, and BadSubject."""
+        """Give a subject to another realtime server, because an operator says so. Raises as `forget` does, and
+        BadSubject.
+        """
         check_subject(subject.encode())
         self._need_quiet()
         if not self._registry.has("realtime", log_id):
@@ -203,7 +207,7 @@ class Meta:
         self._moves = [*(each for each in self._moves if each.subject != move.subject), move]
 
     def _decide(self, told: str, on_done: OnDone) -> None:
-        """Store an operator's word with what it changes."""
+        """Store an operator's decision with the changes that it makes."""
         puts, removes = self._operators.entry(self._clock.now_ms(), told)
         self._gathered.puts.update(puts)
         self._gathered.removes += removes
@@ -216,7 +220,7 @@ class Meta:
         on_done(told if refused is None else refused)
 
     def _need_quiet(self) -> None:
-        """Refuse an operator's word whose truth what is being stored may change."""
+        """Refuse an operator's decision while something is being stored that may change its result."""
         if self._committing:
             message = "meta is storing what was decided before; say it again"
             raise SlowDown(message, retry_after_ms=STORED_RETRY_AFTER_MS)

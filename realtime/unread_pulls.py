@@ -1,11 +1,12 @@
-"""Unread pulls: a pull log that a start could not read above its checkpoint, until it can be read or is given up.
+"""Unread pulls: a pull log that a start could not read above its checkpoint waits here until it can be read or is given
+up.
 
-Nobody knows meanwhile which messages are leased, acknowledged or of which group, so nothing is pulled or acknowledged,
-nothing is removed by retention, and checkpoints repeat what the last one said of groups. All else goes on, and with the
-file back, or an operator's word, consumers do too (rules Q1, L10).
+Meanwhile nobody knows which messages are leased or acknowledged, or which groups exist. So nothing is pulled or
+acknowledged, retention removes nothing, and checkpoints repeat what the last one said about groups. Everything else
+goes on. Consumers go on when the file is back, or when an operator gives it up (rules Q1, L10).
 
-Invariant: nothing is read of a file that somebody may still be writing: the end of a log that is being copied looks
-like one that a crash has torn, which would be cut off.
+Invariant: a file that somebody may still be writing is not read: the end of a log that is being copied looks like an
+end that a crash has torn, and it would be cut off.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from delayd.wire.waits import Wait
 from .kept import Marks
 from .pull_replay import PullReplay
 
-ID = "pull"  # Names the entry for operators.
-LOOK_MS = 5_000  # How often the files are looked at; those that were the same twice are not being copied any more.
-AGAIN_MS = 30_000  # A disk may read again what it did not: tried without a change of the files.
-RETRY_MS = 5_000  # For consumers.
+ID = "pull"  # The id of the entry for operators.
+# How often the files are looked at; files that were the same at two looks are not being copied any more.
+LOOK_MS = 5_000
+AGAIN_MS = 30_000  # A disk may read again what it did not: another try without a change of the files.
+RETRY_MS = 5_000  # The hint to consumers.
 PIECE_BYTES = 4 << 20  # Read at a time beside the loop.
-TURN_ENTRIES = 2_000  # Applied in one turn of the loop, a few microseconds each.
+TURN_ENTRIES = 2_000  # Entries applied in one turn of the loop; each takes a few microseconds.
 RELEASE = "its files are read again now; that is also done when they have changed"
 DROP = (
     "what can't be read of it is given up: what was acknowledged there comes again, and groups that were made there "
@@ -51,7 +53,7 @@ Seen = list[tuple[str, int | None, int]]
 class UnreadPulls:
     """Reads the pull log as soon as that is possible; belongs to the loop.
 
-    ``replay`` makes a new replay; ``on_read`` gets one that is done, and the log that it has read.
+    ``replay`` makes a new replay; ``on_read`` is called with a replay that is done, and the log that it has read.
     """
 
     def __init__(
@@ -67,8 +69,8 @@ class UnreadPulls:
         damage: DamagedData | None,
     ) -> None:
         self.on_read: Callable[[PullReplay, Log], None] = lambda replay, log: None
-        self.on_due: Callable[[], None] = lambda: None  # ``due_ms`` has changed.
-        self.damage = damage  # None when all is read.
+        self.on_due: Callable[[], None] = lambda: None  # Called when ``due_ms`` has changed.
+        self.damage = damage  # None once all of it is read.
         self._disk = disk
         self._state = state
         self._place = place
@@ -102,7 +104,7 @@ class UnreadPulls:
         return self._clock.monotonic_ms() if self._groups else self._due_ms
 
     def error(self) -> NotReady:
-        """What consumers are told."""
+        """The error that consumers are told."""
         why = self.damage or "it is being read"
         return NotReady(
             f"nobody can say what was acknowledged here, for the pull log can't be read: {why}. Restore the file; or "
@@ -111,13 +113,13 @@ class UnreadPulls:
         )
 
     def waits(self) -> Iterator[Wait]:
-        """What waits for the file or an operator."""
+        """List what waits for the file or an operator."""
         if self.damage is not None:
             what = "all pulls and acknowledgements, and retention"
             yield Wait(what, str(self.damage), f"put the file back, then delayd quarantine release {ID}")
 
     def wake(self) -> None:
-        """Go on with what is being read; look at the files when it is time."""
+        """Go on with a reading that is under way; look at the files when it is time."""
         now_ms = self._clock.monotonic_ms()
         if self.damage is None:
             return
@@ -130,18 +132,19 @@ class UnreadPulls:
                 self._worker.submit(partial(_look, self._disk, self._place.folder), self._looked)
 
     def release(self, told: Told) -> None:
-        """Read it now, by an operator's word."""
+        """Read the log now, because an operator asks for it."""
         self._told.append(told)
         self._try()
 
     def drop(self, told: Told) -> None:
-        """Give up what can't be read, by an operator's word."""
+        """Give up the part that can't be read, because an operator says so."""
         if self._busy:
             told(False, "it is being read")
             return
         self._busy = True
         now_ms = self._clock.now_ms()
-        # What does not check is found anew; what checks and can't be applied is where the last try stopped.
+        # Damage is found again by reading. If the last try stopped at entries that check but can't be applied, their
+        # place is passed on.
         stopped_at = self.damage.position if self.damage and self.damage.path == self._place.folder else None
         work = partial(_give_up, self._disk, self._state, self._place, self._aside, self._marks, now_ms, stopped_at)
         self._worker.submit(work, partial(self._given_up, told))
@@ -166,7 +169,7 @@ class UnreadPulls:
             self._tell(False, str(error))
             return
         rested, self._seen = found == self._seen, found
-        # Whoever asked for a try during the look does not wait for the next one.
+        # An operator who asked for a try during this look does not wait for the next look.
         if self._told or (rested and (found != self._tried or self._clock.monotonic_ms() >= self._again_ms)):
             self._try()
 
@@ -227,7 +230,7 @@ class UnreadPulls:
             self._read_on()
 
     def _failed(self, error: DelaydError | OSError) -> None:
-        """Nothing of this try counts; the next one begins anew."""
+        """Forget this try; the next one begins anew."""
         if self._reading is not None:
             self._reading[0].close()
         self._reading, self._busy = None, False
@@ -247,7 +250,7 @@ class UnreadPulls:
 
 
 def _look(disk: Disk, folder: str) -> Seen:
-    """What stands in the folder of the log: name, file and size of each."""
+    """List the folder of the log: name, file and size of each."""
     found: Seen = []
     for name in list_named(disk, folder):
         path = f"{folder}/{name}"

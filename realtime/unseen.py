@@ -1,8 +1,9 @@
-"""Unseen: subjects whose messages nobody pulls, because no group was ever made; retention removes them all the same.
+"""Unseen: subjects whose messages nobody pulls, because no group was ever created; retention removes these messages all
+the same.
 
-A new group begins at the earliest message that is kept, so what was removed before it was made is never delivered (rule
-Q3 speaks of groups). Invariant: such a subject is told once in a life while it keeps any, before its first message
-goes, and so is the loss. What can't be read here never keeps retention from its work.
+A new group begins at the earliest message that is kept, so messages that were removed before are never delivered to it
+(rule Q3 is about groups only). Invariant: in each life such a subject is logged once before its first message is
+removed, and so is the loss. An unreadable file here never keeps retention from its work.
 """
 
 import logging
@@ -12,7 +13,8 @@ from delayd.errors import RetryLater
 
 from .index import Index, Subject
 
-SUBJECTS_MAX = 256  # Followed at a time: each may cost some reads of its consume log. The listing shows all of them.
+# Subjects that are followed at a time: each may cost some reads of its consume log. The listing shows all of them.
+SUBJECTS_MAX = 256
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +26,15 @@ class Unseen:
         self._index = index
         self._has_group = has_group
         self._retention_ms = retention_ms
-        self._noticed: set[Subject] = set()  # At the last look: a consumer may be on its way.
-        self._told: dict[Subject, int] = {}  # With the first consume sequence that was kept then.
-        self._empty: dict[Subject, int] = {}  # With the end at which nothing was kept: no place among those followed.
+        # Subjects that had no group at the last look; a consumer may be about to create one.
+        self._noticed: set[Subject] = set()
+        # Subjects that were logged, with the first consume sequence that was kept then.
+        self._told: dict[Subject, int] = {}
+        # Subjects without kept messages, with their end at that time; they don't count against SUBJECTS_MAX.
+        self._empty: dict[Subject, int] = {}
 
     def look(self) -> None:
-        """Tell of subjects that were without a group at the last look too."""
+        """Log subjects that had no group at the last look either."""
         self._told = {subject: first for subject, first in self._told.items() if not self._has_group(subject.name)}
         noticed: set[Subject] = set()
         for subject in self._index:
@@ -51,7 +56,7 @@ class Unseen:
         self._noticed = noticed
 
     def removed(self) -> None:
-        """Retention has removed old messages: tell which of them nobody has seen."""
+        """Log how many unseen messages retention has removed."""
         for subject, first in list(self._told.items()):
             if self._has_group(subject.name):
                 continue
@@ -65,7 +70,7 @@ class Unseen:
                 self._empty[subject] = self._told.pop(subject)
 
     def _first(self, subject: Subject) -> int | None:
-        """The first message that is kept; None when its consume log can't be read, which a pull tells in full."""
+        """The first message that is kept; None when its consume log can't be read, which a pull reports in full."""
         try:
             return self._index.first(subject)
         except RetryLater as error:

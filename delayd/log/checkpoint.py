@@ -1,6 +1,7 @@
-"""Checkpoint file: what a server publishes for readers in other processes (docs/formats/checkpoint.md, version 1).
+"""Checkpoint file: a server publishes its checkpoint in it for readers in other processes (docs/formats/checkpoint.md,
+version 1).
 
-Two slots are written in turn, so that from the second publication on a durable one is there at every instant.
+Two slots are written in turn, so from the second publication on one durable slot is there at every instant.
 """
 
 import logging
@@ -39,7 +40,7 @@ class CheckpointFile:
         try:
             self._file = self._open()
         except DataError as error:
-            # It repeats what the state says: the next publication opens it again.
+            # The file repeats values of the state: the next publication opens it again.
             log.warning("checkpoint_file_rebuilt reason=%r", str(error))
 
     def _open(self) -> File:
@@ -51,10 +52,12 @@ class CheckpointFile:
             except DamagedData as error:
                 log.warning("checkpoint_file_rebuilt reason=%r", str(error))
                 found = None
-                # The slot may be readable again later; a reader that skipped it now would take the older of the two.
+                # The damaged slot may become readable later. A reader that skipped it now would take the older slot, so
+                # the file is emptied.
                 file.truncate(0)
             if found:
-                # A writer that died may have left it unsynced, and the next publication goes over the other slot.
+                # A writer that died may have left the slot unsynced, and the next publication overwrites the other
+                # slot.
                 file.pwritev([file.pread(found.size_bytes, found.position)], found.position)
             file.sync()
             self._disk.sync_folder(self._folder)
@@ -98,7 +101,7 @@ def read_checkpoint(disk: Disk, folder: str, log_id: int | None = None) -> Paylo
 
 
 def read_checkpoint_file(disk: Disk, path: str, log_id: int | None = None) -> Payload | None:
-    """As `read_checkpoint`, of a file that is there, under whatever name."""
+    """As `read_checkpoint`, for a file that is known to exist, under any name."""
     file = open_named(disk, path)
     try:
         found = _newest(path, file, log_id)

@@ -1,8 +1,8 @@
 """Consume log of a subject: from consume sequence to location in O(1) (docs/formats/consume.md, version 1).
 
-It is derived from the message log and written at checkpoints only: what a checkpoint does not name is no part of it.
-Entries stand in pages, each with a checksum that also covers whose page it is, so a page that was damaged, or that
-belongs elsewhere, is found when it is read; then the log is rebuilt (rule L9).
+It is derived from the message log and written at checkpoints only: entries that no checkpoint names don't count.
+Entries stand in pages. The checksum of a page also covers the page's log, subject and place, so a reader finds out when
+a page is damaged or belongs elsewhere; then the log is rebuilt (rule L9).
 """
 
 import struct
@@ -28,7 +28,7 @@ from delayd.log.segment import (
 
 SEGMENT_ENTRIES = 1 << 20
 ENTRY_BYTES = 8
-PAGE_ENTRIES = 512  # A page of 4 KiB: what one look-up reads and checks.
+PAGE_ENTRIES = 512  # A page of 4 KiB is what one look-up reads and checks.
 TRAILER = struct.Struct("<I4x")  # CRC32C of the page, behind its last entry.
 PAGE_BYTES = PAGE_ENTRIES * ENTRY_BYTES + TRAILER.size
 NAME_DIGITS = 20
@@ -45,8 +45,8 @@ Entries = NDArray[np.uint64]
 class ConsumeTail:
     """How far a consume log is valid: its last segment, how many entries that has, and the CRC32C of its last page.
 
-    ``first`` is the lowest consume sequence that it has an entry for. One that is not ``valid`` has no entries at all
-    and must be rebuilt; its ``end`` says up to where.
+    ``first`` is the lowest consume sequence that it has an entry for. If the tail is not ``valid``, the log has no
+    entries and must be rebuilt, up to ``end``.
     """
 
     base: int = 0
@@ -95,7 +95,7 @@ def entries_of(offsets: Entries, counts: NDArray[np.int64]) -> Entries:
 
 
 def tail_before(place: ConsumePlace, first: int) -> ConsumeTail:
-    """The tail of a log whose first entry will be that of ``first``: before it its page has zeros."""
+    """The tail of a log whose first entry will be that of ``first``; the places before it in its page are zeros."""
     base = segment_base(first)
     zeros = bytes((first - base) % PAGE_ENTRIES * ENTRY_BYTES)
     return ConsumeTail(base, first - base, crc32c(zeros, _seed(place, first)) if zeros else 0, first)
@@ -106,7 +106,7 @@ def append_entries(
 ) -> ConsumeTail:
     """Write entries behind ``tail``; the caller syncs and closes each file that is added to ``unsynced``.
 
-    What an unfinished checkpoint left behind the tail is cut.
+    Entries that an unfinished checkpoint left behind the tail are cut off.
 
     Raises:
         DamagedData: the file that the tail names is not there or not what it was; Unreadable, Shortage: the system does
@@ -179,7 +179,7 @@ def check_tail(disk: Disk, place: ConsumePlace, tail: ConsumeTail) -> None:
 
 
 def read_unchecked(disk: Disk, place: ConsumePlace, base: int) -> Entries:
-    """All whole entries of a segment as they stand there, for a reader that has another way to check them."""
+    """All whole entries of a segment, unchecked, for a reader that has another way to check them."""
     segment = _open(disk, place, base, write=False)
     try:
         return entries_in(segment)
@@ -188,7 +188,7 @@ def read_unchecked(disk: Disk, place: ConsumePlace, base: int) -> Entries:
 
 
 def entries_in(segment: Segment) -> Entries:
-    """All whole entries of an open segment as they stand there; Unreadable when the system does not read it."""
+    """All whole entries of an open segment, unchecked; Unreadable when the system can't read it."""
     try:
         data = segment.file.pread(SEGMENT_ENTRIES // PAGE_ENTRIES * PAGE_BYTES, FILE_HEADER_BYTES)
     except OSError as error:
@@ -219,15 +219,16 @@ def segment_base(sequence: int) -> int:
 
 
 def check_pages(place: ConsumePlace, segment: Segment, base: int) -> tuple[int, int]:
-    """Check every full page of a segment: how many entries there are, and the bytes behind the last whole one.
+    """Check every full page of a segment; return the number of entries, and of bytes behind the last whole one.
 
     Raises:
-        DamagedData: a page does not check; one of zeros alone lies before the first entry of a log that was rebuilt.
+        DamagedData: a page does not check. A page of zeros alone is no damage: it lies before the first entry of a
+        rebuilt log.
     """
     entries, position = 0, FILE_HEADER_BYTES
     while data := segment.file.pread(PAGE_BYTES, position):
         if len(data) < PAGE_BYTES:
-            # A page is full with its checksum only.
+            # Only a full page has a checksum.
             count = min(len(data) // ENTRY_BYTES, PAGE_ENTRIES - 1)
             return entries + count, len(data) - count * ENTRY_BYTES
         (crc,) = TRAILER.unpack_from(data, PAGE_BYTES - TRAILER.size)
@@ -238,12 +239,12 @@ def check_pages(place: ConsumePlace, segment: Segment, base: int) -> tuple[int, 
 
 
 def _seed(place: ConsumePlace, sequence: int) -> int:
-    """What the checksum of the page of ``sequence`` begins with: nothing of another log or place passes for it."""
+    """The initial value of a page's checksum: with it no page of another log or place passes for this one."""
     return crc32c(_PAGE_NAME.pack(place.log_id, place.subject_id, sequence // PAGE_ENTRIES * PAGE_ENTRIES))
 
 
 def _paged(place: ConsumePlace, tail: ConsumeTail, entries: Entries) -> tuple[list[Buffer], int]:
-    """Entries of one segment as they stand in the file behind ``tail``, and the checksum of the last page."""
+    """The bytes of entries as they stand in the file behind ``tail``, and the checksum of the last page."""
     buffers: list[Buffer] = []
     at, crc = tail.count, tail.crc32c
     data = entries.data.cast("B")
@@ -261,7 +262,7 @@ def _paged(place: ConsumePlace, tail: ConsumeTail, entries: Entries) -> tuple[li
 
 
 def _open(disk: Disk, place: ConsumePlace, base: int, *, write: bool) -> Segment:
-    """Open a segment; whatever it is instead is damage, since the message log says anew what it should be."""
+    """Open a segment; any other file in its place is damage, because the message log can rebuild the right one."""
     path = place.path(base)
     try:
         segment = open_segment(disk, path, FileKind.CONSUME, place.log_id, write=write)
@@ -299,7 +300,7 @@ def _open_at(disk: Disk, place: ConsumePlace, tail: ConsumeTail, now_ms: int) ->
         header = FileHeader(FileKind.CONSUME, place.log_id, tail.base, place.subject_id, now_ms)
         file = create_segment(disk, path, header).file
         if tail.count:
-            # A log that was rebuilt begins within a segment: what lies before is a hole.
+            # A log that was rebuilt begins within a segment: the bytes before its first entry are a hole.
             file.truncate(_position(tail.count))
         return file
     segment = _open(disk, place, tail.base, write=True)

@@ -1,7 +1,8 @@
-"""Control records: what a log says about itself, as batches between those of messages (docs/formats/batch.md).
+"""Control records: the notes that a log keeps about itself, as batches between those of messages
+(docs/formats/batch.md).
 
-Each body of a CONTROL batch is one msgpack map with a ``type``; a reader passes over types that it does not know. The
-classes below are those that are known, and what a record of each holds.
+Each body of a CONTROL batch is one msgpack map with a ``type``; a reader skips types that it does not know. The classes
+below are the types that are known, with the fields of each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,14 @@ Record = Mapping[str, RecordValue]
 
 
 class TargetNote(NamedTuple):
-    """Rows of a subject may be at that realtime server from here on (rule H5)."""
+    """Rows of a subject may be at this realtime server from here on (rule H5)."""
 
     subject: bytes
     log_id: int
 
 
 class SkippedSequences(NamedTuple):
-    """So many sequences before this group's first one are left unused, by an operator's word (rule S5)."""
+    """An operator's decision left this many sequences before this group's first one unused (rule S5)."""
 
     sequences: int
 
@@ -39,7 +40,7 @@ class LogTime(NamedTuple):
 
 
 class OperatorWord(NamedTuple):
-    """What an operator decided about rows that are set aside."""
+    """An operator's decision about rows that are set aside."""
 
     action: str
     id: str
@@ -47,7 +48,7 @@ class OperatorWord(NamedTuple):
 
 
 class HelloHeard(NamedTuple):
-    """A realtime server was greeted by a delay server, whose W is ``w`` (rule H3)."""
+    """A delay server has greeted this realtime server, with ``w`` as its W (rule H3)."""
 
     log_id: int
     epoch: int
@@ -57,7 +58,7 @@ class HelloHeard(NamedTuple):
 
 
 class OriginAccepted(NamedTuple):
-    """An operator takes a delay server as it is: what was heard of it before is forgotten."""
+    """An operator takes a delay server as it is: everything that was heard of it before is forgotten."""
 
     log_id: int
 
@@ -104,7 +105,7 @@ _FIELDS: dict[type[Known], tuple[type, ...]] = {
 
 
 def as_record(known: Known) -> Record:
-    """The map that stands in the log."""
+    """The map as it stands in the log."""
     return {"type": _TYPES[type(known)], **known._asdict()}
 
 
@@ -142,14 +143,15 @@ def decode_known(batch: Batch) -> list[Known]:
     """Read the records of a verified CONTROL batch whose types are known.
 
     Raises:
-        BatchMalformed: a body is no map, or lacks what its type has.
+        BatchMalformed: a body is no map, or lacks a field of its type.
     """
     found = [_known(record) for record in decode_records(batch)]
     return [known for known in found if known is not None]
 
 
 def decode_sound(batch: Batch) -> list[Known]:
-    """The same for a reader of another server's log, which goes on: it passes over what lacks what its type has.
+    """Do the same for a reader of another server's log, which must go on: records that lack a field of their type are
+    skipped.
 
     Raises:
         BatchMalformed: a body is no map.

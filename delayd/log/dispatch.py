@@ -1,6 +1,6 @@
 """Dispatch log of an hour: OUTCOME batches (docs/formats/dispatch.md, version 1).
 
-What is common to the rows of one handed-over batch is kept once, as a *part* in the heap.
+Values that the rows of one handed-over batch have in common are stored once, as a *part* in the heap.
 """
 
 import struct
@@ -49,7 +49,7 @@ class Outcome(IntEnum):
 
 
 class NewPart(NamedTuple):
-    """Rows with one fate: columns of equal length, and what they share."""
+    """Rows with the same outcome: columns of equal length, and the values that they share."""
 
     sequences: NDArray[np.uint64]
     deliver_at_ms: NDArray[np.int64]
@@ -61,7 +61,7 @@ class NewPart(NamedTuple):
     target_appended_at_ms: int = 0
     target_offset: int = 0
     attempt: int = 1
-    hashes: NDArray[np.uint64] | None = None  # One content hash a row; None where nobody has read them.
+    hashes: NDArray[np.uint64] | None = None  # One content hash a row; None where nobody has read the rows' contents.
 
     def stated_hashes(self) -> NDArray[np.uint64]:
         """The content hash of each row, 0 where it is not known."""
@@ -107,7 +107,7 @@ def encode_outcomes(hour: int, new: Sequence[NewPart]) -> bytes:
 
 def join_columns(parts: Sequence[NewPart]) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64]]:
     """Sequences, due instants and content hashes of the rows of several parts, one at least."""
-    if len(parts) == 1:  # Mostly there is one, and nothing to copy.
+    if len(parts) == 1:  # Mostly there is one part, and nothing needs to be copied.
         (part,) = parts
         return part.sequences, part.deliver_at_ms, part.stated_hashes()
     return (

@@ -1,7 +1,7 @@
-"""Give up the damaged end of a log that a start must read: its server then starts without what lies behind the damage.
+"""Give up the damaged end of a log that a start needs: the server then starts without the groups behind the damage.
 
-Invariant: nothing is lost. What is given up lies aside under its own name, and the log goes on from its last good
-group, or from where the last checkpoint counts it, so that no offset means two things.
+Invariant: no bytes are lost. The damaged files are put aside under names of their own, and the log goes on from its
+last good group, or from where the last checkpoint counts it, so that no offset names two different groups.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ ASIDE_SUFFIX = ".given-up"
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What keeps a start from a log: why, and up to which offset its groups are good; ``start`` is the checkpoint's."""
+    """The damage that keeps a start from a log, and the offset up to which its groups are good; ``start`` is the
+    checkpoint's.
+    """
 
     error: DamagedData
     start: int
     crc32c: int  # The checksum of the group that ends at ``start``.
     good_until: int
-    next_sequence: int  # Behind the last good group, as far as one says it; 0 otherwise.
+    next_sequence: int  # Behind the last good group, if a group says it; 0 otherwise.
     appended_at_ms: int
-    lost_bytes: int  # How much the files hold behind the last good group.
+    lost_bytes: int  # How many bytes the files hold behind the last good group.
 
 
 def find_damage(disk: Disk, place: LogPlace, start: int, crc32c: int, now_ms: int) -> Damage | None:
-    """What keeps a start from a log whose server is stopped; None when nothing does. Recovers it as a start does.
+    """Find the damage that keeps a start from a log whose server is stopped; None when there is none. Recovers the log
+    as a start does.
 
     Raises:
         DataError: this process can't read it now.
@@ -59,7 +62,7 @@ def find_damage(disk: Disk, place: LogPlace, start: int, crc32c: int, now_ms: in
                         next_sequence = max(next_sequence, group.header.base_sequence + group.header.row_count)
                         appended_at_ms = max(appended_at_ms, group.header.appended_at_ms)
                 except DataError:
-                    pass  # What can't be read is where the good groups end.
+                    pass  # The good groups end where the file can't be read.
                 good_until = scan.offset
             lost += max(0, size - segment.position(max(base, good_until)))
         finally:
@@ -70,7 +73,9 @@ def find_damage(disk: Disk, place: LogPlace, start: int, crc32c: int, now_ms: in
 def give_up(
     disk: Disk, place: LogPlace, damage: Damage, aside: str, now_ms: int, groups: Sequence[NewGroup] = ()
 ) -> list[str]:
-    """Have a log end at its last good group, and append ``groups``: the paths of what was put aside."""
+    """Make a log end at its last good group, and append ``groups``; return the paths of the files that were put
+    aside.
+    """
     disk.make_folder(place.folder)
     disk.make_folder(aside)
     new = f"{place.folder}/{segment_name(damage.start)}"
@@ -86,7 +91,7 @@ def give_up(
         target = _free_name(disk, f"{aside}/{place.folder.rpartition('/')[2]}-{path.rpartition('/')[2]}")
         if base < damage.start and not _reaches(disk, path, header, damage.start):
             continue
-        # A copy, for the good groups in it must stay where a start finds them until the new file has them.
+        # The file is copied, because its good groups must stay where a start finds them until the new file has them.
         _copy(disk, path, target)
         put_aside.append(target)
         if base > damage.start:
@@ -94,8 +99,8 @@ def give_up(
         elif base < damage.start:
             to_cut.append((path, header))
     disk.sync_folder(aside)
-    # What is good, and what the operator's word adds to it, takes the place of the damaged file in one step. A crash
-    # before or behind it leaves a log that can be given up once more, and no good group is lost by that.
+    # The new file, with the good groups and the operator's decision, replaces the damaged file in one step. A crash
+    # before or after it leaves a log that can be given up once more, and loses no good group.
     disk.rename(f"{new}{COPY_SUFFIX}", new)
     disk.sync_folder(place.folder)
     for path, header in to_cut:
@@ -146,7 +151,7 @@ def _write_good(
 
 
 def _free_name(disk: Disk, path: str) -> str:
-    """A name that nothing has that was put aside before."""
+    """A name that no file has that was put aside before."""
     name = f"{path}{ASIDE_SUFFIX}"
     for number in count(2):
         if not disk.exists(name):

@@ -1,4 +1,5 @@
-"""CommitGroup: what one group commit appends to a log, a header and whole batches (docs/formats/group.md, version 1).
+"""CommitGroup: the bytes that one group commit appends to a log, a header and whole batches (docs/formats/group.md,
+version 1).
 
 A group is valid only at its own offset, in its own log, behind its own predecessor; one checksum covers its batches.
 """
@@ -49,7 +50,7 @@ class GroupHeader(NamedTuple):
 
 
 class NewGroup(NamedTuple):
-    """What a caller gives to be appended; the log stamps the rest."""
+    """The fields of a group that the caller gives; the log stamps the rest."""
 
     kind: GroupKind
     batches: Sequence[Buffer]
@@ -82,7 +83,7 @@ class CommitGroup(NamedTuple):
 
 
 class BadGroup(Exception):
-    """The bytes at an offset are not the group that belongs there; says why. Never leaves this package."""
+    """The bytes at an offset are not the group that belongs there; the message says why. Never leaves this package."""
 
 
 def content_position(batch_count: int) -> int:
@@ -93,13 +94,15 @@ def content_position(batch_count: int) -> int:
 def encode_header(
     new: NewGroup, sizes: Sequence[int], log_id: int, offset: int, durable_offset: int, previous_crc32c: int
 ) -> tuple[bytes, int]:
-    """Make header and table of a group to be written at ``offset``: the bytes, and header_crc32c for the next one."""
+    """Make header and table of a group to be written at ``offset``: return the bytes, and header_crc32c for the next
+    group.
+    """
     content_crc32c = 0
     for batch in new.batches:
         content_crc32c = crc32c(batch, content_crc32c)
     table = struct.pack(f"<{len(sizes)}I", *sizes)
     total_bytes = content_position(len(sizes)) + sum(sizes)
-    # What no reader would take must not be written: recovery would cut it off as a torn tail.
+    # A group that no reader would accept must not be written: recovery would cut it off as a torn tail.
     if total_bytes > BYTES_MAX or total_bytes & 7 or len(sizes) > BATCHES_MAX:
         raise AssertionError(f"a group of {len(sizes)} batches in {total_bytes} bytes is not possible")
     checked = HEADER.pack(
@@ -132,7 +135,7 @@ def parse_header(buffer: Buffer, position: int, log_id: int, offset: int) -> Gro
     table = view[position + HEADER.size : position + HEADER.size + 4 * batch_count]
     if crc32c(table, crc32c(view[position : position + HEADER_CHECKED])) != fields[-1]:
         raise BadGroup("the checksum of the header differs")
-    # Only behind a checksum that fits: torn bytes can look like any version.
+    # The version is checked only behind a checksum that fits, because torn bytes can look like any version.
     if version != VERSION:
         raise NewerGroup(version)
     header = GroupHeader._make((fields[2], *fields[5:]))
@@ -157,7 +160,7 @@ def verify_group(buffer: memoryview, header: GroupHeader, previous_crc32c: int |
 
 
 def verify_chain(buffer: Buffer, header: GroupHeader, previous_crc32c: int | None) -> None:
-    """Check what can be said of a group by its header and table: that it follows its predecessor, and its length.
+    """Check what header and table say of a group: that it follows its predecessor, and that its length is right.
 
     Raises:
         BadGroup: one of them differs.

@@ -30,7 +30,7 @@ NAME_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Where a log lives and what it is."""
+    """Where a log is, and which log it is."""
 
     folder: str
     kind: FileKind
@@ -39,7 +39,9 @@ class LogPlace:
 
 
 class Found(NamedTuple):
-    """A file of a log that is not what it was; ``whole`` is what stands under its name, if that is all it should be."""
+    """A file of a log that was removed, replaced or damaged; ``whole`` is the file under its name now, if that is
+    complete and right.
+    """
 
     segment: Segment
     damage: DamagedData
@@ -53,8 +55,8 @@ class Log:
         self.disk = disk
         self.place = place
         self.recovered = recovered
-        self._segments = segments  # Replaced, never changed: other threads read it.
-        self._replaced: list[Segment] = []  # Other threads may be reading them: they are closed with the log.
+        self._segments = segments  # Replaced and never changed, because other threads read it.
+        self._replaced: list[Segment] = []  # Closed with the log, because other threads may still be reading them.
 
     @property
     def start(self) -> int:
@@ -63,7 +65,7 @@ class Log:
 
     @property
     def lost(self) -> list[DamagedData]:
-        """What this log has left out, as it was not whole; each reading of it says so."""
+        """The damage of files that this log has left out; each read of one of them raises it."""
         return [segment.lost for segment in self._segments if segment.lost is not None]
 
     @property
@@ -82,7 +84,8 @@ class Log:
         return self._segments[-1].crc32c
 
     def append(self, groups: Sequence[NewGroup], now_ms: int) -> list[int]:
-        """Write groups at the end, in one segment, not durable yet: their offsets. Rolls first when it is full.
+        """Write groups at the end, in one segment, not durable yet; return their offsets. Rolls first when the segment
+        is full.
 
         Raises:
             DiskFull, OSError: nothing was appended.
@@ -107,14 +110,14 @@ class Log:
         return segment.file.pread(size, segment.position(offset))
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Read up to ``len(buffer)`` bytes at ``offset`` into it: how many; fewer where the segment ends."""
+        """Read up to ``len(buffer)`` bytes at ``offset`` into it; return how many, fewer where the segment ends."""
         segment = self._segment_of(offset)
         return segment.file.pread_into(buffer, segment.position(offset))
 
     def read_front(self, offset: int) -> tuple[GroupHeader, tuple[int, ...]]:
         """Read header and batch lengths of the group at ``offset``, and nothing of its batches; raises as `read` does.
 
-        OSError is named, for the reader is far from the file here.
+        An OSError becomes an error that names the file, because the caller does not know which file it is.
         """
         segment = self._segment_of(offset)
         try:
@@ -123,7 +126,7 @@ class Log:
             raise read_error(segment.path, segment.position(offset), error) from error
 
     def file_position(self, offset: int) -> tuple[str, int]:
-        """The file that holds an offset, and the byte in it: what an operator is told of damage."""
+        """The file that holds an offset, and the byte in it: this is how damage is reported to an operator."""
         segment = self._segment_of(offset)
         return segment.path, segment.position(offset)
 
@@ -136,7 +139,7 @@ class Log:
         while start < stop:
             segment = self._segment_of(start)
             scan = segment.scan(start, previous_crc32c)
-            # Behind ``stop`` a group may just be being written, so nothing there is looked at.
+            # A group behind ``stop`` may be under way to the file, so nothing there is looked at.
             while scan.offset < stop and (group := next(scan, None)):
                 yield group
             if scan.offset < stop and (scan.reason or scan.offset == start):
@@ -144,7 +147,7 @@ class Log:
             start, previous_crc32c = scan.offset, scan.crc32c
 
     def base_below(self, offset: int) -> int:
-        """Where the log begins once what `detach_below` takes out for ``offset`` is removed."""
+        """Where the log begins once the segments are removed that `detach_below` takes out for ``offset``."""
         segments = self._segments
         return segments[max(0, bisect_right(segments, offset, key=_base_offset) - 1)].base_offset
 
@@ -159,7 +162,9 @@ class Log:
         return segments[:count]
 
     def remove(self, detached: Sequence[Segment], give_way: Callable[[], None] = lambda: None) -> int:
-        """Close and remove detached segments, durably: the bytes freed. ``give_way`` is called behind each of them."""
+        """Close and remove detached segments, durably; return the bytes freed. ``give_way`` is called behind each of
+        them.
+        """
         freed = 0
         for segment in detached:
             freed += segment.file.size()
@@ -167,14 +172,15 @@ class Log:
             try:
                 self.disk.remove(segment.path)
             except FileNotFoundError:
-                pass  # Somebody was faster: it is gone, as it should be.
-            # One by one: two removals that become durable in the other order would leave a gap.
+                pass  # Somebody else has removed it already.
+            # The segments are removed one by one: two removals that become durable in the other order would leave a
+            # gap.
             self.disk.sync_folder(self.place.folder)
             give_way()
         return freed
 
     def older_than(self, appended_ms: int) -> int:
-        """The highest offset that is the end of a segment all of whose groups were appended before ``appended_ms``."""
+        """The highest offset at the end of a segment all of whose groups were appended before ``appended_ms``."""
         end = self.start
         for following in self._segments[1:]:
             # A segment is created after the last append to the one before it.
@@ -184,10 +190,11 @@ class Log:
         return end
 
     def look(self, give_way: Callable[[], None] = lambda: None, *, write_again: bool = False) -> list[Found]:
-        """Files that were removed, replaced or cut behind this log's back, and those that it has left out.
+        """List files that somebody removed, replaced or cut, and files that this log has left out.
 
-        What stands in such a place now is read whole; ``give_way`` is called between its groups. With ``write_again`` a
-        removed file is written anew from its open descriptor. For the thread that removes segments.
+        The file that stands in such a place now is read whole; ``give_way`` is called between its groups. With
+        ``write_again`` a removed file is written anew from its open descriptor. Runs on the thread that removes
+        segments.
         """
         found: list[Found] = []
         segments = self._segments
@@ -197,7 +204,7 @@ class Log:
                 if write_again and following and segment.lost is None and not self.disk.exists(segment.path):
                     segment.write_again()
                 found.append(Found(segment, damage, following and self._whole(segment, following, give_way)))
-        # Retention may have had its turn between two groups.
+        # Retention may have removed segments between two groups.
         return [each for each in found if each.segment in self._segments]
 
     def adopt(self, found: Found) -> bool:
@@ -221,7 +228,7 @@ class Log:
         return self._segments
 
     def roll(self, now_ms: int) -> None:
-        """Have the next groups go to a new file, on the thread that appends."""
+        """Let the next groups go to a new file; runs on the thread that appends."""
         last = self._segments[-1]
         if last.end > last.base_offset:
             self.disk.make_folder(self.place.folder)
@@ -233,7 +240,9 @@ class Log:
             segment.close()
 
     def _whole(self, segment: Segment, following: Segment, give_way: Callable[[], None]) -> Segment | None:
-        """What stands under a segment's name, at its end and durable, if it is what reaches up to the next one."""
+        """Open the file under a segment's name, with its end and durable, if it is complete and reaches up to the next
+        segment.
+        """
         end, crc32c = following.base_offset, None if following.lost else following.header.previous_crc32c
         try:
             found = open_segment(self.disk, segment.path, self.place.kind, self.place.log_id, write=True)
@@ -245,14 +254,14 @@ class Log:
                 give_way()
             ends_well = found.file.size() == found.position(end) and scan.offset == end
             if found.base_offset == segment.base_offset and ends_well and crc32c in (None, scan.crc32c):
-                # Whoever put it there may not have waited for the disk.
+                # Whoever put the file there may not have synced it.
                 found.file.sync()
                 self.disk.sync_folder(self.place.folder)
                 found.end = found.durable = end
                 found.crc32c = scan.crc32c or 0
                 return found.remember_file()
         except DataError:
-            pass  # It is no better than before: what is known of it stays so.
+            pass  # The file is no better than before; its damage stays noted.
         found.close()
         return None
 
@@ -294,7 +303,7 @@ def open_needed_log(
         return open_log(disk, place, now_ms, start, crc32c, visit, leave_out=True, kept_from=kept_from)
     except DamagedData as error:
         if type(error) is not DamagedData:
-            raise  # The system can't read it, which says nothing of what is in it.
+            raise  # The system can't read it now, which does not mean that it is damaged.
         what = f"{error.what}; this server can't start without it, and where no copy is left `delayd log give-up"
         raise DamagedData(error.path, error.position, f"{what} {place.folder}` says what that costs") from error
 
@@ -385,9 +394,10 @@ def list_segments(
 def _open_named_so(
     disk: Disk, path: str, place: LogPlace, log_id: int | None, *, write: bool, twice: bool = False
 ) -> Segment:
-    """Open a segment whose header says what its name says; UnfinishedFile of the last one of its folder only.
+    """Open a segment whose header says what its name says; UnfinishedFile is raised for the last one of its folder
+    only.
 
-    ``twice``: a read may fail once, so what does not check is read again.
+    ``twice``: a read may fail once, so a file that does not check is read again.
     """
     if twice:
         try:
@@ -410,7 +420,7 @@ def _open_named_so(
 def _with_gaps(
     disk: Disk, place: LogPlace, segments: list[Segment], start: int, kept_from: int | None
 ) -> list[Segment]:
-    """Put what is gone of the files that end at or below ``start`` in its place, and mark those that were cut."""
+    """Put stand-ins for the files that are gone and end at or below ``start``, and mark those that were cut."""
     filled = list(segments)
     if kept_from is not None and kept_from < segments[0].base_offset:
         filled.insert(0, _gone(disk, place, kept_from, segments[0]))
@@ -425,7 +435,8 @@ def _with_gaps(
             segment.lost = DamagedData(segment.path, size, f"it ends there, but the next segment begins at {end}")
     for segment, following in reversed(list(pairwise(filled))):
         if segment.lost is not None:
-            # Nobody knows when it was made: not later than the one behind it, so retention keeps rather more.
+            # Nobody knows when the file was created. It was not later than the one behind it, so retention rather keeps
+            # more.
             created_at_ms = max(segment.header.created_at_ms, following.header.created_at_ms)
             segment.header = segment.header._replace(created_at_ms=created_at_ms)
     return filled
@@ -438,7 +449,7 @@ def _gone(disk: Disk, place: LogPlace, base: int, following: Segment) -> Segment
 
 
 def _base_in(name: str) -> int | None:
-    """The offset that the name of a segment says; None when it says none."""
+    """The offset in the name of a segment; None when the name has none."""
     base = name.removesuffix(".log")
     return int(base) if base.isdecimal() and len(base) == NAME_DIGITS else None
 
@@ -446,7 +457,9 @@ def _base_in(name: str) -> int | None:
 def _recover(
     segment: Segment, following: Segment | None, start: int, previous_crc32c: int | None, visit: Visit | None
 ) -> Recovered:
-    """Recover one segment; what lies before ``start`` is durable, and what the checkpoint knows is not read again."""
+    """Recover one segment; bytes before ``start`` are durable, and groups that the checkpoint covers are not read
+    again.
+    """
     base, known_crc32c = segment.base_offset, segment.header.previous_crc32c
     if following is not None and following.base_offset <= start:
         segment.end = segment.durable = following.base_offset

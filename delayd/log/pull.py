@@ -18,7 +18,9 @@ ATTEMPT_MAX = 65_535  # The attempt of an entry is a u16; it stays at its highes
 
 
 class PullOp(IntEnum):
-    """What an entry says; a new group is a control record. RETURNED is a NACK of what no handler was given."""
+    """The operation of an entry; a new group is a control record. RETURNED is a NACK of messages that were given to no
+    handler.
+    """
 
     PULL = 1
     ACK = 2
@@ -28,7 +30,9 @@ class PullOp(IntEnum):
 
 
 class PullEntry(NamedTuple):
-    """One row of the pull log, which covers so many pull sequences; only a PULL has a consume sequence and a lease."""
+    """One row of the pull log, which covers ``covered`` pull sequences; only a PULL has a consume sequence and a
+    lease.
+    """
 
     op: PullOp
     attempt: int

@@ -10,13 +10,14 @@ from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 
 SEALED = 1  # Flags of an hour: each of its rows has exactly one outcome (rule S1).
 DEAD = 2  # Some of them are DEAD, so the hour is not to be deleted (rule S2).
-REMOVED = 4  # Retention removes its files, or has: who misses one knows why (rule P3).
+# Retention removes its files, or has removed them: with this a reader knows why a file is missing (rule P3).
+REMOVED = 4
 HOUR_ROW = np.dtype(
     [("hour", "<u4"), ("last_crc32c", "<u4"), ("length", "<u8"), ("rows", "<u8"), ("flags", "<u8")]
 )  # 32 bytes an hour; ``length`` counts groups, without the file header.
 HourRows = NDArray[np.void]
 Skipped = tuple[int, int]
-"""A first sequence, and how many an operator's word left unused from it on (rule S5)."""
+"""A first sequence, and how many sequences from it on an operator's decision left unused (rule S5)."""
 RESTORED_STEP = 1 << 40  # Sequences that a restored server leaves unused: more than it took since its backup.
 
 

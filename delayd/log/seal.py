@@ -16,7 +16,7 @@ from delayd.log.segment import FileKind
 
 SEAL = struct.Struct("<QIIQQQQQQQqqQQ32s32s32s")
 SHA256_BYTES = 32
-NO_SEAL = bytes(SHA256_BYTES)  # What stands in place of the digest of a seal before the first one.
+NO_SEAL = bytes(SHA256_BYTES)  # Stands in place of the predecessor's digest in the first seal.
 SCHEDULE_ROW = np.dtype(
     [
         ("sequence", "<u8"),
@@ -46,7 +46,7 @@ OUTCOME_ROW = np.dtype(
 
 
 class SealFacts(NamedTuple):
-    """What an hour's rows say; equal whenever the rows are."""
+    """The facts of an hour's rows; equal whenever the rows are equal."""
 
     hour: int
     rows: int
@@ -79,7 +79,7 @@ class Seal(NamedTuple):
 
     @property
     def sha256(self) -> bytes:
-        """What the next seal names as its predecessor."""
+        """The digest that the next seal names as its predecessor."""
         return hashlib.sha256(self.encode()).digest()
 
 
@@ -102,7 +102,9 @@ def decode_seals(batch: Batch) -> list[Seal]:
 
 
 class SealMark(NamedTuple):
-    """A place in the chain: offset and checksum of the log there, how many seals are before it, and the last one's."""
+    """A place in the chain: offset and checksum of the log there, how many seals are before it, and the digest of the
+    last one.
+    """
 
     offset: int = 0
     crc32c: int = 0

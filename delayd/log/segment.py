@@ -1,6 +1,7 @@
 """Segment: one file of groups behind a file header (docs/formats/segment.md, version 1).
 
-It is written at its known end only; what is behind that end is never trusted and never written behind (rule L3).
+It is written at its known end only. Bytes behind that end are never trusted, and nothing is written behind them (rule
+L3).
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ FILE_MAGIC = b"delaydlg"
 FILE_VERSION = 1
 FILE_HEADER = struct.Struct("<8sHHIQQQqIIII")
 FILE_HEADER_BYTES = FILE_HEADER.size
-COPY_SUFFIX = ".new"  # What is written again has this name until it is whole; no log has files of such a name.
+COPY_SUFFIX = ".new"  # A file that is being written again has this suffix until it is whole; no file of a log has it.
 READ_BYTES = 4 << 20  # One read of a scan; large enough that its calls do not count.
 FRONT_BYTES = 4 << 10  # Header and table of a group of a thousand batches.
-GROUP_PLACE = struct.Struct("<QQ")  # log_id and offset in a group's header: what names its place.
+GROUP_PLACE = struct.Struct("<QQ")  # log_id and offset in a group's header, which together name its place.
 GROUP_PLACE_AT = 16
 
 
@@ -49,7 +50,7 @@ Visit = Callable[[CommitGroup], object]
 
 
 class FileKind(IntEnum):
-    """What a file holds."""
+    """The contents of a file."""
 
     MESSAGE = 1
     SCHEDULE = 2
@@ -86,7 +87,9 @@ class UnfinishedFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What recovery did to the tail of a log: bytes cut off, and bytes written back and fsynced (rules L1, L5)."""
+    """What recovery did to the tail of a log: the bytes that it cut off, and those that it wrote back and fsynced
+    (rules L1, L5).
+    """
 
     path: str
     cut_bytes: int
@@ -108,7 +111,7 @@ class Segment:
         self.base_offset = header.base_offset
         self.end = self.durable = header.base_offset
         self.crc32c = header.previous_crc32c
-        self.lost: DamagedData | None = None  # Why a start left the file out; then each read says so.
+        self.lost: DamagedData | None = None  # Why a start left the file out; each read then raises it.
         self._file_id: int | None = None
         self._bare = bare
         self._broken = False
@@ -119,7 +122,7 @@ class Segment:
         return self
 
     def look(self) -> DamagedData | None:
-        """What has become of durable bytes behind this object's back: the file is gone, another one, or shorter."""
+        """Check whether somebody removed, replaced or cut the file; return the damage."""
         if self.lost is not None:
             return self.lost
         if (found := self.disk.file_id(self.path)) is None:
@@ -132,11 +135,11 @@ class Segment:
         return None
 
     def append(self, groups: Sequence[NewGroup]) -> list[int]:
-        """Write groups at the end, not durable yet: their offsets.
+        """Write groups at the end, not durable yet; return their offsets.
 
         Raises:
-            DiskFull, OSError: nothing was appended; what was written of it is cut off, durably.
-            ServerStopped: it could not be cut off.
+            DiskFull, OSError: nothing was appended; bytes that were written are cut off again, durably.
+            ServerStopped: they could not be cut off.
         """
         self._check_usable()
         end, crc, offsets = self.end, self.crc32c, []
@@ -158,7 +161,7 @@ class Segment:
         return offsets
 
     def flush(self) -> None:
-        """Fsync what was appended; SyncFailed when the disk refuses, after which the server must stop."""
+        """Fsync what was appended; SyncFailed when the disk refuses, and then the server must stop."""
         self._check_usable()
         end = self.end
         try:
@@ -185,7 +188,7 @@ class Segment:
         return GroupScan(self, offset, previous_crc32c)
 
     def read_front(self, offset: int, previous_crc32c: int | None) -> tuple[GroupHeader, tuple[int, ...]]:
-        """Read the header of the group at ``offset`` and the lengths of its batches, and nothing of these.
+        """Read the header of the group at ``offset`` and the lengths of its batches, but not the batches.
 
         Raises:
             DamagedData: header, table or chain do not check, or the file ends within the group.
@@ -286,11 +289,12 @@ class Segment:
             end = scan.offset
             if end >= size or end == again:
                 break
-            # What is cut off is gone, so a group is read twice before it counts as torn: a read may fail once.
+            # Bytes that are cut off are gone, so a group is read twice before it counts as torn: a read may fail once.
             again, scan = end, self.scan(end, scan.crc32c)
         if size < end:
             raise DamagedData(self.path, self.position(size), f"the file ends {end - size} bytes early")
-        # So is what may name it as durable, for a read that fails once there would make damage look torn.
+        # The bytes that may name the group as durable are read twice, too: if that read failed once, damage would look
+        # torn.
         if scan.reason and (not last or any(end < self.durable_named_behind(end) for _ in range(2))):
             raise DamagedData(self.path, self.position(end), scan.reason)
         if end < known_durable:
@@ -300,7 +304,7 @@ class Segment:
             self.file.truncate(self.position(end))
         if last:
             self._write_back(durable, end)
-            # Also when nothing was written here: a recovery that died may have cut without a sync.
+            # The sync comes even if nothing was written here: a recovery that died may have cut without one.
             self.file.sync()
             self.disk.sync_folder(self.path.rpartition("/")[0])
         self.end = self.durable = end
@@ -308,11 +312,13 @@ class Segment:
         return Recovered(self.path, size - end, scan.reason, max(0, end - durable))
 
     def _write_back(self, start: int, end: int) -> None:
-        """Write in place what may be in the page cache only: after a failed sync it would never reach the disk."""
+        """Write bytes in place that may be in the page cache only: if their sync had failed, a later sync would not
+        write them.
+        """
         if end == self.base_offset:
             # Only a group proves that the file's header and name were synced.
             self.file.pwritev([self.header.encode()], 0)
-        # Only groups that check in this very reading: a bit that flips on the way must not be made durable.
+        # Each group is verified in this very read: a bit that flips on the way must not be made durable.
         scan = self.scan(start)
         while scan.offset < end and (group := next(scan, None)):
             self.file.pwritev([group.buffer], self.position(group.header.offset))
@@ -336,7 +342,7 @@ class Segment:
     def _durable_named_at(self, position: int) -> int:
         named = position - FILE_HEADER_BYTES + self.base_offset
         place = GROUP_PLACE.pack(self.header.log_id, named)
-        # Bodies may be full of magic numbers: a table is read only behind a header that names this place.
+        # Bodies may contain many magic numbers, so a table is read only behind a header that names this place.
         if self.file.pread(GROUP_PLACE.size, position + GROUP_PLACE_AT) != place:
             return 0
         data = self.file.pread(HEADER.size + 4 * BATCHES_MAX, position)
@@ -354,7 +360,7 @@ class Segment:
             self.file.truncate(self.position(self.end))
             if self.file.size() != self.position(self.end):
                 raise OSError(f"{self.path} has the wrong size after a cut")
-            # Whole groups of the failed write must not come back after a crash: their senders were told "refused".
+            # After a crash no whole group of the failed write may come back: its senders were told "refused".
             self.file.sync()
             self.durable = self.end
         except (OSError, DataError, SyncFailed) as error:
@@ -366,7 +372,7 @@ class Segment:
 
 
 class LostFile:
-    """Stands for a file that a start left out: each read says why (rules L5, L10)."""
+    """Stands for a file that a start left out: each read raises why (rules L5, L10)."""
 
     __slots__ = ("_damage",)
 
@@ -374,38 +380,38 @@ class LostFile:
         self._damage = damage
 
     def pread(self, size: int, position: int) -> bytes:
-        """Never reads; DamagedData."""
+        """Raise DamagedData: there is nothing to read."""
         raise self._error()
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
-        """Never reads; DamagedData."""
+        """Raise DamagedData: there is nothing to read."""
         raise self._error()
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Never writes; DamagedData."""
+        """Raise DamagedData: nothing is written to it."""
         raise self._error()
 
     def sync(self) -> None:
-        """Nothing was written."""
+        """Do nothing: nothing was written."""
 
     def truncate(self, size: int) -> None:
-        """Never cuts; DamagedData."""
+        """Raise DamagedData: nothing is cut."""
         raise self._error()
 
     def size(self) -> int:
-        """Nothing that counts."""
+        """Return 0: no byte of the file counts."""
         return 0
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def _error(self) -> DamagedData:
-        # Without the places where it was raised before, which would grow with each reading.
+        # The traceback is cleared, because it would grow with each raise of the same error.
         return self._damage.with_traceback(None)
 
 
 def lost_segment(disk: Disk, path: str, header: FileHeader, end: int, damage: DamagedData) -> Segment:
-    """The place in a log of a file that a start left out, up to the offset ``end``; its header says where it begins."""
+    """A stand-in for a file that a start left out, up to the offset ``end``; its header says where it begins."""
     segment = Segment(disk, path, LostFile(damage), header)
     segment.end = segment.durable = end
     segment.lost = damage
@@ -415,7 +421,8 @@ def lost_segment(disk: Disk, path: str, header: FileHeader, end: int, damage: Da
 class GroupScan(Iterator[CommitGroup]):
     """Verified groups of one segment in order; it stops at the end or at the first group that does not check.
 
-    Then ``offset`` is where it stopped, ``reason`` why ("" at the clean end) and ``crc32c`` the last good one's.
+    Then ``offset`` is where it stopped, ``reason`` says why ("" at the clean end), and ``crc32c`` is the last good
+    group's.
     """
 
     def __init__(self, segment: Segment, offset: int, previous_crc32c: int | None) -> None:
@@ -473,12 +480,12 @@ def create_segment(disk: Disk, path: str, header: FileHeader) -> Segment:
 
 
 def open_segment(disk: Disk, path: str, kind: FileKind, log_id: int | None, *, write: bool) -> Segment:
-    """Open a file and check its header; ``log_id`` None takes the file's word.
+    """Open a file and check its header; with a ``log_id`` of None the file's own is accepted.
 
     Raises:
         UnfinishedFile: its creation did not finish.
         FileNotFoundError: there is no such file.
-        NewerFormat, DamagedData, Shortage: it can't be read, and whose it is.
+        NewerFormat, DamagedData, Shortage: it can't be read, or belongs elsewhere.
     """
     file = open_named(disk, path, write=write)
     try:
@@ -501,7 +508,8 @@ def _read_header(path: str, data: bytes, kind: FileKind, log_id: int | None) -> 
     magic, version, found, _, *facts = FILE_HEADER.unpack(data)
     if magic != FILE_MAGIC:
         raise DamagedData(path, 0, "this is not a file of delayd")
-    # First, for all versions have it there: a bit that flips in the version is damage, and no newer delayd helps.
+    # The checksum is checked first, because all versions have it in the same place: a flipped bit in the version is
+    # damage, and a newer delayd would not help.
     if not _header_checks(data):
         raise DamagedData(path, 0, "the checksum of the file header differs")
     if version > FILE_VERSION:

@@ -1,7 +1,7 @@
 """Index of a segment: the realtime server's message log without columns and bodies (docs/formats/index.md, version 1).
 
-Invariant: it is made from verified groups of a segment that is complete, and it is derived (rule L9): whoever reads it
-holds it against the segment's own checksums, and reads the segment where it is missing or says anything else.
+Invariant: an index is made from verified groups of a complete segment, and it is derived (rule L9): a reader compares
+it with the segment's own checksums, and reads the segment itself where the index is missing or differs.
 """
 
 import struct
@@ -33,9 +33,9 @@ from delayd.log.log import LogPlace, segment_name
 from delayd.log.segment import FileHeader, FileKind, Segment, UnfinishedFile, create_segment, open_segment
 
 FOLDER = "index"
-FRONT_BYTES = 112  # A DISPATCH batch begins with them: header, kind part, and the first two columns' entries.
+FRONT_BYTES = 112  # The first bytes of a DISPATCH batch: header, kind part, and the first two columns' entries.
 SUBJECT_COUNT_AT, HEAP_OFFSET_AT = 24, 16
-BATCH_BYTES_MIN = 8 << 10  # Where batches are smaller, an index would be a tenth of its segment and save little.
+BATCH_BYTES_MIN = 8 << 10  # With smaller batches an index would be a tenth of its segment and save little.
 CHUNK_BYTES = 4 << 20  # One INDEX batch holds this much.
 CHUNKS_MAX = 8
 RECORD = struct.Struct("<II")  # Whether the whole group follows, and the bytes of the record.
@@ -47,7 +47,7 @@ UInt64s = NDArray[np.uint64]
 
 
 class IndexedGroup(NamedTuple):
-    """A group as an index has it: all that its checksum covers, but for columns and bodies, of which it has the CRCs.
+    """A group as an index has it: everything that its checksum covers, with CRCs in place of columns and bodies.
 
     ``fronts`` are 112 bytes of each batch, as words; ``rests`` the checksum of each heap behind its subject table;
     ``names`` are the words of the subject tables, which begin at ``name_starts``.
@@ -67,7 +67,7 @@ class IndexedGroup(NamedTuple):
 
 
 class IndexRecord(NamedTuple):
-    """What a record says of a group, for people."""
+    """The facts of a record, for people."""
 
     offset: int
     total_bytes: int
@@ -86,7 +86,7 @@ class IndexMaker:
         self._fits = True
 
     def take(self, group: CommitGroup) -> None:
-        """Note what the index keeps of a verified group."""
+        """Note the part of a verified group that the index keeps."""
         if not self._fits:
             return
         header = group.header
@@ -104,7 +104,9 @@ class IndexMaker:
             self._close_chunk()
 
     def groups(self, epoch: int, now_ms: int) -> list[NewGroup]:
-        """What the file holds: a group of INDEX batches, unless the segment is better read itself, and a TICK."""
+        """The groups of the index file: a group of INDEX batches, unless reading the segment itself is better, and a
+        TICK.
+        """
         self._close_chunk()
         small = self._batch_bytes < BATCH_BYTES_MIN * self._batches
         tick = NewGroup(GroupKind.TICK, [], epoch, now_ms)
@@ -139,7 +141,7 @@ class IndexMaker:
 
 
 def write_index(disk: Disk, folder: str, header: FileHeader, maker: IndexMaker, epoch: int) -> None:
-    """Write the index of a segment, whose facts ``header`` has, beside its log; what stood in its place is removed.
+    """Write the index of a segment, whose facts ``header`` has, beside its log; an older file in its place is removed.
 
     Raises:
         OSError, DataError, SyncFailed: it can't be written.
@@ -197,7 +199,7 @@ def read_index(
     try:
         return [each for group in groups[:-1] for _, batch in group.batches() for each in _decode(batch, place.log_id)]
     except (DataError, BadGroup, struct.error, ValueError, IndexError):
-        # Its own checksums hold, so this is a lie or a bug: either way it is not the segment's index.
+        # The index's own checksums hold, so its contents are a lie or a bug: either way it is not the segment's index.
         return None
 
 
@@ -224,7 +226,7 @@ def index_groups(
 
 
 def index_records(batch: Batch) -> Iterator[IndexRecord]:
-    """What the records of an INDEX batch say; BatchMalformed when they are none."""
+    """Read the records of an INDEX batch; BatchMalformed when it has none."""
     try:
         for record, whole in _records(batch):
             fields = HEADER.unpack_from(record)
@@ -234,7 +236,9 @@ def index_records(batch: Batch) -> Iterator[IndexRecord]:
 
 
 def _heap_of(batch: memoryview) -> int | None:
-    """Where the heap of a DISPATCH batch begins; None of a batch that is none, or has other than one subject."""
+    """Where the heap of a DISPATCH batch begins; None if the batch is of another kind, or has not exactly one
+    subject.
+    """
     if len(batch) < FRONT_BYTES or U32.unpack_from(batch)[0] != MAGIC or batch[5] != BatchKind.DISPATCH:
         return None
     heap: int = U32.unpack_from(batch, HEAP_OFFSET_AT)[0]
@@ -246,7 +250,7 @@ def _heap_of(batch: memoryview) -> int | None:
 
 def _decode(batch: Batch, log_id: int) -> Iterator[CommitGroup | IndexedGroup]:
     for record, whole in _records(batch):
-        # What it says of its own offset is held against the groups around it by whoever reads on.
+        # The reader compares the record's own offset with the groups around it.
         header = parse_header(record, 0, log_id, int.from_bytes(record[24:32], "little"))
         if whole:
             verify_group(record, header, None)
@@ -279,7 +283,7 @@ def _decode_fronts(header: GroupHeader, record: memoryview) -> IndexedGroup:
 
 
 def _name_starts(record: memoryview, position: int, count: int) -> Int64s:
-    """Where each subject table begins, in words; one more tells where the last one ends."""
+    """Where each subject table begins, in words; one more value is the end of the last one."""
     starts = [0]
     for _ in range(count):
         starts.append(starts[-1] + 1 + (U32.unpack_from(record, position + 8 * starts[-1])[0] + 7 >> 3))

@@ -1,7 +1,7 @@
-"""Tally log: what a realtime server held of each delay server and hour, closed segment by closed segment.
+"""Tally log: the rows that a realtime server held of each delay server and hour, closed segment by closed segment.
 
 It outlives the segments (docs/formats/tally.md, version 1). A group holds the entries of one segment of the message
-log, by origin and hour; a segment without messages has one entry of no origin, so that nothing is left out unsaid.
+log, by origin and hour; a segment without messages has one entry without an origin, so that every segment has an entry.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ TALLY = np.dtype(
         ("end", "<u8"),
         ("origin_log_id", "<u8"),
         ("hour", "<u4"),
-        ("differing", "<u4"),  # Rows whose bytes do not give the content hash that stands beside them.
+        ("differing", "<u4"),  # Rows whose bytes don't give the content hash that is stored beside them.
         ("rows", "<u8"),
         ("first", "<u8"),
         ("second", "<u8"),
@@ -52,7 +52,7 @@ def decode_tallies(batch: Batch) -> Tallies:
 
 
 def sum_tallies(entries: Tallies) -> Iterator[tuple[tuple[int, int], Tally, int]]:
-    """The tally of each origin and hour, by these, with the rows that differ from their hash."""
+    """The tally of each origin and hour, in this order, with the number of rows that differ from their hash."""
     order = np.lexsort((entries["hour"], entries["origin_log_id"]))
     sums: dict[tuple[int, int], tuple[Tally, int]] = {}
     for entry in entries[order[entries["rows"][order] > 0]]:
@@ -64,7 +64,7 @@ def sum_tallies(entries: Tallies) -> Iterator[tuple[tuple[int, int], Tally, int]
 
 
 def covered(entries: Tallies) -> list[tuple[int, int]]:
-    """The ranges of the message log that entries speak of, joined where one begins at the end of another."""
+    """The ranges of the message log that entries count, joined where one begins at the end of another."""
     ranges: list[tuple[int, int]] = []
     for begin, end in sorted(set(zip(entries["begin"].tolist(), entries["end"].tolist(), strict=True))):
         if ranges and begin == ranges[-1][1]:

@@ -1,7 +1,7 @@
-"""Tallying: the tally of each origin and hour, and rows that are not what their hash says, from stored bytes.
+"""Tallying: from stored bytes, the tally of each origin and hour, and the rows that don't match their hash.
 
-The batches of a group are taken together, for many hold one row: a batch costs a few entries of arrays, not calls of
-its own (docs/formats/content.md, docs/formats/tally.md).
+The batches of a group are taken together, because many hold one row: so a batch costs a few entries of arrays, and no
+calls of its own (docs/formats/content.md, docs/formats/tally.md).
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ Bools = NDArray[np.bool_]
 KIND_PART_BYTES = 56
 DIRECTORY_AT = HEADER_BYTES + KIND_PART_BYTES
 FRONT_WORDS = np.arange(DIRECTORY_AT >> 3)
-# What the delay server hands over has these columns, and headers where a row has some; any other batch is read alone.
+# Batches from a delay server have these columns, and headers where a row has some; any other batch is read alone.
 PLAIN = ((ColumnId.DELIVER_AT_MS, 8), (ColumnId.SEQUENCE, 8), (ColumnId.BODY_END, 4), (ColumnId.CONTENT_HASH, 8))
 WITH_HEADERS = (*PLAIN[:2], (ColumnId.HEADERS_END, 4), *PLAIN[2:])
-SMALL_ROWS = 4_096  # A batch of more rows is worth calls of its own, and memory of its own.
-DIFFERING_TOLD = 100  # Rows of a segment that are told one by one; all are counted.
+SMALL_ROWS = 4_096  # A batch with more rows is worth calls and memory of its own.
+DIFFERING_TOLD = 100  # Rows of a segment that are logged one by one; all are counted.
 FRONT = np.dtype(
     [
         ("magic", "<u4"),
@@ -55,7 +55,7 @@ FRONT = np.dtype(
 
 
 class Differing(NamedTuple):
-    """A row whose bytes do not give its content hash: offset of its batch, row in it, number at the delay server."""
+    """A row whose bytes don't give its content hash: offset of its batch, row in it, number at the delay server."""
 
     offset: int
     row: int
@@ -64,21 +64,21 @@ class Differing(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows of some batches; ``batch_of`` counts these batches."""
+    """Rows of some batches; ``batch_of`` is each row's index among these batches."""
 
     sequence: UInt64s
     due: Int64s
     stated: UInt64s
-    made: UInt64s  # What their bytes give.
+    made: UInt64s  # The hashes that their bytes give.
     batch_of: Int64s
-    offsets: Int64s  # Where the batches from here on begin.
+    offsets: Int64s  # Where these batches begin.
     counts: Int64s
     origins: UInt64s
     hours: UInt64s
 
 
 class Tallier:
-    """Gathers the tallies of one range of a realtime message log; ``entries`` and ``differing`` are what it found."""
+    """Gathers the tallies of one range of a realtime message log; ``entries`` and ``differing`` are its results."""
 
     def __init__(self, begin: int) -> None:
         self._begin = begin
@@ -91,7 +91,7 @@ class Tallier:
         """Add a verified group, the next one of the log.
 
         Raises:
-            BatchMalformed, BadSubject, MessageTooLarge: a batch is none that intake would have taken.
+            BatchMalformed, BadSubject, MessageTooLarge: intake would not have taken one of the batches.
         """
         self.end = group.end
         if group.header.kind == GroupKind.DATA:
@@ -99,11 +99,11 @@ class Tallier:
                 self._add(rows)
 
     def entries(self) -> Tallies:
-        """One entry for each origin and hour, by these; of a range without messages one that says so."""
+        """One entry for each origin and hour, in this order; for a range without messages one entry that says so."""
         found = joined(self._found)
         if not len(found):
             found = np.zeros(1, TALLY)
-        # Parts of an hour that came with several groups are one entry.
+        # Parts of an hour that came in several groups become one entry.
         order = np.lexsort((found["hour"], found["origin_log_id"]))
         found = found[order]
         changes = found["hour"][1:] != found["hour"][:-1]
@@ -168,7 +168,7 @@ def _tallies(rows: _Rows, hashes: UInt64s, differs: Bools) -> Tallies:
 
 
 def _read_group(group: CommitGroup) -> Iterator[_Rows]:
-    """The rows of a group's batches: small batches of one shape together, each other one by itself."""
+    """The rows of a group's batches: small batches of one shape together, every other batch alone."""
     header, buffer = group.header, group.buffer
     sizes = np.frombuffer(buffer, np.uint32, header.batch_count, HEADER.size).astype(np.int64)
     begins = np.cumsum(sizes) - sizes + content_position(header.batch_count)
@@ -211,7 +211,7 @@ def _rows_of(batch: Batch, offset: int) -> _Rows:
 
 
 class _Several:
-    """Small batches of one shape; ``sound`` tells of which of them everything lies where the shape has it."""
+    """Small batches of one shape; ``sound`` says which of them have everything where the shape has it."""
 
     def __init__(
         self, buffer: memoryview, offset: int, begins: Int64s, fronts: Tallies, shape: tuple[tuple[ColumnId, int], ...]
@@ -225,7 +225,7 @@ class _Several:
             places[column] = begins + at
             entries.append(np.uint64(column | width << 16) | at.astype(np.uint64) << np.uint64(32))
             at += (counts * width + 7) & ~7
-        # The directory must say so: then all columns are within the batch, with the heap behind them.
+        # The directory must agree: then all columns are within the batch, and the heap is behind them.
         heap_bytes = fronts["total_bytes"].astype(np.int64) - at
         self.sound = (fronts["heap_offset"] == at) & (heap_bytes >= 16)
         for number, entry in enumerate(entries):
@@ -244,7 +244,8 @@ class _Several:
             whole &= fits
         whole &= first == heap_bytes[kept]
         if not whole.all():
-            # Whoever wrote these is asked batch by batch; the others are laid out once more without them.
+            # These batches don't fit the shape, so they are read one by one; the others are laid out once more without
+            # them.
             self.sound[kept[~whole]] = False
             kept = np.flatnonzero(self.sound)
             self._keep(kept, counts, heaps, names, places)
@@ -276,11 +277,13 @@ class _Several:
         self._row = np.arange(len(self._batch_of)) - self._firsts.take(self._batch_of)
 
     def _row_words(self, column: ColumnId) -> Int64s:
-        """For each row the word of a column of 8 bytes."""
+        """For each row, the index of its word in a column of 8 bytes."""
         return (self._places[column] >> 3).take(self._batch_of) + self._row
 
     def _bounds(self, column: ColumnId, first: Int64s, heap_bytes: Int64s) -> tuple[Int64s, Bools]:
-        """Note where the items of a region begin and end in their heaps; where the next one begins, and what fits."""
+        """Note where the items of a region begin and end in their heaps; return where the next region begins, and what
+        fits.
+        """
         ends = self._halves.take((self._places[column] >> 2).take(self._batch_of) + self._row).astype(np.int64)
         starts = np.empty_like(ends)
         starts[1:] = (ends[:-1] + 7) & ~7

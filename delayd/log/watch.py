@@ -1,8 +1,8 @@
-"""Log watch: files of a log that someone removes, replaces or cuts under a running server, and those that a start left
-out (rule L10).
+"""Log watch: it notices files of a log that someone removes, replaces or cuts under a running server, and tries files
+again that a start left out (rule L10).
 
-An open descriptor reads a removed file to its end, so nothing is lost until this process ends: new groups go to another
-file, and the server is told so that it may write elsewhere what the file held.
+An open descriptor reads a removed file to its end, so nothing is lost until this process ends. New groups go to another
+file, and the server is told, so that it can write elsewhere what the file held.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LOOK_MS = 30_000
 
 Told = Callable[[bool, str], None]
-"""Hears whether all files are there, and what is wrong with those that are not."""
+"""Called with whether all files are there, and what is wrong with those that are not."""
 Append = Callable[[Callable[[], None], Callable[[Done[None]], None]], object]
 """Runs a job on the thread that appends to the log, and calls back on the loop."""
 
@@ -30,8 +30,8 @@ Append = Callable[[Callable[[], None], Callable[[Done[None]], None]], object]
 class LogWatch:
     """Looks for the files of one log now and then; for the loop alone.
 
-    ``put`` hears of a file that is not what it was, by its name, ``lift`` that it is whole again or not needed any
-    more, and ``rolled`` that such files are new, once groups go to another one.
+    ``put`` is called with the name of a file that is gone or changed, ``lift`` when it is whole again or not needed any
+    more, and ``rolled`` when such files are new and groups go to another file.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LogWatch:
         self._lift = lift
         self._rolled = rolled
         self._known: dict[str, DamagedData] = {}
-        self._settled: set[str] = set()  # Nothing is appended to these, and the server has heard of them.
+        self._settled: set[str] = set()  # Files that are not appended to any more, and of which the server was told.
         self._due_ms = clock.monotonic_ms() + LOOK_MS
         for damage in message_log.lost:
             self._set_aside(_name(damage), damage)
@@ -72,10 +72,12 @@ class LogWatch:
             self.look()
 
     def look(self, told: Told | None = None) -> None:
-        """Look now; with ``told`` removed files are written again, and it hears whether all is there."""
+        """Look now; with ``told`` removed files are written again, and it is called with whether all files are
+        there.
+        """
         self._due_ms = self._clock.monotonic_ms() + LOOK_MS
-        # Retention removes files on the same thread: what it has taken out of the log is not looked for.
-        # An operator's word is needed to write a removed file again: it may have been removed on purpose.
+        # Retention removes files on the same thread, so a file that it has taken out of the log is not looked for. A
+        # removed file is written again only if an operator asks for it: it may have been removed on purpose.
         work = partial(self._log.look, self._worker.give_way, write_again=told is not None)
         self._worker.submit(work, partial(self._looked, told), Priority.SPARE)
 
@@ -83,7 +85,7 @@ class LogWatch:
         try:
             found = done.result()
         except DataError as error:
-            # This process can't tell now; the next look may.
+            # The process can't tell now; the next look may.
             if told is not None:
                 told(False, str(error))
             return
@@ -117,7 +119,7 @@ class LogWatch:
         try:
             done.result()
         except DataError:
-            return  # A full disk, of which whoever appends tells: the next look tries again.
+            return  # The disk is full, which is logged by whoever appends: the next look tries again.
         self._settled |= names
         self._rolled()
 
@@ -132,7 +134,7 @@ class LogWatch:
 
 
 def write_again(segments: Iterable[Segment]) -> None:
-    """Write removed files again from their open descriptors, while they are: nothing else holds what they held."""
+    """Write removed files again from their open descriptors while these exist: nothing else holds their contents."""
     for segment in segments:
         if segment.lost is not None or segment.disk.exists(segment.path):
             continue
@@ -148,7 +150,7 @@ def _tell(told: Told, damaged: dict[str, Found]) -> None:
 
 
 def _nothing() -> None:
-    """Nothing is appended to what is damaged."""
+    """Nothing is appended to a damaged file, so no roll is needed."""
 
 
 def _name(error: DamagedData) -> str:

@@ -1,14 +1,15 @@
-"""What the connections of one server may use together: bytes that they make it hold, and their share of each turn.
+"""Budget: what the connections of one server may use together: bytes that they make it hold, and their share of each
+turn.
 
-Invariant: in one turn of the loop at most QUEUED_UNITS and FRESH_UNITS of requests are begun, and SHARE_UNITS of one
-connection; a request that took longer than its kind and size say counts for what it took. What a connection sends
-beyond its share waits in a queue, behind all that is cheap if it may cost much, or if its connection has used more than
-its share, so that a flood never stands before a connection that asks one thing (rule B2). Bytes of unfinished frames,
-and of answers that wait to be taken, are bounded over all connections: above the bound the connection that has held the
-most of it for the longest ends (rule B1). Trusted peers are servers and operators of this cluster, and are ended
-last.
+Invariant: one turn of the loop begins at most QUEUED_UNITS and FRESH_UNITS of requests, and at most SHARE_UNITS of one
+connection. A request that took longer than its type and size suggest counts for the time that it took. Requests beyond
+a connection's share wait in a queue. Cheap ones go first: a connection goes to the back if its next request may cost
+much, or if it has used more than its share. So a flood never delays a connection that asks one thing (rule B2). Bytes
+of unfinished frames, and of answers that wait to be taken, are bounded over all connections: above the bound, the
+connection is ended that has held the most of it for the longest (rule B1). Trusted peers are servers and operators of
+this cluster, and are ended last.
 
-     bytes come ──▶ frames begun, up to the share ──▶ rest: in the queue, and the socket not read ──▶ next turn ──▶ …
+    bytes come ──▶ frames begun, up to the share ──▶ rest: in the queue, and the socket not read ──▶ next turn ──▶ …
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ from typing import Protocol
 from delayd.errors import DelaydError, SlowDown
 from delayd.wire.requests import RequestType
 
-UNFINISHED_BYTES_MAX = 256 << 20  # All frames under way: sixteen SENDs at their largest, at the same moment.
-UNTAKEN_BYTES_MAX = 256 << 20  # All answers that peers do not take: sixteen PULLs at their largest.
+# Bound for all frames under way: sixteen SENDs of the largest size at the same moment.
+UNFINISHED_BYTES_MAX = 256 << 20
+UNTAKEN_BYTES_MAX = 256 << 20  # Bound for all answers that peers do not take: sixteen PULLs of the largest size.
 QUEUED_UNITS = 64  # A turn takes this much from the queue; a unit is a plain request, some 10 us.
 FRESH_UNITS = 256  # A turn takes this much from connections that had nothing in the queue.
-DEBT_UNITS_MAX = 1_024  # Paid off when it was served 64 times, so that nobody stays in debt for long.
-SHARE_UNITS = 16  # One connection gets this much; alone in the queue it gets all.
-UNIT_BYTES = 16 << 10  # A request is so many units as it has times these bytes: their checks take as long as a PING.
-UNITS_A_S = 50_000  # And as many as it took times 20 us, if that is more: its answer may be far larger than itself.
-LISTING_UNITS = QUEUED_UNITS  # A listing is made of a thousand rows: one of them is a turn.
-STATUS_UNITS = SHARE_UNITS  # It is made of all counters.
-RENEW_UNITS = FRESH_UNITS // 2  # A turn begins with at least this much: most turns use a few units and renew nothing.
+# A connection pays its debt off when it was served 64 times, so that none stays in debt for long.
+DEBT_UNITS_MAX = 1_024
+SHARE_UNITS = 16  # One connection gets this much; if it is alone in the queue it gets everything.
+UNIT_BYTES = 16 << 10  # A request costs one unit for each of these bytes: checking them takes as long as a PING.
+# It costs one unit for each 20 us that it took, if that is more: its answer may be far larger than itself.
+UNITS_A_S = 50_000
+LISTING_UNITS = QUEUED_UNITS  # A listing has a thousand rows: one listing is a turn.
+STATUS_UNITS = SHARE_UNITS  # STATUS reads all counters.
+# A turn begins with at least this much: most turns use only a few units and need no renewal.
+RENEW_UNITS = FRESH_UNITS // 2
 RETRY_MS = 1_000
 
 LISTINGS = frozenset(
@@ -47,7 +52,7 @@ LISTINGS = frozenset(
     }
 )
 
-MAY_BE_HEAVY = LISTINGS | {RequestType.PULL}  # Whose answers may be as large as a server makes them.
+MAY_BE_HEAVY = LISTINGS | {RequestType.PULL}  # The answers to these may be as large as a server makes them.
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +63,7 @@ class Member(Protocol):
     trusted: bool
 
     def go_on(self) -> None:
-        """Begin what waited for its turn."""
+        """Begin the requests that waited for their turn."""
 
     def unfinished_since(self) -> tuple[int, float]:
         """Bytes of an unfinished frame, and when it began, by the loop's clock."""
@@ -67,7 +72,7 @@ class Member(Protocol):
         """Bytes of answers that the peer does not take, and since when."""
 
     def end(self, error: DelaydError) -> None:
-        """End the connection, and give back at once what it was asked of."""
+        """End the connection, and free at once the bytes that it holds."""
 
 
 # By type of frame: what it costs of a turn besides its bytes; any other type costs one unit.
@@ -75,7 +80,7 @@ UNITS_OF_TYPE = {**dict.fromkeys(map(int, LISTINGS), LISTING_UNITS), int(Request
 
 
 def units_of(frame_type: int, frame_bytes: int) -> int:
-    """What a request costs of a turn at least; one that takes longer costs more."""
+    """The least that a request costs of a turn; one that takes longer costs more."""
     return UNITS_OF_TYPE.get(frame_type, 1) + frame_bytes // UNIT_BYTES
 
 
@@ -95,25 +100,26 @@ class Budget:
         self._members = members
         self._unfinished_bytes_max = unfinished_bytes_max
         self._untaken_bytes_max = untaken_bytes_max
-        self.left = FRESH_UNITS  # What all connections together may still use; none begins anything below 1.
-        self.share = SHARE_UNITS  # What one connection may use at this moment, as far as it is left.
+        # The units that all connections together may still use; no request begins while this is below 1.
+        self.left = FRESH_UNITS
+        self.share = SHARE_UNITS  # The units that one connection may use at this moment, as far as `left` allows.
         self._light: deque[Member] = deque()
         self._heavy: deque[Member] = deque()
         self._turn_due = False
 
     def used(self, units: int) -> None:
-        """A connection has used so many."""
+        """Note that a connection has used this many units."""
         self.left -= units
         if self.left < RENEW_UNITS:
             self._turn_soon()
 
     def wait(self, member: Member, *, heavy: bool) -> None:
-        """Have `go_on` called when it is this connection's turn; not more than once at a time."""
+        """Call `go_on` when it is this connection's turn; call this only once per turn."""
         (self._heavy if heavy else self._light).append(member)
         self._turn_soon()
 
     def unfinished(self, by: int) -> None:
-        """Unfinished frames have grown or shrunk."""
+        """Note that unfinished frames have grown or shrunk."""
         self.unfinished_bytes += by
         while by > 0 and self.unfinished_bytes > self._unfinished_bytes_max:
             why = "unfinished requests take all the room that this server has for them; send again"
@@ -121,7 +127,7 @@ class Budget:
                 return
 
     def untaken(self, by: int) -> None:
-        """Answers that wait to be taken have grown or shrunk."""
+        """Note that answers that wait to be taken have grown or shrunk."""
         self.untaken_bytes += by
         while by > 0 and self.untaken_bytes > self._untaken_bytes_max:
             why = "answers that are not taken fill all the room that this server has for them; read them as they come"
@@ -133,7 +139,7 @@ class Budget:
 
         def burden(member: Member) -> tuple[bool, float]:
             held_bytes, since = held(member)
-            # A moment is added, so that of those that began in this one the largest goes.
+            # A moment is added, so that among connections that began just now the largest is ended.
             return not member.trusted, held_bytes * (now - since + 0.001)
 
         worst = max(self._members(), key=burden, default=None)
@@ -143,7 +149,7 @@ class Budget:
         return True
 
     def _turn_soon(self) -> None:
-        """Renew what may be used, and serve the queue, in the next turn of the loop."""
+        """Renew the units, and serve the queue, in the next turn of the loop."""
         if not self._turn_due:
             self._turn_due = True
             self._loop.call_soon(self._turn)
@@ -151,13 +157,13 @@ class Budget:
     def _turn(self) -> None:
         self._turn_due = False
         self.left = QUEUED_UNITS
-        # A client that outruns a server that has nothing else to do is served as fast as it can be.
+        # If the server has nothing else to do, a client that outruns it is served as fast as possible.
         self.share = max(SHARE_UNITS, QUEUED_UNITS // max(1, len(self._light) + len(self._heavy)))
         for _ in range(len(self._light)):
             if self.left <= 0:
                 break
             self._light.popleft().go_on()
-        # However many light ones there are, a heavy one gets its turn.
+        # However many light connections there are, a heavy one gets its turn.
         self.left = max(self.left, 1)
         for _ in range(len(self._heavy)):
             if self.left <= 0:

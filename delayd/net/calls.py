@@ -1,7 +1,7 @@
-"""The requests that one connection has asked and whose answers have not come.
+"""Calls: the requests of one connection whose answers have not come.
 
-Invariant: each call ends exactly once: with its last answer, its time limit, or the connection's end; or silently, when
-it was forgotten. Only a call that never left this process says `sent=False` (rule I3).
+Invariant: each call ends exactly once: with its last answer, at its time limit, or with the connection's end. A
+forgotten call ends silently. Only a call that never left this process says `sent=False` (rule I3).
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ class Calls:
         return request_id
 
     def forget(self, request_id: int) -> None:
-        """Expect no answer any more; what has not left is taken back."""
+        """Expect no answer any more; a request that has not left is taken back."""
         call = self._under_way.pop(request_id, None)
         if call is not None:
             self._close(call)
 
     def answered(self, frame: Frame) -> None:
-        """An answer has come; one to a forgotten request is dropped.
+        """Deliver an answer; an answer to a forgotten request is dropped.
 
-        Whoever asked hears of more than one frame only where the request is one that has such answers.
+        `on_answer` is called for more than one frame only if the request is of a type with such answers.
         """
         self._heard = True
         call = self._under_way.get(frame.request_id)
@@ -93,14 +93,14 @@ class Calls:
         del self._under_way[frame.request_id]
         self._close(call)
         if frame.flags & MORE and not isinstance(answer, DelaydError):
-            # It may have been done; what follows has no request any more.
+            # The request may have been done; further frames of this answer find no request.
             answer = lost(FrameDamaged(SEVERAL_FRAMES), sent=True)
         self._run(call.on_answer, answer)
 
     def end_all(self, ending: DelaydError) -> None:
-        """The connection is gone: every call raises that, and whether its bytes may have left."""
-        # A peer that refused the connection before any answer has served nothing, so its own words are the outcome.
-        # Any other end leaves open which of the requests it had served.
+        """The connection is gone: every call ends with this error, and with whether its bytes may have left."""
+        # If the peer refused the connection before any answer, it has served nothing, so its own error is the result.
+        # After any other end nobody knows which requests were served.
         refused = isinstance(ending, BadMagic | BadVersion | TooManyConnections) and not self._heard
         calls, self._under_way = list(self._under_way.values()), {}
         for call in calls:
@@ -108,7 +108,7 @@ class Calls:
             self._run(call.on_answer, ending if refused else lost(ending, sent=sent))
 
     def _next_id(self) -> int:
-        # Long polls stay under way while the number goes round, so a number in use is passed over.
+        # Long polls stay under way while numbers start again from 1, so a number in use is skipped.
         while True:
             self._last_id = 1 if self._last_id == _REQUEST_ID_MAX else self._last_id + 1
             if self._last_id not in self._under_way:
@@ -138,7 +138,7 @@ class _Call(NamedTuple):
 
 
 def lost(ending: DelaydError, *, sent: bool) -> ConnectionLost:
-    """What a call raises whose connection ended."""
+    """The error of a call whose connection ended."""
     known = "the request may have been served" if sent else "nothing of the request was sent"
     error = ConnectionLost(f"{ending.message}; {known}", sent=sent)
     error.__cause__ = ending
@@ -146,9 +146,9 @@ def lost(ending: DelaydError, *, sent: bool) -> ConnectionLost:
 
 
 def outcome(frame: Frame) -> Frame | DelaydError:
-    """What an answer says: itself, or the error in it.
+    """The frame of an answer, or the error in it.
 
-    An answer that can't be read refuses nothing: what was asked may have been done.
+    An answer that can't be read is no refusal: the request may have been done.
     """
     fault = frame.fault
     if fault is None:

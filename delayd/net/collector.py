@@ -1,7 +1,7 @@
-"""Python's garbage collector, run when nobody waits.
+"""Collector: runs Python's garbage collector when nobody waits.
 
-Invariant: no collection starts by itself inside a request; memory in cycles is still bounded, for above a hard limit of
-new objects one is run at the next tick, quiet or not.
+Invariant: no collection starts by itself inside a request. Memory in cycles is still bounded: above a hard limit of new
+objects a collection runs at the next tick, quiet or not.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 TICK_S = 0.1
 YOUNG_OBJECTS_MIN = 2_000  # Fewer new containers than this are not worth a pass, which takes some 10 us for each 1,000.
-YOUNG_OBJECTS_MAX = 200_000  # About 20 MB of small containers: collected even if it is never quiet.
-OLD_TICKS_MIN = 600  # A minute between walks through everything but what was there at the start.
-OLD_TICKS_MAX = 6_000  # Then it is done even if it is never quiet.
+YOUNG_OBJECTS_MAX = 200_000  # About 20 MB of small containers: these are collected even if it is never quiet.
+OLD_TICKS_MIN = 600  # At least a minute passes between walks through everything except the objects of the start.
+OLD_TICKS_MAX = 6_000  # After this the walk is done even if it is never quiet.
 
 
 def always() -> bool:
@@ -23,7 +23,7 @@ def always() -> bool:
 
 
 class QuietCollector:
-    """Freezes what exists now and collects what comes later at ticks of the loop at which `quiet()` holds."""
+    """Freezes the objects that exist now, and collects later ones at ticks of the loop at which `quiet()` holds."""
 
     __slots__ = ("_handle", "_loop", "_quiet", "_ticks")
 

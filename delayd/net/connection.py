@@ -43,16 +43,18 @@ from delayd.wire.frame import ANSWER, BODY_BYTES_MAX, ERROR, MORE, Frame, FrameR
 from delayd.wire.limits import RequestLimits
 from delayd.wire.requests import RequestType, error_head, request_type
 
-REQUESTS_MAX = 1024  # Unanswered on one connection; docs/protocol.md.
-IN_FLIGHT_BYTES_MAX = CONNECTION_BYTES_MAX  # Four batches at their limit; the last one may pass it.
-FIRST_FRAME_S = 30.0  # For the first whole request on a new connection; whoever connects has something to ask.
-PROOF_S = 2.0  # For a peer to prove that it may have a place that is kept.
-FRAME_S = 30.0  # For a frame that has begun; one that takes longer must come at a rate, so that it ends at all.
+REQUESTS_MAX = 1024  # Unanswered requests on one connection; docs/protocol.md.
+IN_FLIGHT_BYTES_MAX = CONNECTION_BYTES_MAX  # Four batches at their limit; the last one may go beyond it.
+FIRST_FRAME_S = 30.0  # For the first whole request on a new connection; a client that connects has something to ask.
+PROOF_S = 2.0  # For a peer to prove that it may use a place that is kept for trusted peers.
+# For a frame that has begun; one that takes longer must arrive at the rate below, so that it ends at all.
+FRAME_S = 30.0
 FRAME_BYTES_A_S_MIN = 64 << 10  # A SEND of 16 MiB may take four minutes.
 RETRY_CONNECT_MS = 1_000
-CLOSE_MS_MAX = 2_000  # For a peer to take what was written before the close; a stop has 5 s for everything.
-# A peer that is gone without a word is noticed by the kernel: an idle connection is probed, and what was sent must be
-# taken. Far above what a stopped process or a cable that is plugged over needs; who needs an answer sooner asks for it.
+CLOSE_MS_MAX = 2_000  # For a peer to take what was written before the close; a stop as a whole has 5 s.
+# The kernel notices a peer that is gone without a word: it probes an idle connection, and bytes that were sent must be
+# taken in time. This is far longer than a stopped process or a replugged cable needs; a caller that needs an answer
+# sooner sets a time limit.
 DEAD_PEER_MS = 60_000
 PROBE_AFTER_S = 30
 PROBE_EVERY_S = 10
@@ -70,19 +72,19 @@ limited = LogLimit(log)
 
 
 class Handler(Protocol):
-    """What a side does with the requests it receives; called on the loop, must not block."""
+    """How a side serves the requests it receives; called on the loop, must not block."""
 
     def connected(self, connection: Connection) -> None:
-        """A connection stands."""
+        """A connection is open."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
-        """A request, to be answered now or later by its request_id; a DelaydError raised here is its error answer."""
+        """Serve a request, now or later, by its request_id; a DelaydError raised here is its error answer."""
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
-        """The connection is gone and its requests can't be answered any more; no error if this side closed it."""
+        """The connection has ended and its requests can't be answered any more; no error if this side closed it."""
 
     def crashed(self, error: Exception) -> None:
-        """A bug of ours: what is in memory can't be trusted any more, so the server must stop."""
+        """An error is a bug of ours: memory can't be trusted any more, so the server must stop."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -112,21 +114,21 @@ class Connection(asyncio.BufferedProtocol):
         self._limits = limits
         self._budget = budget
         self.trusted = False
-        self.must_prove = False  # The place of this connection is kept for trusted peers.
+        self.must_prove = False  # This connection has a place that is kept for trusted peers.
         self._began = loop.time()
-        self._quiet = False  # Nothing has come since the server looked last.
-        self._unfinished_bytes = 0  # As the budget knows them.
+        self._quiet = False  # Nothing has arrived since the server's last look.
+        self._unfinished_bytes = 0  # As the budget has counted them.
         self._unfinished_since = self._began
         self._untaken_bytes = 0
         self._untaken_since = self._began
         self._waits_for_turn = False
-        self._debt = 0  # Units above its share that it has used; each time that it is served pays one share.
+        self._debt = 0  # Units that it has used above its share; each time it is served pays one share.
         self._writer = Writer(loop)
         self._calls = Calls(loop, self._writer, self._guard)
-        # Type and body bytes of what the peer asked and this side has not answered, and what is held back.
+        # Type and body bytes of requests that this side has not answered or has held back.
         self._asked: dict[int, tuple[int, int]] = {}
         self._asked_bytes = 0
-        self._serves = False  # Requests go one way on a connection, so the side that has got one only answers.
+        self._serves = False  # Requests go one way on a connection, so a side that has received one only answers.
         self._reading = True
         self._read_on_due = False
 
@@ -143,12 +145,12 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests and answers can still leave; no more when the peer has closed its side."""
+        """Whether requests and answers can still leave; False once the peer has closed its side."""
         return self._transport is not None and not self._closing and not self._transport.is_closing()
 
     @property
     def writable(self) -> bool:
-        """False while the peer does not take what was written; whoever can wait should."""
+        """False while the peer does not take bytes; a caller that can wait should."""
         return self._writer.writable
 
     @property
@@ -197,8 +199,8 @@ class Connection(asyncio.BufferedProtocol):
         *,
         now: bool = False,
     ) -> int:
-        """Ask without a future: `on_answer` is called with each frame of the answer, of which there is one but for a
-        HELLO (`ANSWERED_IN_FRAMES`), or once with an error.
+        """Ask without a future: `on_answer` is called with each frame of the answer, or once with an error. Only a
+        HELLO's answer may have several frames (`ANSWERED_IN_FRAMES`).
 
         Returns the request id for `forget`. The time limit is for the whole answer. On a connection that has ended the
         error comes at the next turn of the loop. The body's buffers must not change until the answer has come. With
@@ -257,21 +259,24 @@ class Connection(asyncio.BufferedProtocol):
     # What the server that has accepted this connection calls, and the budget of all of its connections.
 
     def look(self, now: float) -> None:
-        """Give back what an idle connection does not need, and end one whose peer lets this side wait for a frame."""
+        """Free memory that an idle connection does not need, and end one whose peer makes this side wait for a
+        frame.
+        """
         if self._closing:
             return
         if self._quiet:
             self._reader.rest()
         self._quiet = True
         self._reader.compact()
-        # A transport is full at 1 MiB: what lies below that mark on thousands of connections is gigabytes as well.
+        # A transport counts as full at 1 MiB. Less than that on each of thousands of connections is gigabytes too, so
+        # it is counted.
         self._count_untaken()
         if self.must_prove and not self._trusted and now - self._began > PROOF_S:
             self.refuse(_no_place())
         elif not self._reader.cut_count and now - self._began > FIRST_FRAME_S:
             self.refuse(FrameOverdue(f"no whole request came within {FIRST_FRAME_S:.0f} s; connect when there is one"))
         elif not self._reading or not self._unfinished_bytes:
-            # While this side does not read, the peer can't finish anything.
+            # While this side does not read, the peer can't finish a frame.
             self._unfinished_since = now
         else:
             waited_s = now - self._unfinished_since
@@ -303,10 +308,10 @@ class Connection(asyncio.BufferedProtocol):
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket stands."""
+        """The socket is open."""
         self._transport = cast(asyncio.Transport, transport)
         if self._closing:
-            # It was closed while its socket was being made.
+            # The connection was closed while its socket was being opened.
             self._transport.abort()
             return
         self._writer.attach(self._transport)
@@ -318,11 +323,11 @@ class Connection(asyncio.BufferedProtocol):
             self._guard(self._handler.connected, self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the socket is read into."""
+        """The buffer for the socket to read into."""
         return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """More bytes of the peer have come."""
+        """More bytes of the peer have arrived."""
         if self._closing:
             return
         self._quiet = False
@@ -330,11 +335,11 @@ class Connection(asyncio.BufferedProtocol):
         self._take()
 
     def eof_received(self) -> bool:
-        """The peer closed its side: nobody reads the answers any more."""
+        """The peer closed its side, so nobody reads the answers any more."""
         return False
 
     def pause_writing(self) -> None:
-        """The transport is full; a peer that does not take its answers gets no more requests served."""
+        """The transport is full; while a peer does not take its answers, no more of its requests are served."""
         self._writer.pause()
         self._count_untaken()
         if self._serves:
@@ -347,7 +352,7 @@ class Connection(asyncio.BufferedProtocol):
         self._soon_read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone: all that was under way ends."""
+        """The socket is closed: everything that was under way ends."""
         if self._ending is None and not self._closing:
             torn = " in the middle of a frame" if self._reader.unfinished_bytes else ""
             why = f": {exc}" if exc is not None else ""
@@ -362,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
         self._drop_untaken()
         if self._handler is not None:
             self._guard(self._handler.disconnected, self, self._ending)
-        # Whoever waited for it may have been cancelled, as by Ctrl-C, and the future with it.
+        # The task that waited for it may have been cancelled, as by Ctrl-C, and the future with it.
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -371,7 +376,7 @@ class Connection(asyncio.BufferedProtocol):
     def _deliver(self, frame: Frame) -> None:
         request_id = frame.request_id
         if request_id == _CONNECTION_ITSELF or request_id in self._asked:
-            # Answers could not be matched any more, so this is a fault of the connection.
+            # Its answer could not be matched, so this is a fault of the whole connection.
             self.refuse(BadRequest(f"the request id {request_id} is reserved or still under way"))
             return
         if self.must_prove and not self._trusted and frame.type not in PROOF:
@@ -408,13 +413,14 @@ class Connection(asyncio.BufferedProtocol):
         try:
             pieces = encode_frame(frame_type, request_id, head, body, flags)
         except HeadTooLarge as error:
-            # Answers page, so this is a bug; but it concerns this answer alone, and nothing in memory.
+            # Answers are cut to fit, so this is a bug; but it concerns this answer only, and memory can be trusted.
             log.error("answer_too_large peer=%s request_type=%d reason=%r", self.peer, frame_type, error.message)
             if flags & MORE:
                 self.refuse(error)
                 return
             pieces = encode_frame(frame_type, request_id, error_head(error), (), ANSWER | ERROR)
-        # The last answer that is owed need not wait for the end of the turn, in which others may be served for long.
+        # The last answer that is owed leaves at once: the end of the turn may be far, because others are served in
+        # between.
         self._writer.write(pieces, now=not self._asked and not self._reader.may_have_next)
         if not self._writer.writable:
             self._count_untaken()
@@ -422,7 +428,7 @@ class Connection(asyncio.BufferedProtocol):
     def _is_full(self) -> bool:
         """Whether a side that serves takes no more requests now.
 
-        Only who serves stops reading when it can't write: two sides that both did would wait for each other.
+        Only the serving side stops reading when it can't write: if both sides did, they would wait for each other.
         """
         return (
             len(self._asked) >= self._requests_max
@@ -447,7 +453,9 @@ class Connection(asyncio.BufferedProtocol):
             self._take()
 
     def _take(self) -> None:
-        """Begin what has come, as far as this side is not full and this connection has its share of the turn."""
+        """Begin requests that have arrived, until this side is full or this connection has used its share of the
+        turn.
+        """
         reader, budget = self._reader, self._budget
         units = UNBOUNDED if budget is None else min(budget.share, budget.left)
         used, waits = 0, False
@@ -466,10 +474,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._answered(frame)
             else:
                 self._deliver(frame)
-            # As `units_of` says it, without a call for each frame.
+            # The same as `units_of`, without a call for each frame.
             told = UNITS_OF_TYPE.get(frame.type, 1) + reader.cut_bytes // UNIT_BYTES
             now = perf_counter()
-            # A PULL of some bytes may have read and copied megabytes: what it took counts, if that is more.
+            # A PULL of few bytes may have read and copied megabytes: the time that it took counts, if that is more.
             used += max(told, int((now - began) * UNITS_A_S))
             began = now
         if budget is not None:
@@ -508,7 +516,9 @@ class Connection(asyncio.BufferedProtocol):
             budget.unfinished(by)
 
     def _drop_unfinished(self) -> None:
-        """Nothing more is read: what came of a frame goes at once, and not with the last reference to this object."""
+        """Nothing more is read: the bytes of an unfinished frame are freed at once, not with the last reference to this
+        object.
+        """
         self._reader.drop()
         if self._budget is not None:
             by, self._unfinished_bytes = -self._unfinished_bytes, 0
@@ -557,14 +567,16 @@ def _no_place() -> TooManyConnections:
 
 
 def _check_no_body(frame: Frame) -> None:
-    """BadRequest for a body of a type that has none; one that another server takes is refused by the handler."""
+    """Raise BadRequest for a body of a type that has none; a type that only another server takes is refused by the
+    handler.
+    """
     kind = request_type(frame.type)
     if kind not in TYPES_WITH_BODY:
         raise BadRequest(f"{kind.name} has no body, and this one has {len(frame.body)} bytes")
 
 
 def _set_up(line: socket.socket) -> None:
-    # A frame is complete when it is written, so waiting for more to fill a packet only delays it.
+    # A frame is complete when it is written, so waiting for more bytes to fill a packet would only delay it.
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
@@ -579,7 +591,7 @@ async def connect(
     timeout_ms: float = CONNECT_MS_DEFAULT,
     body_bytes_max: int = BODY_BYTES_MAX,
 ) -> Connection:
-    """Connect to a server; ServerUnavailable if it can't be reached in time, so nothing was sent to it."""
+    """Connect to a server; ServerUnavailable if it can't be reached in time: then nothing was sent to it."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -587,7 +599,7 @@ async def connect(
                 lambda: Connection(handler, body_bytes_max=body_bytes_max), host, port
             )
     except (OSError, TimeoutError, UnicodeError) as error:
-        # The resolver encodes a name before it looks for it, and a part of it may be too long for that.
+        # The resolver encodes a name before it looks it up, and a label may be too long for that.
         why = str(error) or f"no answer within {timeout_ms:.0f} ms"
         raise ServerUnavailable(f"no connection to {host}:{port} ({why}); is the server running?") from error
     return connection

@@ -1,8 +1,9 @@
 """Heap: when the C allocator gives memory back to the system.
 
-glibc raises the size from which on a block is a mapping of its own to that of the largest one that was freed, up to
-32 MiB, and what is smaller then stays in the heaps of its threads: a server that filed a million messages would keep a
-hundred megabytes for nobody. Both limits are fixed here instead.
+glibc gives large blocks mappings of their own, which go back to the system when they are freed. It raises the size from
+which it does so to the largest such block that was freed, up to 32 MiB. Smaller blocks then stay in the heaps of its
+threads: a server that filed a million messages would keep a hundred megabytes for nobody. Both limits are fixed here
+instead.
 """
 
 import ctypes
@@ -11,7 +12,8 @@ M_TRIM_THRESHOLD = -1  # Numbers of mallopt(3).
 M_MMAP_THRESHOLD = -3
 
 MMAP_BYTES = 1 << 20  # Each touch of a new page of a mapping costs a fault: frames and their arrays stay below this.
-TRIM_BYTES = 8 << 20  # Free memory at the end of a heap: a frame's, or each one would grow the heap anew.
+# Free memory that stays at the end of a heap: enough for a frame, or each frame would grow the heap anew.
+TRIM_BYTES = 8 << 20
 
 
 def bound_heap() -> None:

@@ -1,11 +1,12 @@
-"""Held start: a server whose start met damage lives on, tells whoever asks, and starts as soon as that is mended.
+"""Held start: a server whose start met damage keeps running, answers STATUS, and starts as soon as the damage is
+mended.
 
-Invariant: nothing of the directory is open or locked while it waits, so that a file can be put back and `delayd log
-give-up` can do its work; and nothing is read of a file that somebody may still be writing.
+Invariant: while it waits, it keeps nothing of the directory open or locked, so that a file can be put back and `delayd
+log give-up` can do its work. It does not read a file that somebody may still be writing.
 
-     start fails on damage ──▶ held ──the file changed, and then rested──▶ start again ──▶ serves
-                                 ▲└──or a while has passed───────────────────┘ │
-                                 └─────────────────fails again─────────────────┘
+      start fails on damage ──▶ held ──the file changed, and then rested──▶ start again ──▶ serves
+                                ▲└──or a while has passed───────────────────┘ │
+                                └─────────────────fails again─────────────────┘
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from delayd.wire.requests import RequestType
 from delayd.wire.status import status_head
 from delayd.wire.waits import Wait
 
-LOOK_S = 1.0  # How often the files are looked at; one call of the system for each.
-RESTED_S = 5.0  # A file that has not changed for so long is not being copied any more.
-AGAIN_S = 30.0  # A disk may read again what it did not: tried without a change, twice as late each time.
+LOOK_S = 1.0  # How often the files are looked at; that is one system call for each.
+RESTED_S = 5.0  # A file that has not changed for this long is not being copied any more.
+# A disk may read again what it did not: another try without a change, each twice as late as the one before.
+AGAIN_S = 30.0
 AGAIN_S_MAX = 600.0
-RETRY_MS = 5_000  # For whoever asks something else meanwhile.
+RETRY_MS = 5_000  # The hint to clients that ask anything else meanwhile.
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldServer:
-    """What is known of a server that could not start; numbers are 0 where its state can't be read."""
+    """The facts of a server that could not start; numbers are 0 where its state can't be read."""
 
     role: str
     host: str
@@ -51,12 +53,14 @@ class HeldServer:
 
 
 def may_be_mended(error: DelaydError) -> bool:
-    """Whether a start that failed so is worth another one in this process, once its files are other ones."""
+    """Whether this failure of a start may be mended, so that another start in this process is worth it once the files
+    change.
+    """
     return isinstance(error, DamagedData | StateMissing)
 
 
 class HeldStart:
-    """Stands in the place of a server that can't start yet; a Handler of its Server. Belongs to the loop."""
+    """Stands in for a server that can't start yet; a Handler of its Server. Belongs to the loop."""
 
     def __init__(self, held: HeldServer, error: DelaydError) -> None:
         self._held = held
@@ -68,21 +72,21 @@ class HeldStart:
         self._server = Server(self)
 
     async def listen(self) -> int:
-        """Answer where the server would; the port."""
+        """Listen where the server would; return the port."""
         return await self._server.listen(self._held.host, self._held.port)
 
     async def close(self) -> None:
-        """Leave the place to the server."""
+        """Leave the address to the server."""
         await self._server.close()
 
     def tell(self, error: DelaydError) -> None:
-        """A start has failed, or failed again."""
+        """Note that a start has failed, or failed again."""
         if not isinstance(error, DirectoryInUse):
             self._error = error
             log.critical("start_held role=%s code=%s reason=%r", self._held.role, error.code, error.message)
 
     async def until_changed(self, stop: asyncio.Event) -> None:
-        """Wait until another start may do better, or ``stop`` is set."""
+        """Wait until another start may succeed, or ``stop`` is set."""
         began, changed_at, seen = time.monotonic(), None, self._look()
         while not stop.is_set():
             try:
@@ -102,10 +106,10 @@ class HeldStart:
     # Handler of the connections.
 
     def connected(self, connection: Connection) -> None:
-        """Nothing is known of it before its first request."""
+        """Do nothing: nothing is known of a client before its first request."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
-        """Tell what is wrong; nothing else can be served."""
+        """Answer what is wrong; nothing else can be served."""
         if self._guard.serves(connection, frame):
             return
         answer: Callable[[Head], object] = partial(connection.answer, frame.request_id)
@@ -119,10 +123,10 @@ class HeldStart:
             )
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
-        """Nothing is kept for a connection."""
+        """Do nothing: nothing is kept for a connection."""
 
     def crashed(self, error: Exception) -> None:
-        """A bug."""
+        """Stop: the error is a bug."""
         raise error
 
     def _status(self) -> Head:
@@ -142,7 +146,7 @@ class HeldStart:
         )
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """What the system says of the damaged file, of the folder it is in, and of what lies beside it."""
+        """What the system says of the damaged file, its folder, and the files beside it."""
         path = self._error.path if isinstance(self._error, DataError) else ""
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         try:

@@ -1,7 +1,8 @@
-"""Home: what a server with logs holds while it lives: its directory's lock, state, clock and threads, and its jobs.
+"""Home: everything that a server with logs holds while it runs: its directory's lock, state, clock and threads, and its
+jobs.
 
-Everything is opened in one order and closed in the reverse one; the lock is the first and the last. Jobs go on whatever
-is done to the wall clock (rule T3).
+Everything is opened in one order and closed in the reverse one; the lock is the first and the last. Jobs go on even if
+somebody sets the wall clock (rule T3).
 """
 
 import asyncio
@@ -26,15 +27,15 @@ from delayd.state import LmdbState
 
 STATE = "state.lmdb"
 RUNS_MAX = 1_000  # Each job ends within a turn of the loop, so this is never reached.
-LOOK_STATE_S = 30.0  # How often the file of the state is looked for, as those of the logs are.
-LOOK_S = 1.0  # How often the plan of the jobs is held against the wall clock.
+LOOK_STATE_S = 30.0  # How often the state's file is checked for, as the files of the logs are.
+LOOK_S = 1.0  # How often the plan of the jobs is compared with the wall clock.
 
 
 log = logging.getLogger(__name__)
 
 
 class Core(Protocol):
-    """What is stopped before its home is closed."""
+    """The server's core, which is stopped before its home is closed."""
 
     def stop(self, stopped: Callable[[], None]) -> None:
         """Finish what is under way, make it durable, then call back."""
@@ -47,7 +48,7 @@ class Home:
     """One server's directory; made inside its running loop.
 
     Raises:
-        DirectoryInUse, NotWritable, NewerFormat, DamagedData: why it can't be had.
+        DirectoryInUse, NotWritable, NewerFormat, DamagedData: why it can't be opened.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Home:
         try:
             self.state = LmdbState(self.state_path)
         except BaseException:
-            # Another start of this process may follow, once the state was mended.
+            # This process may start again, once the state was mended.
             self._lock.release()
             self.disk.close()
             raise
@@ -84,7 +85,7 @@ class Home:
 
         async def run() -> None:
             self._plan(name, run)
-            # Not in here, for the scheduler logs what a job raises and goes on.
+            # The job is not called here, because the scheduler would log its error and go on.
             self._loop.call_soon(job)
 
         self._plan(name, run)
@@ -106,7 +107,7 @@ class Home:
         await stopped.wait()
 
     def close(self, core: Core | None) -> None:
-        """End the threads, close the core's files if there is one, let another server have the directory."""
+        """End the threads, close the core's files if there is one, and free the directory for another server."""
         for executor in self.executors:
             executor.close()
         if core is not None:
@@ -116,13 +117,13 @@ class Home:
         self.disk.close()
 
     def _plan(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        # One run, not an interval: of those that a wall clock set ahead has skipped the scheduler would make a list,
-        # which after a step of years takes minutes.
+        # One run is planned, not an interval: for an interval the scheduler would list all runs that were skipped when
+        # the wall clock was set ahead, which takes minutes after a step of years.
         run_date = datetime.now(UTC) + self._intervals[name]
         self._scheduler.add_job(run, "date", run_date=run_date, id=name, replace_existing=True)
 
     def _look(self) -> None:
-        """Run at once what the plan has further off than its interval: then the wall clock was set back."""
+        """Run a job at once if its next run is further off than its interval: then the wall clock was set back."""
         now = datetime.now(UTC)
         for name, interval in self._intervals.items():
             job = self._scheduler.get_job(name)
@@ -131,7 +132,7 @@ class Home:
         self._looking = self._loop.call_later(LOOK_S, self._look)
 
     def _post(self, done: Callable[[], object]) -> None:
-        """Have what an executor finished called on the loop."""
+        """Have a callback of an executor called on the loop."""
         self._loop.call_soon_threadsafe(self._called, done)
 
     def _called(self, done: Callable[[], object]) -> None:
@@ -140,7 +141,7 @@ class Home:
 
 
 def abandon(config: DelayConfig | RealtimeConfig, home: Home | None) -> HeldServer:
-    """Leave the directory after a start that failed; what is known of its server all the same."""
+    """Leave the directory after a start that failed; return what is known of its server."""
     found = Identity(0, 0), 0
     if home is not None:
         try:
@@ -160,13 +161,13 @@ def _last_checkpoint(disk: RealDisk, folder: str) -> Payload | None:
     try:
         return read_checkpoint(disk, folder)
     except DamagedData as error:
-        # It is made anew; the clock is judged as in another boot until then (rule T1).
+        # The file is made anew; until then the clock is judged as in another boot (rule T1).
         log.warning("checkpoint_file_rebuilt reason=%r", str(error))
         return None
 
 
 def _evidence(checkpoint: Payload | None) -> ClockEvidence | None:
-    """The reading of the clock that the last life left; None for a first one."""
+    """The reading of the clock that the last life left; None if there was no earlier life."""
     if checkpoint is None:
         return None
     evidence = checkpoint["clock"]

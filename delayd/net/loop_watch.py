@@ -1,7 +1,6 @@
 """How long the loop made its callers wait: a short timer that notes how late it was called (rule B2).
 
-A turn that takes long is seen by every request of the server; STATUS shows the longest wait, since the start and of
-the last minute.
+A long turn delays every request of the server; STATUS shows the longest wait, since the start and of the last minute.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-TICK_S = 0.05  # A wait is seen too short by up to this; twenty wake-ups a second cost a thousandth of a processor.
+# The measured wait may be too short by up to this; twenty wake-ups a second cost a thousandth of a processor.
+TICK_S = 0.05
 PART_S = 30.0  # The last minute is two parts, the present one and the one before: never less than half a minute.
 
 

@@ -1,8 +1,9 @@
 """Membership: which cluster a server with logs belongs to, and whether it is the only server of its log_id.
 
 Invariant: the cluster's id is durable before it is told to anyone, and never changes: a meta of another cluster is
-refused by name, and so is a server of another cluster at the address of a target. A server serves before its meta has
-taken it only in the place in which it was made or taken last: its lock keeps everyone else out of there (rule H8).
+refused by name, and so is a server of another cluster at the address of a target. A server may serve before its meta
+has answered only if its directory is where it was created, or where meta took it last: the lock there keeps every other
+server out (rule H8).
 
      start ──new, or in its place──▶ serves ◀──registered── fenced, asks again ◀──start in another place
                                        └──meta refuses it by name──▶ fenced
@@ -28,7 +29,7 @@ from delayd.place import keep_place, known_place
 from delayd.secret import Secret
 from delayd.state import State
 
-# Refusals that say that this server may not be what it takes itself for, and what an operator can do.
+# Refusals which mean that this server may be a copy or an older life, and what an operator can do.
 _FENCING: dict[type[DelaydError], str] = {
     PlaceTaken: "wait for the end of a lease; or stop the other server",
     FencedInstance: "stop this server; or the other one, then start this one again",
@@ -43,8 +44,8 @@ log = logging.getLogger(__name__)
 class Membership:
     """The secret, the cluster and the place of one server; all methods belong to the loop's thread.
 
-    `place` is of its folder (see `delayd.place`). `fence` is put up while this server may not serve. `on_doubt` is
-    called when it may not be what it takes itself for: moved, restored or copied.
+    `place` is the place of its folder (see `delayd.place`). `fence` is put up while this server may not serve.
+    `on_doubt` is called when this server may have been moved, restored or copied.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class Membership:
         self._secret = secret
         self._state = state
         self._on_doubt = on_doubt
-        self._taken_in = known_place(state)  # Where meta took this server last.
+        self._taken_in = known_place(state)  # The place at which meta took this server last.
 
     def begin(self, *, fresh: bool) -> None:
-        """Decide whether to serve before meta is heard; `fresh`: this directory was made in this life."""
+        """Decide whether to serve before meta answers; `fresh`: this directory was created in this life."""
         if fresh:
             self._keep_place()
         elif self._taken_in != self.place:
@@ -74,21 +75,24 @@ class Membership:
             self._on_doubt()
 
     def guard(self, role: str, log_id: int) -> Guard:
-        """What checks those who connect to this server."""
+        """The object that checks clients which connect to this server."""
         return Guard(self._secret, role, log_id, lambda: self.cluster_id)
 
     async def prove(self, connection: Connection, timeout_ms: float) -> Proved:
-        """Show the server at the other end that this one is of its cluster. Raises as `trust.prove`."""
+        """Prove to the server at the other end that this one is of its cluster. Raises as `trust.prove`."""
         return await prove(connection, self._secret, self.cluster_id, timeout_ms)
 
     def joined(self, cluster_id: int) -> None:
-        """Meta has taken a registration: this is the cluster and the place. One or two fsyncs in a directory's life."""
+        """Meta has taken a registration: store the cluster and the place. This costs one or two fsyncs in a directory's
+        life.
+        """
         if cluster_id and not self.cluster_id:
             keep_cluster_id(self._state, cluster_id)
             self.cluster_id = cluster_id
             log.info("joined cluster_id=%016x", cluster_id)
         self.fence.take_down(META)
-        # Not before targets that must be asked first have answered: the next start would not ask them.
+        # The place is stored only after all targets that must be asked first have answered: otherwise the next start
+        # would not ask them.
         if self._taken_in != self.place and not self.fence.is_up:
             self._keep_place()
 

@@ -1,7 +1,7 @@
-"""What every server program does around its service: signals, the ready line, logging, and how it exits.
+"""Program: what every server process does around its service: signals, the ready line, logging, and how it exits.
 
 Invariant: from the first SIGTERM the process is gone within STOP_MS_MAX, whatever the service does, and a second one
-ends it at once. That is safe at any moment, because what was acknowledged is durable already.
+ends it at once. That is safe at any moment, because everything that was acknowledged is durable already.
 
      starting ──▶ ready ──SIGTERM, SIGINT, stdin closed──▶ stopping ──▶ exit 0
       │    ▲│       └──── a fault that it can't survive ─────────────▶ exit 1 or 3
@@ -41,11 +41,11 @@ from delayd.net.server import run
 
 EXIT_OK = 0
 EXIT_BUG = 1  # The log has the traceback; the supervisor may start it again.
-EXIT_USAGE = 2  # A setting or the state of the directory; starting again does not help.
-EXIT_STOPPED = 3  # It stopped itself on a failed sync or on damage: not to be started again before someone has looked.
+EXIT_USAGE = 2  # A setting or the state of the directory is wrong; starting again does not help.
+EXIT_STOPPED = 3  # It stopped itself on a failed sync or on damage: somebody must look before it is started again.
 
 STOP_MS_MAX = 5_000
-LEAVE_MS_MAX = 15_000  # A stop takes STOP_MS_MAX; on a machine under load its begin and its end are noticed late.
+LEAVE_MS_MAX = 15_000  # A stop takes STOP_MS_MAX; on a machine under load its beginning and its end are noticed late.
 LEAVE_LOOK_S = 0.05
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -57,19 +57,19 @@ log = logging.getLogger(__name__)
 
 
 class Service(Protocol):
-    """What a program runs."""
+    """The service that a program runs."""
 
     def open(self) -> None:
         """Recover from the directory."""
 
     def abandon(self) -> HeldServer:
-        """Close all that an `open` that failed has opened; what is known of this server all the same."""
+        """Close everything that a failed `open` has opened; return what is known of this server."""
 
     async def start(self) -> tuple[str, int]:
         """Listen, and return the address at which requests are answered from now on."""
 
     async def stop(self) -> None:
-        """Take no more, make durable what is under way, let the answers leave, release the directory.
+        """Take no more requests, make durable what is under way, let the answers leave, release the directory.
 
         Not called after a failure: then nothing in memory is trusted, and the next start recovers from the disk.
         """
@@ -127,7 +127,7 @@ class Program:
         return EXIT_OK if self._failure is None else _exit_code(self._failure, starting=False)
 
     async def _opened(self) -> Service | None:
-        """A service that has recovered, as soon as its files allow it; None when the program is to stop before."""
+        """Open a service as soon as its files allow it; None when the program is to stop before."""
         held: HeldStart | None = None
         try:
             while not self._stop.is_set():
@@ -136,7 +136,7 @@ class Program:
                     self._open(service)
                     return service
                 except DelaydError as error:
-                    # `delayd log give-up` has the directory while it is at work.
+                    # `delayd log give-up` may be using the directory.
                     if not may_be_mended(error) and not (held and isinstance(error, DirectoryInUse)):
                         raise
                     known = service.abandon()
@@ -153,11 +153,13 @@ class Program:
         return None
 
     def _open(self, service: Service) -> None:
-        """Open a service; Unreadable names what the system refuses, such as a folder in the place of a file."""
+        """Open a service; Unreadable names the path that the system refuses, such as a folder in the place of a
+        file.
+        """
         try:
             service.open()
         except OSError as error:
-            # Without its directory nothing can be mended below it: the place was named wrongly.
+            # If the directory itself is missing nothing below it can be mended: the setting names a wrong place.
             has_place = self._folder is None or os.path.isdir(self._folder)
             if not (has_place and isinstance(error.filename, str)):
                 raise
@@ -173,7 +175,7 @@ class Program:
             try:
                 await asyncio.wait_for(self._stop.wait(), LEAVE_LOOK_S)
             except TimeoutError:
-                pass  # Nobody told it to stop, so it looks again.
+                pass  # Nobody asked it to stop, so it looks again.
 
     def _begin_stop(self) -> None:
         if not self._stop.is_set():
@@ -182,13 +184,13 @@ class Program:
             self._tell_stopping()
 
     def _tell_stopping(self) -> None:
-        """Let whoever wants the directory next know that it comes free."""
+        """Mark the lock, so that the next server knows that the directory comes free soon."""
         if self._lock is None:
             return
         try:
             mark_stopping(self._lock)
         except FileNotFoundError:
-            pass  # It has not come so far as to take the directory.
+            pass  # The service has not taken the directory yet.
         except OSError as error:
             log.warning("lock_not_marked path=%s reason=%r", self._lock, str(error))
 
@@ -204,7 +206,7 @@ class Program:
 
     def _on_signal(self, number: int) -> None:
         log.info("stopping role=%s signal=%s", self._role, signal.Signals(number).name)
-        # From here on the kernel's own action ends the process, even if the loop hangs.
+        # From here on the next signal ends the process by the kernel's default action, even if the loop hangs.
         for other in _STOP_SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(other)
             signal.signal(other, signal.SIG_DFL)
@@ -236,12 +238,12 @@ def configure_logging(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Its jobs only post requests; each run of one is no change of state.
+    # Its jobs only post requests; a run of one is no change of state.
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
 
 
 def _tell_line(line: str) -> None:
-    # One write: a supervisor, or a script, that reads the pipe gets the whole line or nothing.
+    # The line is one write: a supervisor or a script that reads the pipe gets all of it or nothing.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -257,7 +259,7 @@ def _exit_code(error: BaseException, *, starting: bool) -> int:
 
 
 def _exit_within(limit_ms: int) -> None:
-    # A thread, because a loop that hangs can't be trusted to end itself.
+    # A thread does this, because a hanging loop can't end itself.
     def overdue() -> None:
         log.critical("stop_overdue limit_ms=%d", limit_ms)
         os._exit(EXIT_BUG)

@@ -1,7 +1,9 @@
-"""A server's line to meta: it registers, again with every heartbeat, and asks what it needs to know.
+"""Registration: a server's connection to meta. The server registers, again with every heartbeat, and asks for routes
+and servers.
 
-Invariant: nothing here ends or holds up a server: while meta is away it is looked for again, with back-off and jitter,
-and whoever asks hears ServerUnavailable at once. The log has one line for each change of state, however long it lasts.
+Invariant: nothing here ends or holds up a server. While meta is away this tries to connect again, with back-off and
+jitter, and each question fails at once with ServerUnavailable. The log has one line for each change of state, however
+long it lasts.
 
      AWAY ──connect, prove──▶ register ──answer──▶ REGISTERED ──after heartbeat_ms──▶ register …
       ▲                  │    └──error by name──▶ REFUSED ──after back-off──▶ register …
@@ -36,39 +38,39 @@ from delayd.wire.requests import RequestType, need_instant, need_int, need_str, 
 
 BACK_OFF_MS_MIN = 50  # Meta restarts within a second; a first try this soon finds it early.
 BACK_OFF_MS_MAX = 2_000  # Below a lease, so that a server that was away is alive again soon after meta is back.
-BACK_OFF_DOUBLINGS_MAX = 10  # BACK_OFF_MS_MAX is reached before.
-REQUEST_MS_MAX = 2_000  # Meta answers after one sync; without an answer the connection is taken for dead.
-HEARTBEAT_MS_MIN = 10  # A bound for what meta says.
+BACK_OFF_DOUBLINGS_MAX = 10  # More doublings than BACK_OFF_MS_MAX needs.
+REQUEST_MS_MAX = 2_000  # Meta answers after one sync; without an answer the connection counts as dead.
+HEARTBEAT_MS_MIN = 10  # Bounds for the interval that meta names.
 HEARTBEAT_MS_MAX = 3_600_000
 
 log = logging.getLogger(__name__)
 
 
 class RegistrationState(Enum):
-    """What this server knows of its place at meta."""
+    """How this server stands with meta."""
 
     AWAY = "away"  # Not reached since the last change.
     REGISTERED = "registered"
-    REFUSED = "refused"  # Meta is there and refused by name, such as a newer life of this directory.
-    FENCED = "fenced"  # Meta says that this is a copy; it is not asked again in this life.
+    REFUSED = "refused"  # Meta answered and refused by name, for example because of a newer life of this directory.
+    FENCED = "fenced"  # Meta says that this is a copy; this life does not ask again.
 
 
 class Moves(Protocol):
-    """What a delay server does with subjects that operators move."""
+    """How a delay server takes the moves of subjects by operators."""
 
     @property
     def seen(self) -> int:
         """The number of the last move that is done, durably; 0 for none."""
 
     def take(self, moves: Sequence[Move]) -> None:
-        """Hear of the moves behind that one, with every registration until they are done."""
+        """Take the moves after that one; called with every registration until they are done."""
 
 
 class Registration:
     """One connection to meta, kept for the life of a server; all methods belong to the loop's thread.
 
-    `describe` is called for each registration. `on_now_ms` hears meta's clock and boot, such as `JudgedClock.reference`
-    (rule T1); `on_refused` hears why meta refused, once for each reason.
+    `describe` is called for each registration. `on_now_ms` is called with meta's clock and boot; it may be
+    `JudgedClock.reference` (rule T1). `on_refused` is called with the reason when meta refuses, once for each reason.
     """
 
     def __init__(
@@ -94,11 +96,11 @@ class Registration:
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._registered = asyncio.Event()
-        self._refusal = ""  # The code of the last one, so that the same reason is told once; "-" while meta is away.
+        self._refusal = ""  # The code of the last refusal, so that one reason is logged once; "-" while meta is away.
         self._questions: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to look for meta; call it when this server answers requests."""
+        """Begin to connect to meta; call it when this server answers requests."""
         assert self._task is None, "a registration is started once"
         self._task = asyncio.get_running_loop().create_task(self._run(), name="registration")
         self._task.add_done_callback(_surface)
@@ -108,7 +110,7 @@ class Registration:
         await self._registered.wait()
 
     async def close(self) -> None:
-        """End the connection; meta takes this server for alive until its lease ends."""
+        """End the connection; meta counts this server as alive until its lease ends."""
         tasks = self._questions if self._task is None else {self._task, *self._questions}
         for task in tasks:
             task.cancel()
@@ -140,7 +142,7 @@ class Registration:
     def ask_routes(
         self, subjects: Iterable[str], done: Callable[[Routes | DelaydError], None], *, assign: bool = True
     ) -> None:
-        """As `routes`, without a coroutine: `done` hears the answer, or why there is none; not after `close`."""
+        """As `routes`, without a coroutine: `done` is called with the answer or the error; not after `close`."""
 
         async def ask() -> None:
             answer: Routes | DelaydError
@@ -176,7 +178,7 @@ class Registration:
                 failures += 1
                 self._failed(error)
                 if isinstance(error, FencedInstance):
-                    # Or it would take the place of the right server as soon as that one is restarted.
+                    # Otherwise this copy would take the place of the right server as soon as that one is restarted.
                     self.state = RegistrationState.FENCED
                     return
             await self._pause(wait_ms)
@@ -214,7 +216,7 @@ class Registration:
     def _failed(self, error: DelaydError) -> None:
         last = (self.state, self._refusal)
         if isinstance(error, RequestFailed | ServerUnavailable):
-            # A connection that gives no answer in time is of no use to anybody else either.
+            # A connection without an answer in time is of no use for other requests either.
             if self._connection is not None:
                 self._connection.abort()
             self.state, self._refusal = RegistrationState.AWAY, "-"
@@ -237,11 +239,11 @@ class Registration:
 
     def _back_off_ms(self, failures: int) -> float:
         limit_ms = BACK_OFF_MS_MIN << min(failures, BACK_OFF_DOUBLINGS_MAX)
-        # Servers that lost meta at one moment must not come back at one moment.
+        # Servers that lost meta at the same moment should not all come back at the same moment.
         return min(limit_ms, BACK_OFF_MS_MAX) * (0.5 + 0.5 * self._jitter())
 
 
 def _surface(task: asyncio.Task[None]) -> None:
-    # An exception in a task is seen by nobody until the task is collected; a bug must end the server now.
+    # Nobody sees an exception in a task until the task is collected, but a bug must end the server now.
     if not task.cancelled() and (error := task.exception()) is not None:
         task.get_loop().call_exception_handler({"message": "a bug in the registration", "exception": error})

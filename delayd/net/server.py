@@ -25,10 +25,10 @@ from delayd.net.loop_watch import LoopWatch
 from delayd.wire.frame import BODY_BYTES_MAX, Frame, Head
 from delayd.wire.limits import RequestLimits
 
-PLACES_KEPT_MAX = 64  # For trusted peers, when strangers have all others; a quarter of all places at most.
-REFUSED_MAX = 64  # Connections above the limit that are being told so; any further one just ends.
+PLACES_KEPT_MAX = 64  # Kept for trusted peers when strangers have all other places; a quarter of all places at most.
+REFUSED_MAX = 64  # Connections above the limit that are being told so; further ones are just ended.
 LOOK_S = 1.0  # How often connections are looked at for deadlines.
-ACCEPTS_A_TURN = 8  # The loop accepts one connection a turn for each time that it was told of the listening socket.
+ACCEPTS_A_TURN = 8  # The loop accepts one connection a turn for each listening descriptor that it watches.
 ACCEPT_QUEUE = 1024  # Connections that wait to be accepted, as after a restart when all clients come back.
 SWITCH_INTERVAL_S = 0.0005  # A worker thread gives the interpreter back to the loop after this long.
 
@@ -62,7 +62,7 @@ class Server:
         self._limits = limits
         self._connections_max = connections_of_this_process() if connections_max is None else connections_max
         self._places_kept = min(PLACES_KEPT_MAX, self._connections_max // 4)
-        self._trusted = 0  # Connections that were trusted when they were looked at last.
+        self._trusted = 0  # Connections that were trusted at the last look.
         self._refused = 0  # Connections above the limit that have not ended yet.
         self._watch = LoopWatch(loop)
         self._looking: asyncio.TimerHandle | None = None
@@ -71,7 +71,9 @@ class Server:
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, host: str, port: int) -> int:
-        """Begin to accept; returns the port, which 0 leaves to the system. BadSetting if it can't be had."""
+        """Begin to accept; return the port, which the system chooses for port 0. BadSetting if the address can't be
+        used.
+        """
         loop = asyncio.get_running_loop()
         try:
             listener = await loop.create_server(self._accept, host, port, backlog=ACCEPT_QUEUE)
@@ -82,7 +84,8 @@ class Server:
             raise BadSetting(f"{host}:{port} can't be listened on ({why}); choose another host or port") from error
         self._listeners = [listener]
         for line in listener.sockets:
-            # When all clients come back and each asks for much, a turn is long, and the last one would wait too long.
+            # After a restart all clients come back and each asks for much, so turns are long; with one accept a turn
+            # the last client would wait too long.
             for _ in range(ACCEPTS_A_TURN - 1):
                 again = socket.socket(fileno=os.dup(line.fileno()))
                 self._listeners.append(await loop.create_server(self._accept, sock=again, backlog=ACCEPT_QUEUE))
@@ -93,7 +96,7 @@ class Server:
         return bound
 
     def status(self) -> Head:
-        """What STATUS of every server says of its connections and its loop."""
+        """The fields of STATUS about a server's connections and its loop."""
         return {
             "connections": len(self.connections),
             "connections_max": self._connections_max,
@@ -102,12 +105,12 @@ class Server:
         }
 
     def stop_accepting(self) -> None:
-        """Take no further connection; those that stand go on."""
+        """Take no further connection; open ones go on."""
         for listener in self._listeners:
             listener.close()
 
     async def close(self) -> None:
-        """Take no further connection, let what was answered leave, and end every connection."""
+        """Take no further connection, let answers leave, and end every connection."""
         self.stop_accepting()
         self._watch.close()
         if self._looking is not None:
@@ -115,7 +118,7 @@ class Server:
         standing = list(self.connections)
         for connection in standing:
             connection.close()
-        # Each connection bounds this wait: it is aborted CLOSE_MS_MAX after its close.
+        # This wait is bounded: each connection is aborted CLOSE_MS_MAX after its close.
         await asyncio.gather(*(connection.closed for connection in standing))
 
     def _accept(self) -> Connection:
@@ -159,7 +162,7 @@ def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
 
 
 class _Refusing:
-    """Handles a connection above the limit: it is told so and ended."""
+    """Handles a connection above the limit: it tells the peer so and ends the connection."""
 
     def __init__(self, connections_max: int, *, told: bool) -> None:
         self._connections_max = connections_max
@@ -177,11 +180,11 @@ class _Refusing:
         )
 
     def received(self, connection: Connection, frame: Frame) -> None:
-        """Nothing is read from a connection that was closed at its start."""
+        """Do nothing: nothing is read from a connection that was closed at its start."""
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
-        """Its handler never knew of it."""
+        """Do nothing: the server's handler never knew of it."""
 
     def crashed(self, error: Exception) -> None:
-        """A refusal runs nothing of the server."""
+        """Raise the error: a refusal runs none of the server's code."""
         raise error

@@ -3,8 +3,8 @@
 Invariant: it never fires early, and at most once for each time that it is set.
 
 uvloop counts its own timers in whole milliseconds, which costs half of one on average; a timerfd wakes the loop when
-the kernel's clock says so. The time is CLOCK_MONOTONIC: a step of the wall clock moves nothing, and it stands still
-while the machine is suspended, so whoever waits for a wall time caps the wait (rule T1).
+the kernel's clock says so. The time is CLOCK_MONOTONIC: a step of the wall clock does not move it, and it stands still
+while the machine is suspended, so a caller that waits for a wall time must cap the wait (rule T1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Callable
 
-DELAY_MS_MAX = 86_400_000.0  # A day; further off is asked for again, so that every field below stays in range.
+DELAY_MS_MAX = 86_400_000.0  # A day; a later time must be set again, so that every field below stays in range.
 
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK = os.O_NONBLOCK
@@ -40,11 +40,11 @@ class Timer:
     __slots__ = ("_callback", "_descriptor", "_handle", "_libc", "_loop", "_spec", "_spec_reference", "is_set")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-        self.is_set = False  # Whether it is going to fire.
+        self.is_set = False  # Whether it will fire.
         self._loop = loop
         self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
-        # It is set a thousand times a second: a call of a microsecond is not worth giving the interpreter away.
+        # The timer is set a thousand times a second; for a call of one microsecond PyDLL keeps the interpreter's lock.
         self._libc = ctypes.PyDLL(None, use_errno=True)
         self._spec = _TimerSpec()
         self._spec_reference = ctypes.byref(self._spec)
@@ -93,7 +93,8 @@ class Timer:
         try:
             os.read(self._descriptor, _COUNT_BYTES)
         except BlockingIOError:
-            # It was set or cancelled again between its expiry and this turn of the loop, which takes the expiry back.
+            # The timer was set or cancelled again between its expiry and this turn of the loop, which withdraws the
+            # expiry.
             return
         self._fire()
 

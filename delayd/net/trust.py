@@ -1,7 +1,7 @@
 """Trust: both ends of a connection prove that they have the cluster's secret (docs/protocol.md, Trust; rule H8).
 
-Invariant: `Connection.trusted` is set here alone, behind a proof that was made for this connection; what changes a
-server, or could stop it, is served on trusted connections only.
+Invariant: `Connection.trusted` is set only here, after a proof that was made for this connection. Requests that change
+a server, or could stop it, are served on trusted connections only.
 
      dialler                                   server
      CHALLENGE {nonce} ───────────────────────▶
@@ -23,7 +23,7 @@ from delayd.secret import NONCE_BYTES, Exchange, Secret, same_proof
 from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import RequestType, need_bytes, need_str, need_u64
 
-# Requests of servers, and of operators: they register, hand messages over, or change what is kept or served.
+# Requests of servers and of operators: they register, hand messages over, or change what a server keeps or serves.
 NEEDS_TRUST = frozenset(
     {
         RequestType.TRUST_CLOCK,
@@ -45,7 +45,7 @@ GUARDED = frozenset({RequestType.CHALLENGE, RequestType.PROVE, *NEEDS_TRUST})
 
 
 class Proved(NamedTuple):
-    """The server at the other end, which has the secret. `cluster_id` is 0 while it does not know its own."""
+    """The server at the other end, which has proved the secret. `cluster_id` is 0 while it does not know its own."""
 
     role: str
     log_id: int
@@ -53,14 +53,14 @@ class Proved(NamedTuple):
 
 
 class Guard:
-    """The side that is dialled: answers challenges and lets no other peer ask for what needs trust."""
+    """The side that was dialled: it answers challenges, and refuses requests that need trust from other peers."""
 
     def __init__(self, secret: Secret, role: str, log_id: int, cluster_id: Callable[[], int]) -> None:
         self._secret = secret
         self._role = role
         self._log_id = log_id
         self._cluster_id = cluster_id
-        # One for each connection that has begun to prove itself; it goes with the connection.
+        # One for each connection that has begun to prove itself; it is forgotten with the connection.
         self._begun: WeakKeyDictionary[Connection, Exchange] = WeakKeyDictionary()
 
     def serves(self, connection: Connection, frame: Frame) -> bool:
@@ -114,7 +114,7 @@ class Guard:
 
 
 async def prove(connection: Connection, secret: Secret, cluster_id: int, timeout_ms: float) -> Proved:
-    """The side that dials: see that the server has the secret, and show that this side has it.
+    """For the side that dials: check that the server has the secret, and prove that this side has it.
 
     `cluster_id` is this side's own, 0 if it knows none. One round trip for each of the two frames.
 
@@ -143,7 +143,7 @@ async def prove(connection: Connection, secret: Secret, cluster_id: int, timeout
 
 
 def check_cluster(theirs: int, ours: int, who: str) -> None:
-    """Refuse two ids that are known and differ. Raises WrongCluster."""
+    """Refuse two ids that are both known and differ. Raises WrongCluster."""
     if theirs and ours and theirs != ours:
         raise WrongCluster(
             f"{who} and its peer belong to two clusters, {theirs:016x} and {ours:016x}; give the address of the right "
@@ -152,7 +152,7 @@ def check_cluster(theirs: int, ours: int, who: str) -> None:
 
 
 def is_refusal(error: DelaydError) -> bool:
-    """Whether a peer was reached and may not be spoken to."""
+    """Whether the peer was reached, but must not be talked to."""
     return isinstance(error, NotTrusted | WrongCluster)
 
 

@@ -1,4 +1,4 @@
-"""What one connection has written and not yet sent.
+"""Writer: the frames that one connection has written and not yet sent.
 
 Invariant: frames leave in the order in which they were written, and a frame that is still here can be taken back. Small
 ones of one turn of the loop leave in one write; while the transport is full they stay here instead of in its buffer.
@@ -12,7 +12,8 @@ from collections.abc import Callable
 from delayd.batch import Buffer
 
 WRITE_BUFFER_BYTES_MAX = 1 << 20  # Enough to keep a socket busy for a turn of the loop; above it the peer is slow.
-WRITE_NOW_BYTES = 64 << 10  # Worth a system call of their own: the peer begins with them while more is being made.
+# Frames of this size are worth a system call: the peer begins with them while more are being made.
+WRITE_NOW_BYTES = 64 << 10
 
 
 class Writer:
@@ -26,7 +27,7 @@ class Writer:
         self._loop = loop
         self._transport: asyncio.WriteTransport | None = None
         self._pending: list[list[Buffer]] = []
-        self._pending_bytes = 0  # The frames pending have so many, those taken back included.
+        self._pending_bytes = 0  # Bytes of the pending frames, including frames that were taken back.
         self._flush_due = False
         self._waiting: list[Callable[[], None]] = []
 
@@ -38,16 +39,16 @@ class Writer:
 
     @property
     def held_bytes(self) -> int:
-        """As `buffered_bytes`, with what was taken back since the last flush, but at a cost that does not grow."""
+        """As `buffered_bytes`, plus frames that were taken back since the last flush, but in constant time."""
         return self._pending_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def attach(self, transport: asyncio.WriteTransport) -> None:
-        """The transport that takes the bytes."""
+        """Take the transport for the bytes."""
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._transport = transport
 
     def detach(self) -> None:
-        """The transport is gone, and what was not sent with it."""
+        """The transport is gone, and with it everything that was not sent."""
         self._transport = None
         self._pending.clear()
         self._waiting.clear()
@@ -55,12 +56,13 @@ class Writer:
     def write(self, pieces: list[Buffer], *, now: bool = False) -> None:
         """Send one frame at the end of this turn; emptying `pieces` before it left takes it back.
 
-        With ``now`` it leaves at once, with all before it: nothing is to come that it could be gathered with.
+        With ``now`` it leaves at once, with all frames before it, because no further frame is expected in this turn.
         """
         self._pending.append(pieces)
         self._pending_bytes += sum(map(len, pieces))
         if self.writable and (now or self._pending_bytes > WRITE_NOW_BYTES):
-            # Also so that the transport says in this very turn when it is full, before more is answered.
+            # The flush also lets the transport say in this very turn that it is full, before more requests are
+            # answered.
             self.flush()
             return
         if not self._flush_due:
@@ -88,7 +90,7 @@ class Writer:
 
     def flush(self) -> None:
         """Give everything to the transport, full or not."""
-        # A transport that is closing takes bytes and drops them, which would make "nothing was sent" unknowable.
+        # A transport that is closing takes bytes and drops them; then nobody could say "nothing was sent" for sure.
         if self._transport is None or not self._pending or self._transport.is_closing():
             return
         pending, self._pending, self._pending_bytes = self._pending, [], 0

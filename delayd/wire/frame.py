@@ -1,7 +1,7 @@
 """One frame of a connection: a header of 24 bytes, a msgpack map (the head), and a body of batches as they are.
 
-Invariant: a body is a read-only view of what the socket wrote; it begins at a multiple of 8 bytes and is never written
-again, for as long as anyone holds it. Bytes in, frames out: nothing here does I/O (docs/protocol.md, version 1).
+Invariant: a body is a read-only view of what the socket wrote; it begins at a multiple of 8 bytes, and its bytes are
+not changed for as long as anyone holds it. Bytes in, frames out: nothing here does I/O (docs/protocol.md, version 1).
 
      0  u32  magic          8  u32  request_id      20  u32  crc32c over bytes 0 to 19 and the head
      4  u8   version       12  u32  head_bytes      24  head, then zeros up to a multiple of 8
@@ -35,20 +35,22 @@ ERROR = 2  # With ANSWER: the head is an error.
 MORE = 4  # With ANSWER: further frames of this answer follow.
 
 HEAD_BYTES_MAX = 1 << 20  # Names and numbers; what grows with messages goes into the body.
-HEAD_ITEMS_MAX = 1 << 16  # One list or map has so many, so that a small head can't unfold into gigabytes of objects.
+# One list or map has at most this many, so that a small head can't unfold into gigabytes of objects.
+HEAD_ITEMS_MAX = 1 << 16
 BODY_BYTES_MAX = (64 << 20) + (64 << 10)  # Four batches at their limit: the handoff's in-flight bound (rule H2).
 SEND_BODY_BYTES_MAX = (16 << 20) + (64 << 10)  # A request to a delay server holds one batch at its limit.
 
 CHUNK_BYTES = 256 << 10  # One read of a busy socket.
-GROWTH = 9  # A chunk that a frame has filled is followed by one so many times as large, until the frame fits.
-READ_BYTES_MIN = 32 << 10  # A chunk with less room than this is left, or its last reads become many and tiny.
+GROWTH = 9  # A chunk that one frame has filled is followed by one this many times as large, until the frame fits.
+# A chunk with less room than this is left, because its last reads would become many and tiny.
+READ_BYTES_MIN = 32 << 10
 
 _HEADER = struct.Struct("<IBBHIIII")
 _CHECKED_HEADER = struct.Struct("<IBBHIII")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 _PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 _NO_BODY = memoryview(b"")
-_PACKER = msgpack.Packer()  # With its buffer of 256 KiB: `packb` would allocate one for each frame.
+_PACKER = msgpack.Packer()  # It keeps its buffer of 256 KiB: `packb` would allocate one for each frame.
 
 
 class Room(NamedTuple):
@@ -59,7 +61,7 @@ class Room(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One frame that checks; `fault` is set when its head is no map of fields, which spoils this request only."""
+    """One frame that checks. `fault` is set when its head is no map of fields; then only this request is refused."""
 
     type: int
     flags: int
@@ -87,7 +89,7 @@ def encode_frame(
     pieces: list[Buffer] = [b""]
     body_bytes = 0
     for buffer in body:
-        # Transports count a view's items and not its bytes, so columns of wider items are shown to them as bytes.
+        # Transports count a view's items and not its bytes, so columns of wider items are cast to bytes.
         piece = buffer.cast("B") if isinstance(buffer, memoryview) and buffer.itemsize != 1 else buffer
         body_bytes += len(piece)
         pieces.append(piece)
@@ -123,14 +125,14 @@ class FrameReader:
 
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX, room: Room | None = None) -> None:
         self.fault: ProtocolError | None = None
-        self.cut_bytes = 0  # How many bytes the frame had that was cut last.
+        self.cut_bytes = 0  # The size of the frame that was cut last.
         self.cut_count = 0
-        # May be changed at any time; types that it does not name get `room`.
+        # May be changed at any time; types that are not in it get `room`.
         self.room_by_type: Mapping[int, Room] = {}
         self._room = Room(HEAD_BYTES_MAX, body_bytes_max) if room is None else room
         self._chunk = memoryview(b"")
         self._view = self._chunk
-        # The unfinished frame lies at [start, end); nothing is tried again before `needed` bytes of it are there.
+        # The unfinished frame lies at [start, end); it is looked at again when `needed` bytes of it are there.
         self._start = 0
         self._end = 0
         self._needed = HEADER_BYTES
@@ -142,7 +144,7 @@ class FrameReader:
             raise self.fault
         room = len(self._chunk) - self._end
         unfinished = self._end - self._start
-        # A frame that ends within this chunk is left in it, however little room that is.
+        # If the frame ends within this chunk it is completed in it, however little room is left.
         if room < READ_BYTES_MIN and not 0 < self._frame_bytes - unfinished <= room:
             self._next_chunk(unfinished)
         return self._chunk[self._end :]
@@ -163,7 +165,7 @@ class FrameReader:
 
     def next(self) -> Frame | None:
         """The next frame, once all of it is there; None when it is not, or when there is a `fault` instead."""
-        # Most calls find nothing: whoever has taken all frames asks once more.
+        # Most calls find nothing, because a caller that has taken all frames asks once more.
         if self._end == self._start or self.fault is not None:
             return None
         try:
@@ -188,28 +190,28 @@ class FrameReader:
         return self._view[self._start + 5]
 
     def rest(self) -> None:
-        """Give back a chunk of which nothing is unfinished; whoever holds frames of it keeps it alive."""
+        """Give back a chunk without an unfinished frame; holders of its frames keep it alive."""
         if self._start == self._end:
             self._drop_chunk()
 
     def compact(self) -> None:
         """Give back a chunk that frames have filled and of which only the beginning of the next frame is still needed.
 
-        Else a peer that sends many frames and one byte more would hold a whole chunk with that byte.
+        Otherwise a peer that sends many frames and one byte more would keep a whole chunk alive with that byte.
         """
         unfinished = self._end - self._start
         if self._start > unfinished > 0:
             self._move_to(np.empty(unfinished + READ_BYTES_MIN, dtype=np.uint8).data)
 
     def drop(self) -> None:
-        """Give back the chunk and forget what is in it: nothing is cut from this stream any more."""
+        """Give back the chunk with its contents: nothing more is cut from this stream."""
         self._drop_chunk()
         self._needed = HEADER_BYTES
         self._frame_bytes = 0
 
     @property
     def unfinished_bytes(self) -> int:
-        """How many bytes of a frame that is not complete have come; above 0 at the end of a stream it was torn."""
+        """How many bytes of an incomplete frame have come; above 0 at the end of a stream, the frame was torn."""
         return self._end - self._start
 
     def _cut(self) -> Frame | None:
@@ -221,7 +223,7 @@ class FrameReader:
             raise BadMagic(f"a frame begins with {begun!r} instead of {_MAGIC_BYTES!r}; is the peer a delayd?")
         if version != VERSION:
             raise BadVersion(f"the peer speaks version {version} of the protocol, this side {VERSION}", version=version)
-        # A length can be any number until the checksum was seen, so bound it before it sizes anything.
+        # A length can be any number until its checksum was verified, so it is bounded before it sizes anything.
         room = self.room_by_type.get(frame_type, self._room)
         if head_bytes > room.head_bytes or body_bytes > room.body_bytes:
             raise FrameTooLarge(
@@ -248,7 +250,8 @@ class FrameReader:
         self._needed = HEADER_BYTES
         self._frame_bytes = 0
         if len(view) > CHUNK_BYTES:
-            # It was made for this frame, and the next one may be small: an idle connection holds no megabytes.
+            # The chunk was made for this frame. The next frame may be small, and an idle connection should not hold
+            # megabytes.
             if frame_end == self._end:
                 self._drop_chunk()
             else:
@@ -260,7 +263,7 @@ class FrameReader:
             return Frame(frame_type, flags, request_id, {}, body, fault)
 
     def _look_at_magic(self) -> None:
-        # A peer of another protocol may wait for an answer after fewer bytes than a header has.
+        # A peer with another protocol may wait for an answer after fewer bytes than a header has.
         begun = bytes(self._view[self._start : min(self._end, self._start + 4)])
         if not _MAGIC_BYTES.startswith(begun):
             raise BadMagic(f"a frame begins with {begun!r} instead of {_MAGIC_BYTES!r}; is the peer a delayd?")
@@ -284,7 +287,7 @@ class FrameReader:
 
 def _decode_head(packed: memoryview) -> Head:
     try:
-        # No length of 0 is an extension, so this limit refuses all of them.
+        # Extensions have at least one byte, so this limit refuses all of them.
         head = msgpack.unpackb(
             packed, strict_map_key=True, max_ext_len=0, max_array_len=HEAD_ITEMS_MAX, max_map_len=HEAD_ITEMS_MAX
         )

@@ -1,7 +1,7 @@
 """How large a request may be: by its type, by the server that reads it, and by whether its peer is trusted.
 
-Invariant: a request that needs no room is refused at its header when it claims some, so what a stranger can make a
-server hold is what the types that it may ask for need (rule B1).
+Invariant: a request that needs no room is refused at its header when it claims some. So a stranger can make a server
+hold only as many bytes as the requests need that a stranger may send (rule B1).
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,21 @@ from typing import NamedTuple
 from delayd.wire.frame import BODY_BYTES_MAX, HEAD_BYTES_MAX, SEND_BODY_BYTES_MAX, Room
 from delayd.wire.requests import RequestType
 
-HEAD_BYTES_PLAIN = 16 << 10  # Names and numbers: three texts at their longest, and what this version ignores.
-STRAY_BODY_BYTES_MAX = 64 << 10  # A body where none belongs: so far it is read, and refused for its request alone.
+# Room for names and numbers: three texts at their longest, and fields that this version ignores.
+HEAD_BYTES_PLAIN = 16 << 10
+# A body of a request that should have none is read up to this size, and only that request is refused.
+STRAY_BODY_BYTES_MAX = 64 << 10
 
-_LISTS = (RequestType.ROUTES, RequestType.ACK, RequestType.NACK)  # Their heads hold lists that clients make.
+_LISTS = (RequestType.ROUTES, RequestType.ACK, RequestType.NACK)  # The heads of these hold lists that clients make.
 
 
 class RequestLimits(NamedTuple):
-    """By type of request: `plain` is what every other type gets."""
+    """Limits by type of request: `plain` is the limit of every other type."""
 
     plain: Room
     by_type: Mapping[int, Room]
     by_type_trusted: Mapping[int, Room]
-    bodies: frozenset[int]  # The types that have one at this server.
+    bodies: frozenset[int]  # The types of request that have a body at this server.
 
 
 def request_limits(bodies: Mapping[int, int], trusted_bodies: Mapping[int, int]) -> RequestLimits:

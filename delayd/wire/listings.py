@@ -14,7 +14,7 @@ from delayd.wire.room import take_rows
 
 
 class SubjectInfo(NamedTuple):
-    """What a realtime server keeps of a subject: consume sequences [first, end), and for how many groups."""
+    """A subject at a realtime server: its kept consume sequences [first, end), and how many groups it has."""
 
     name: str
     messages: int
@@ -22,7 +22,7 @@ class SubjectInfo(NamedTuple):
     end: int
     quarantined: int
     groups: int
-    oldest_ms_ago: int | None  # When the first kept message came; None when there is none, or nobody can tell.
+    oldest_ms_ago: int | None  # The age of the first kept message; None when there is none, or nobody can tell.
 
 
 class GroupInfo(NamedTuple):
@@ -31,9 +31,9 @@ class GroupInfo(NamedTuple):
     subject: str
     group: str
     end: int  # Where the subject ends.
-    next: int  # What was not yet pulled begins there.
+    next: int  # Where the messages begin that were not pulled yet.
     outstanding: int  # Pulled and not yet acknowledged.
-    redelivering: int  # Given back, or their lease ended: they are offered again.
+    redelivering: int  # Given back, or with a lease that ended: they are offered again.
     quarantined: int
     oldest_unacked: int
 

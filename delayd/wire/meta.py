@@ -1,4 +1,4 @@
-"""What heads say about servers and routes, on both sides of a connection to meta (docs/protocol.md, Meta).
+"""Servers and routes as fields of heads, on both sides of a connection to meta (docs/protocol.md, Meta).
 
 Invariant: every answer fits one head, whatever was asked within these limits.
 """
@@ -29,8 +29,9 @@ from delayd.wire.requests import (
     need_u64,
 )
 
-SUBJECTS_MAX = 2_000  # One request or answer names so many: 550 KB of a head if all names are as long as they may be.
-SERVERS_MAX = 1_000  # That meta knows: 400 KB of a head.
+# One request or answer names at most this many: 550 KB of a head if all names have the maximal length.
+SUBJECTS_MAX = 2_000
+SERVERS_MAX = 1_000  # Servers that meta knows: 400 KB of a head.
 ROLES = ("delay", "realtime")
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ limited = LogLimit(log)
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a server says of itself."""
+    """How a server describes itself."""
 
     role: str
     log_id: int
@@ -68,7 +69,7 @@ class ServerInfo(NamedTuple):
     server: Registered
     alive: bool
     seen_ms_ago: int
-    heard: bool = True  # It has registered in this life of meta, so its address is no memory.
+    heard: bool = True  # Whether it has registered in this life of meta; otherwise its address is only remembered.
 
     def to_head(self) -> Head:
         """As one item of `servers`."""
@@ -88,7 +89,7 @@ class Routes(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A subject that an operator gave to another server; numbers rise."""
+    """A subject that an operator moved to another server; numbers rise."""
 
     number: int
     subject: str
@@ -112,7 +113,7 @@ def servers_head(servers: Iterable[ServerInfo]) -> list[HeadValue]:
 
 
 def read_registered(head: Head) -> Registered:
-    """What a server says of itself; BadRequest names a field that can't be."""
+    """Read how a server describes itself; BadRequest names a field that is not valid."""
     role = need_str(head, "role")
     if role not in ROLES:
         raise BadRequest(f"role is {role!r} and must be one of {', '.join(ROLES)}", field="role")
@@ -137,7 +138,7 @@ def need_host(head: Head) -> str:
 
 
 def read_servers(head: Head) -> list[ServerInfo]:
-    """The field `servers` of an answer; a server that can't be one is left out, and named in the log."""
+    """Read the field `servers` of an answer; an item that is not valid is left out and logged."""
     servers: list[ServerInfo] = []
     for each in need_maps(head, "servers"):
         try:

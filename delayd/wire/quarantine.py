@@ -1,4 +1,4 @@
-"""What a server has quarantined, as it is listed and decided on (docs/protocol.md, requests 6 to 8).
+"""The quarantined things of a server, as they are listed and decided on (docs/protocol.md, requests 6 to 8).
 
 Invariant: an entry keeps its id for as long as the same thing is quarantined, over restarts too, so an operator's
 command never meets another entry than the one that was listed.
@@ -14,7 +14,7 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import need_bool, need_int, need_maps, need_str, optional_str
 from delayd.wire.room import cut_text
 
-PAGE_MAX = 100  # Entries in one answer: with all texts at their longest they fit a head.
+PAGE_MAX = 100  # Entries in one answer: they fit a head even with all texts at their longest.
 TEXT_MAX = 1_000  # Bytes of a text in an entry; a path that is longer is cut.
 
 
@@ -30,11 +30,11 @@ class Quarantined:
     since_ms: int
     hour: str | None = None
     subject: str | None = None
-    release: str = ""  # What QUARANTINE_RELEASE does and costs, in one sentence; empty: nothing can be done so.
-    drop: str = ""  # The same of QUARANTINE_DROP.
+    release: str = ""  # What QUARANTINE_RELEASE does and costs, in one sentence; empty if it can do nothing.
+    drop: str = ""  # The same for QUARANTINE_DROP.
 
     def head(self) -> Head:
-        """As it stands in an answer; every text is cut, so that an answer always fits."""
+        """The entry as it stands in an answer; every text is cut, so that an answer always fits."""
         texts = {name: cut_text(getattr(self, name), TEXT_MAX) for name in ("id", "path", "reason", "release", "drop")}
         numbers = {name: getattr(self, name) for name in ("position", "rows", "since_ms")}
         subject = None if self.subject is None else cut_text(self.subject, TEXT_MAX)

@@ -1,7 +1,7 @@
-"""What frames ask for and answer: the types of requests, the fields of heads, and errors as heads.
+"""Requests and answers: the types of requests, the fields of heads, and errors as heads.
 
-Invariant: a head comes from a peer, so nothing of it is used before its presence, type and range were checked; what is
-wrong is a BadRequest that names the field. Fields that nobody asks for are ignored (docs/protocol.md).
+Invariant: a head comes from a peer, so no field of it is used before its presence, type and range were checked; a field
+that is wrong leads to a BadRequest that names it. Fields that nobody asks for are ignored (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from delayd.wire.room import cut_text
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
 INT_MAX = (1 << 63) - 1  # Times, offsets and counts are stored as signed columns somewhere.
-RETRY_AFTER_MS_MAX = 3_600_000  # Whoever says more would make a peer stand still for a slip of its clock.
+# A peer that names a longer time would make this side stand still because of an error of its clock.
+RETRY_AFTER_MS_MAX = 3_600_000
 HANDLE_MOST = (U64_MAX, INT_MAX, U32_MAX)  # Incarnation, first pull sequence, count: as the pull log stores them.
 PART_MOST = (INT_MAX, INT_MAX, U32_MAX, U32_MAX)  # First pull sequence, first consume sequence, count, attempt.
 WINDOW_ROW_BYTES = 24  # A row in a window's answer has a sequence, deliver_at_ms and a content hash.
@@ -26,7 +27,8 @@ WINDOW_MOST = (U64_MAX, U64_MAX, U32_MAX, INT_MAX, INSTANT_MS_MAX, INSTANT_MS_MA
 """Epoch, batch id, hour, offset, appended_at_ms, claimed_at_ms, count: as the dispatch logs store them."""
 LANDED_MOST = (U64_MAX, INT_MAX)  # Batch id and offset, of DISPATCH's answer.
 ERROR_TEXT_BYTES_MAX = 64 << 10  # The longest sentence of an error.
-ERROR_TEXT_BYTES_SENT_MAX = 8 << 10  # A peer takes more; a text that it sent itself need not come back as a whole.
+# Only this much of the sentence is sent; a text that the peer sent itself need not come back as a whole.
+ERROR_TEXT_BYTES_SENT_MAX = 8 << 10
 DETAIL_BYTES_MAX = 8_000  # The longest raw bytes, such as 1,000 row numbers; a multiple of any number's width.
 TEXT_BYTES_MAX = 4096  # Longer than any name, so that a stray megabyte never reaches a log line.
 
@@ -80,7 +82,7 @@ class RequestType(IntEnum):
 
 
 ANSWERED_IN_FRAMES = frozenset({RequestType.HELLO})
-"""Requests whose answers may come in several frames; of every other request one frame ends it."""
+"""Requests whose answers may come in several frames; the answer of every other request is one frame."""
 
 
 def request_type(number: int) -> RequestType:
@@ -99,14 +101,14 @@ def not_served(role: str, number: int) -> UnknownRequest:
 def need_int(head: Head, name: str, least: int = 0, most: int = INT_MAX) -> int:
     """An integer field within [least, most]."""
     value = head.get(name)
-    # Servers read several of them of each request, so what is right costs no further call.
+    # Servers read several such fields of each request, so the usual case costs no further call.
     if type(value) is int and least <= value <= most:
         return value
     return _bounded(_need(head, name), name, least, most)
 
 
 def need_u32(head: Head, name: str, least: int = 0) -> int:
-    """A count, a process id, an hour: what is stored in 32 bits."""
+    """A value that is stored in 32 bits: a count, a process id, an hour."""
     return need_int(head, name, least, U32_MAX)
 
 
@@ -116,12 +118,12 @@ def need_instant(head: Head, name: str) -> int:
 
 
 def need_retry_after(head: Head) -> int:
-    """When to try again, at most in an hour, whatever the peer says."""
+    """After which time to try again: at most an hour, whatever the peer says."""
     return min(need_int(head, "retry_after_ms"), RETRY_AFTER_MS_MAX)
 
 
 def need_u64(head: Head, name: str) -> int:
-    """A log_id, a producer_id, an instance, a sequence: all 64 bits."""
+    """A value of 64 bits: a log_id, a producer_id, an instance, a sequence."""
     return need_int(head, name, 0, U64_MAX)
 
 
@@ -187,7 +189,7 @@ def need_rows(head: Head, name: str, width: int, most: Sequence[int] = ()) -> li
 
 
 def is_u64(value: HeadValue) -> TypeGuard[int]:
-    """Whether an item of a list is a log_id or another number of 64 bits; a bool is none."""
+    """Whether an item of a list is a log_id or another number of 64 bits; a bool is not."""
     return type(value) is int and 0 <= value <= U64_MAX
 
 
@@ -200,7 +202,9 @@ def as_head(value: HeadValue, name: str) -> Head:
 
 
 def error_head(error: DelaydError) -> Head:
-    """The head of an error answer; it fits and can be encoded, whatever text of a peer or path the error quotes."""
+    """The head of an error answer; it always fits and can be encoded, whatever text of a peer or path the error
+    quotes.
+    """
     return {
         "code": error.code,
         "message": cut_text(error.message, ERROR_TEXT_BYTES_SENT_MAX),
@@ -210,7 +214,7 @@ def error_head(error: DelaydError) -> Head:
 
 
 def error_from_head(head: Head) -> DelaydError:
-    """Rebuild the error that a peer answered; a code that is not known here becomes a RemoteError that keeps it."""
+    """Rebuild the error of an error answer; an unknown code becomes a RemoteError that keeps the code."""
     retry_after_ms = head.get("retry_after_ms")
     details: dict[str, Detail] = {
         name: value for name, value in need_map(head, "details").items() if isinstance(value, str | int | bytes)

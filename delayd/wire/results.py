@@ -1,8 +1,8 @@
 """The results of a SEND: what became of each of its batches, in one head.
 
 Invariant: the results of 4,096 batches fit, whatever each of them says (rule E1). When they would not, sentences are
-cut and fewer of the rows at fault are named, but at least one of each batch that named any: a client fails the rows
-that are named and sends the others again, so it hears of the rest then.
+cut and fewer of the rows at fault are named, but at least one of each batch that named any. A client fails the rows
+that are named and sends the others again; if more of them are at fault it is told then.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from delayd.wire.frame import Head, HeadValue
 from delayd.wire.room import ROWS_BYTES_MAX, cut_text, text_bytes
 
 BATCHES_MAX = 4_096  # In one request; a client that has more of them makes larger batches.
-PLAIN_BYTES_MAX = 112  # Names and numbers of a result, and the code of an error.
+PLAIN_BYTES_MAX = 112  # Room for the names and numbers of a result, and for the code of an error.
 ROW_BYTES_MAX = 5  # A row's number in msgpack.
 MESSAGE_BYTES_MIN = 96  # A sentence that is cut keeps this much.
 

@@ -1,6 +1,6 @@
 """Room in a head: rows of a listing are taken while the head that names them stays below its limit.
 
-Invariant: a head made of what `take_rows` and `cut_text` gave can be encoded, whatever names and numbers it holds
+Invariant: a head made of results of `take_rows` and `cut_text` can be encoded, whatever names and numbers it holds
 (rule E1). The rest of a listing is asked for behind the last row that was given.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from delayd.wire.frame import HEAD_BYTES_MAX, Head
 
-ROWS_BYTES_MAX = HEAD_BYTES_MAX - (64 << 10)  # What is left holds the other fields of any answer.
+ROWS_BYTES_MAX = HEAD_BYTES_MAX - (64 << 10)  # The rest of a head holds the other fields of any answer.
 ITEM_BYTES_MAX = 9  # The longest number in msgpack, with its type.
 TEXT_PREFIX_BYTES_MAX = 5
 CUT = "…"
@@ -17,7 +17,7 @@ CUT = "…"
 def take_rows(rows: Iterable[Head], limit: int) -> tuple[list[Head], bool]:
     """The first rows, at most `limit` and as many as a head holds, and whether there are more; values are scalars.
 
-    At least one row is taken, for a row is far below the limit of a head.
+    At least one row is taken, because a row is far below the limit of a head.
     """
     taken: list[Head] = []
     size = 0
@@ -30,7 +30,7 @@ def take_rows(rows: Iterable[Head], limit: int) -> tuple[list[Head], bool]:
 
 
 def row_bytes_max(row: Head) -> int:
-    """No fewer bytes than a row of scalars has in msgpack."""
+    """An upper bound of the bytes that a row of scalars has in msgpack."""
     size = TEXT_PREFIX_BYTES_MAX
     for name, value in row.items():
         size += TEXT_PREFIX_BYTES_MAX + len(name)
@@ -41,12 +41,12 @@ def row_bytes_max(row: Head) -> int:
 
 
 def text_bytes(text: str) -> bytes:
-    """A text as it goes over the wire: a name of a file or a peer's words may hold what no UTF-8 can say."""
+    """A text as it goes over the wire: file names and texts of peers may hold characters that UTF-8 can't encode."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def cut_text(text: str, bytes_max: int) -> str:
-    """A text that can be encoded and has at most so many bytes of UTF-8; what was cut off is shown by an ellipsis."""
+    """A text that can be encoded and has at most ``bytes_max`` bytes of UTF-8; an ellipsis shows that it was cut."""
     whole = text_bytes(text)
     if len(whole) <= bytes_max:
         return whole.decode()

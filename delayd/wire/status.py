@@ -1,4 +1,4 @@
-"""STATUS: what every server says of itself, in the same words (docs/protocol.md, request 2)."""
+"""STATUS: what every server says of itself, with the same fields (docs/protocol.md, request 2)."""
 
 from collections.abc import Iterable, Mapping
 

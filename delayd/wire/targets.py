@@ -25,7 +25,7 @@ class TargetInfo(NamedTuple):
     state: str  # closed, connecting, asked, recording, ready; refused, while there is an alarm; lost.
     subjects: int
     waiting: int  # Messages that are due and wait for it.
-    undecided: int  # Batches of which it is not known durably whether it has them.
+    undecided: int  # Batches of which nobody knows durably whether the target has them.
     alarm: str  # Why nothing is sent until an operator decides; else empty.
 
     def to_head(self) -> Head:

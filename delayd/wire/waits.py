@@ -21,7 +21,7 @@ FREE_SPACE = "free space on its disk, or move --data to a larger one"
 
 
 class Wait(NamedTuple):
-    """One state; in the list ``waits`` nothing of it goes on by itself, in ``refuses`` it ends by itself."""
+    """One state; one in the list ``waits`` needs an operator to end, one in ``refuses`` ends by itself."""
 
     what: str  # What waits, or is refused: `1,200 messages of orders.eu`.
     why: str  # A sentence without its full stop.
@@ -34,7 +34,7 @@ def waits_head(waits: Iterable[Wait]) -> list[HeadValue]:
 
 
 def clock_waits(role: str) -> Wait:
-    """The entry of a server whose clock nobody has confirmed (rule T1)."""
+    """The entry of a server whose clock was not confirmed by anything (rule T1)."""
     held = {"delay": "deliveries after a restart of the machine, and sealing", "realtime": "retention"}[role]
     return Wait(
         f"what can't be undone: {held}",
