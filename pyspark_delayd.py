@@ -1,6 +1,9 @@
-"""Makes ``spark.read.format("delayd")`` work without registration: Spark looks for modules that are named like this.
+"""Makes ``spark.read.format("delayd")`` work without registration: Spark imports modules named ``pyspark_*``.
 
-It is imported in every Spark session of this Python, so it does nothing but one guarded import.
+    spark.read.format("delayd").option("kind", "lifecycle").load("/var/lib/delayd")
+
+`help(DefaultSource)` lists the options. Every Spark session of this Python imports the module, so it does nothing but
+one guarded import.
 """
 
 try:
@@ -8,4 +11,4 @@ try:
 
     DefaultSource = find("spark.source").DelaydDataSource
 except ImportError:
-    pass  # An environment that lacks a part of the extra `spark` has other sources to offer, and keeps them.
+    pass  # The extra `spark` is not installed as a whole. Other data sources of this environment must go on working.

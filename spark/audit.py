@@ -1,4 +1,4 @@
-"""The audit as Spark tasks: the same pure `audit_hour`, some hours a task.
+"""The audit as Spark tasks: each task runs the same pure `audit_hour` on some of the hours.
 
 Invariant: the driver fixes what is read (rule P3) before the first task runs, and a task does no more than a command
 without Spark does for the same hours; so the figures are equal.
@@ -63,7 +63,24 @@ def audit_data(
     findings_limit: int | None,
     tasks: int | None = None,
 ) -> AuditReport:
-    """Audit a data directory in a session; see `delayd.reading.books.audit_directory`."""
+    """Audit a data directory in a Spark session; `delayd.reading.books.audit_directory` does the same without Spark.
+
+    Example::
+
+        now_ms = time.time_ns() // 1_000_000
+        report = audit_data(session, "/var/lib/delayd", now_ms, None, 1_000, 10_000, 1_000)
+        print(report.balanced, report.total.lost)
+
+    Args:
+        session: where the tasks run. Each worker finds the directory under the same path.
+        data: the directory that `delayd up --data` was given, or a copy.
+        now_ms: the wall clock, in milliseconds since the epoch.
+        hours: which hours to audit, counted since the epoch; None for all.
+        late_ms_limit: a message that left later than this after it was due is LATE.
+        lost_grace_ms: a due message without an outcome is LOST only when it was due longer ago than this.
+        findings_limit: how many findings to keep as rows, None for all; all are counted.
+        tasks: how many tasks share the hours; None takes three for each core.
+    """
 
     def audit() -> AuditReport:
         plan, _ = plan_audit(RealDisk(), data, now_ms, hours, late_ms_limit, lost_grace_ms)
@@ -80,7 +97,7 @@ def collect_frame(
     findings_limit: int | None,
     tasks: int | None = None,
 ) -> AuditReport:
-    """Audit what a plan reads; LogMoved when files went away meanwhile."""
+    """Audit the hours of a plan. Raises LogMoved when files went away meanwhile."""
     parts = plan.split(tasks or TASKS_A_CORE * (os.cpu_count() or 1))
     rows = audit_frame(session, parts, findings_limit).toArrow().to_pylist() if parts else []
     return report_of(rows, data, now_ms, plan, findings_limit)
@@ -89,7 +106,7 @@ def collect_frame(
 def report_of(
     rows: Iterable[dict[str, Any]], data: str, now_ms: int, plan: AuditPlan, findings_limit: int | None
 ) -> AuditReport:
-    """The report on a plan whose hours are the rows of an `audit_frame`; LogMoved when files went away meanwhile."""
+    """Make the report on a plan from the rows of an `audit_frame`. Raises LogMoved when files went away meanwhile."""
     collected = Collected(findings_limit)
     books = seal_books(RealDisk(), plan)
     for row in rows:
@@ -97,7 +114,7 @@ def report_of(
         summary, findings, count = _decode(row)
         collected.add(summary, findings, count)
         book = books[summary.log_id]
-        # What sealed after the driver has read the seals is not held against them.
+        # An hour that sealed after the driver had read the seals has none to compare with.
         if row["seal_differs"] is not None and book.has_standing(summary.hour):
             book.note(summary.hour, row["seal_differs"])
     return collected.report(data, now_ms, plan, books, plan_faults(RealDisk(), plan, books))
@@ -106,16 +123,16 @@ def report_of(
 def audit_frame(
     session: SparkSession, parts: Sequence[AuditPlan], findings_limit: int | None, tasks: int | None = None
 ) -> DataFrame:
-    """The hours of plans as a frame: one row an hour, with the number of its plan, its figures and first findings.
+    """Audit the hours of plans. The frame has one row for each hour: number of its plan, figures, and first findings.
 
     Args:
-        session: where it runs.
+        session: where the tasks run.
         parts: the parts of one plan, or plans of many directories; at least one.
         findings_limit: how many findings to keep of each hour, None for all.
-        tasks: into how many tasks the parts are dealt out; None takes one for each.
+        tasks: how many tasks share the parts; None takes one task for each part.
     """
     table = pa.table({"part": range(len(parts)), "plan": [pickle.dumps(part) for part in parts]})
-    # By range, for a hash would put two parts into one task and none into another.
+    # Repartition by range: a hash would put two parts into one task and none into another.
     frame = session.createDataFrame(table).repartitionByRange(tasks or len(parts), "part")
 
     def audit(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

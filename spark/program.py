@@ -1,6 +1,7 @@
 """The program ``delayd spark-audit``: an audit of a data directory by a local Spark session.
 
-Invariant: Spark is imported when an audit is asked for, and where it can't run one sentence says what to install.
+Invariant: Spark is imported only when somebody asks for an audit. When it can't run, one sentence says what to
+install.
 """
 
 import time
@@ -27,15 +28,20 @@ def audit(
 ) -> AuditReport:
     """Audit a data directory in Spark, with the figures of `delayd.reading.books.audit_directory`.
 
+    Example::
+
+        report = audit("/var/lib/delayd", tasks=8)
+        print(report.balanced, report.total.lost)
+
     Args:
         data: the directory; each task must be able to read it under this path.
         now_ms: the wall clock; None reads it.
-        hours: which to audit, as hours since the epoch; None for all.
-        late_ms_limit: a message that came more than this after it was due is LATE.
-        lost_grace_ms: a due message without an outcome is LOST only after this long.
-        findings_limit: how many findings to keep as rows, None for all; they are counted in any case.
-        master: where to run when there is no session yet; None leaves it to `spark-submit`.
-        tasks: into how many tasks the hours are dealt out; None takes three a core of this machine.
+        hours: which hours to audit, counted since the epoch; None for all.
+        late_ms_limit: a message that left later than this after it was due is LATE.
+        lost_grace_ms: a due message without an outcome is LOST only when it was due longer ago than this.
+        findings_limit: how many findings to keep as rows, None for all; all are counted.
+        master: the Spark master, when there is no session yet; None leaves it to `spark-submit`.
+        tasks: how many tasks share the hours; None takes three for each core of this machine.
 
     Raises:
         BadSetting: pyspark or Java is missing or too old.

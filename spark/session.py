@@ -1,7 +1,7 @@
-"""The Spark session of an audit, and a plain sentence where there can't be one.
+"""The Spark session of an audit, or a plain sentence that says why there can't be one.
 
-Invariant: a session that is there is used as it is; one that is made here runs in this process, in UTC, without a web
-page, and its Python workers are this Python.
+Invariant: an active session is used as it is. A session that is made here runs in this process, in UTC, without a web
+page, and its workers run the Python that runs this.
 """
 
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DISTRIBUTIONS = ("pyspark", "pyarrow", "pandas")
 JAVA_MIN = 17  # What PySpark 4 is compiled for.
 INSTALL = "pip install 'delayd[spark]'"
-INSTALL_JAVA = f"install Java {JAVA_MIN}, or set JAVA_HOME to one that is there"
+INSTALL_JAVA = f"install Java {JAVA_MIN}, or set JAVA_HOME to where it is"
 LOOPBACK = "127.0.0.1"
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -44,9 +44,9 @@ def open_session(master: str | None) -> "SparkSession":
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    # Without it the workers are the first `python3` of the path, which may not have what this one has.
+    # Else Spark starts the first `python3` of the path for its workers, and that one may not have delayd.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Else Spark warns of a host name that resolves to loopback, which is all that a local session needs.
+    # Else Spark warns that the host's name resolves to loopback. A local session needs nothing but loopback.
     os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName("delayd audit")
     if master is not None:
@@ -57,13 +57,13 @@ def open_session(master: str | None) -> "SparkSession":
 
 
 def check_spark() -> None:
-    """Raise BadSetting, with what to do, unless pyspark and a Java for it are there."""
+    """Raise BadSetting, which says what to do, when pyspark or its Java is missing."""
     for name in DISTRIBUTIONS:
         if find_spec(name) is None:
             raise BadSetting(f"an audit in Spark needs {name}: {INSTALL}")
     version = java_version()
     if version is None:
-        raise BadSetting(f"an audit in Spark needs Java, and there is none: {INSTALL_JAVA}")
+        raise BadSetting(f"an audit in Spark needs Java, and this machine has none: {INSTALL_JAVA}")
     if version < JAVA_MIN:
         raise BadSetting(f"an audit in Spark needs Java {JAVA_MIN} or newer, this is Java {version}: {INSTALL_JAVA}")
 

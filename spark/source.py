@@ -1,7 +1,7 @@
 """The data source ``delayd``: ``spark.read.format("delayd").option("kind", "lifecycle").load(DATA)``.
 
-Invariant: what is read is fixed when Spark plans the query: a task that is repeated reads the same rows, and what a
-server writes meanwhile is left out. Load again to see more.
+Invariant: Spark fixes which rows it reads when it plans the query. A task that Spark repeats reads the same rows, and
+rows that a server writes meanwhile are left out. Load again to see more.
 """
 
 import os
@@ -27,11 +27,20 @@ HOURS_MAX = 1 << 32  # An hour is a u32 in every file.
 
 
 class DelaydDataSource(DataSource):
-    """The logs of a data directory as tables.
+    """The logs of a data directory, as tables in Spark (docs/audit.md lists the columns).
 
-    Options: ``kind`` (accepted, schedule, dispatch, message or lifecycle, which is the default: one row a message;
-    consumption: one row a group of consumers; tally: one row for what a segment held of an hour),
-    ``from`` and ``to`` (hours as YYYYMMDDHH, both included), ``tasks``.
+    Example::
+
+        frame = spark.read.format("delayd").option("kind", "dispatch").load("/var/lib/delayd")
+        frame.groupBy("hour", "outcome").count().show()
+
+    Options:
+        kind: which table. ``lifecycle`` (the default), ``schedule``, ``dispatch``, ``message`` and ``accepted`` have
+            one row for each message; ``consumption`` has one for each group of consumers; ``tally`` has one for what
+            a segment of a realtime message log held of one hour.
+        from: the first hour, as YYYYMMDDHH.
+        to: the last hour, as YYYYMMDDHH.
+        tasks: how many tasks read; the default is three for each core.
     """
 
     @classmethod
@@ -62,14 +71,14 @@ class DelaydDataSource(DataSource):
 
 
 class HourPartition(InputPartition):
-    """Some hours, for one task."""
+    """The hours that one task reads."""
 
     def __init__(self, plan: AuditPlan) -> None:
         super().__init__(pickle.dumps(plan))
 
 
 class DelaydReader(DataSourceReader):
-    """Plans the hours and reads them."""
+    """Plans which task reads which hours, and reads them."""
 
     def __init__(self, kind: str, data: str, hours: range, tasks: int, names: list[str]) -> None:
         self._kind = kind
@@ -89,7 +98,7 @@ class DelaydReader(DataSourceReader):
         return until_still(self._data, plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark asks for one partition with nothing in it when there is none.
+        # When there are no partitions, Spark asks for one that holds None.
         if partition.value is None:
             return
         columns = TABLES[self._kind].columns
@@ -102,7 +111,10 @@ class DelaydReader(DataSourceReader):
 
 
 class SumsReader(DelaydReader):
-    """Reads what realtime servers say in sums: the driver has all of it when it has planned, so one task shows it."""
+    """Reads the tables that hold sums of realtime servers.
+
+    The driver has computed these tables when it has planned the query, so one task is enough.
+    """
 
     def partitions(self) -> list[InputPartition]:
         columns = SUMS[self._kind][1](self._plan(), None)

@@ -1,4 +1,4 @@
-"""Columns of a table as arrays of Arrow, without a Python object a row, and an audit's report as tables.
+"""Columns of a table as Arrow arrays, made without a Python object for each row, and an audit's report as tables.
 
 Importing it needs pyarrow.
 """
@@ -43,7 +43,7 @@ HOURS = pa.schema(
 
 
 def to_arrow(cells: Cells) -> pa.Array:
-    """A column as an array."""
+    """Make an Arrow array of a column."""
     mask = None if cells.known is None else ~cells.known
     if cells.instant:
         return pa.array(cells.values.astype(np.int64) * 1_000, TIMESTAMP, mask=mask)
@@ -53,7 +53,15 @@ def to_arrow(cells: Cells) -> pa.Array:
 
 
 def hours_table(report: AuditReport) -> pa.Table:
-    """The figures of an audit, one row an hour; `to_pandas` makes a frame of it."""
+    """The figures of an audit as a table, with one row for each hour.
+
+    Example::
+
+        hours_table(report).to_pandas().set_index("begins_at")["dispatched"].plot()
+
+    Args:
+        report: what `audit_directory` returned.
+    """
     rows = [
         {
             "log_id": f"{hour.log_id:016x}",
@@ -69,7 +77,15 @@ def hours_table(report: AuditReport) -> pa.Table:
 
 
 def findings_table(report: AuditReport) -> pa.Table:
-    """The findings that a report has as rows; one of totals concerns a server or an hour, and no message."""
+    """The findings of a report as a table, one row each. A finding about totals has no message.
+
+    Example::
+
+        print(findings_table(report).to_pandas()[["kind", "subject", "sequence", "detail"]])
+
+    Args:
+        report: what `audit_directory` returned.
+    """
     rows = [
         {
             "log_id": f"{finding.log_id:016x}",
@@ -86,7 +102,15 @@ def findings_table(report: AuditReport) -> pa.Table:
 
 
 def groups_table(report: AuditReport) -> pa.Table:
-    """What became of messages in groups of consumers, one row a group; empty when the audit did not read it."""
+    """What became of messages in groups of consumers, as a table with one row for each group.
+
+    Example::
+
+        print(groups_table(report).to_pandas()[["subject", "consumers", "acknowledged", "outstanding"]])
+
+    Args:
+        report: what `audit_directory` returned. The table is empty when it was called with ``consumption=False``.
+    """
     columns = columns_of(CONSUMPTION, [group_row(books) for books in report.groups])
     schema = pa.schema([(name, TYPES[kind]) for name, kind in CONSUMPTION.items()])
     return pa.table([to_arrow(cells).cast(schema.field(name).type) for name, cells in columns.items()], schema)

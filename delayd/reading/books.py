@@ -123,18 +123,24 @@ def audit_directory(
     disk: Disk | None = None,
     consumption: bool = True,
 ) -> AuditReport:
-    """Audit every hour of a data directory, live, stopped or copied; nothing in it is changed.
+    """Audit every hour of a data directory. Its servers may run or not, or it is a copy; nothing in it is changed.
+
+    Example::
+
+        report = audit_directory("/var/lib/delayd", now_ms=time.time_ns() // 1_000_000)
+        print(report.balanced, report.total.lost, [finding.detail for finding in report.findings])
 
     Args:
         data: the directory that `delayd up --data` was given, or one that holds ``delay*`` and ``realtime*``.
-        now_ms: the wall clock. A stopped server is judged by when it last ran: what came due since then waits for it.
-        hours: which to audit, as hours since the epoch; None for all.
-        late_ms_limit: a message that came more than this after it was due is LATE.
-        lost_grace_ms: a due message without an outcome is LOST only after this long.
-        findings_limit: how many findings to keep as rows, None for all; they are counted in any case.
-        progress: called with the hours done and all hours.
-        disk: where ``data`` is.
-        consumption: whether to read the pull logs as well, which takes 2 us for each of their entries.
+        now_ms: the wall clock, in milliseconds since the epoch. Messages that came due after a server's last word wait
+            for that server; they are not LOST.
+        hours: which hours to audit, counted since the epoch; None for all.
+        late_ms_limit: a message that left later than this after it was due is LATE.
+        lost_grace_ms: a due message without an outcome is LOST only when it was due longer ago than this.
+        findings_limit: how many findings to keep as rows, None for all; all are counted.
+        progress: is called with the number of hours done, and of all hours.
+        disk: the disk that ``data`` is on; None takes this machine's.
+        consumption: whether to read the pull logs, too, which takes 2 us for each of their entries.
 
     Raises:
         BadArgument: there is nothing to audit.

@@ -18,7 +18,7 @@ def test_a_java_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_missing_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BadSetting, match="needs Java, and there is none"):
+    with pytest.raises(BadSetting, match="needs Java, and this machine has none"):
         check_spark()
 
 

@@ -21,7 +21,7 @@ from delayd.client.sending.arguments import TIMEOUT_MS
 
 
 class AsyncConsumer:
-    """One consumer of a group; made and used inside a running loop, best with ``async with`` and ``async for``.
+    """Takes due messages for a group. Make and use it in one running event loop, with ``async with`` and ``async for``.
 
     Example::
 
@@ -30,19 +30,22 @@ class AsyncConsumer:
                 print(message.body, message.headers, f"{message.late_ms} ms late")
                 await message.ack()
 
-    Any number of consumers share a group, and each message goes to one of them until its lease ends. A group gets every
-    message of its subject; another group of the same subject gets them, too.
+    Any number of consumers share a group: each message goes to one of them, until its lease ends. Each group of a
+    subject gets every message of the subject.
 
     Args:
-        address: where meta listens, ``host:port``; without it the environment's DELAYD_META, or this machine.
-        subject: the name that the messages were sent under.
-        group: the name that all consumers which share the work give; the first pull makes the group.
-        lease: how long a message is this consumer's alone. It is offered again if it is not acknowledged by then.
-        prefetch: whether messages are fetched while the caller works: about as many as it works off in a quarter of a
-            second, by its own measured pace, and none when one takes longer than half a second. What it does not come
-            for within a second goes back to the others, and does not count as an attempt.
-        max_messages: the most that a fetch brings. Without it a pull that names no number gets what the caller works
-            off in about a second: one message at first, and at most 500.
+        address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
+            127.0.0.1:7400.
+        subject: the name under which the messages were sent.
+        group: the name of the group. Consumers that share the work give the same name; the first pull makes the group.
+        lease: how long a message belongs to this consumer alone. If the consumer has not acknowledged the message by
+            then, the server offers it again.
+        prefetch: whether to fetch messages ahead while the caller works. The consumer measures how long the caller
+            takes for a message, and fetches about as many as the caller works off in a quarter of a second; none when
+            one message takes longer than half a second. Messages that the caller does not ask for within a second
+            go back to other consumers, and this does not count as an attempt.
+        max_messages: the most messages in one fetch. Without it, a pull that names no number gets about as many as the
+            caller works off in a second: one message at first, and at most 500.
         timeout_ms: how long a call tries to reach a server that is away.
     """
 
@@ -84,17 +87,17 @@ class AsyncConsumer:
         return AsyncMessage(*given[0])
 
     async def pull(self, max_messages: int | None = None, wait: timedelta = WAIT) -> AsyncMessageBatch:
-        """The next messages, as columns: at least one, or none when none came within ``wait``.
+        """Get the next messages, as columns: at least one, or an empty batch when none came within ``wait``.
 
-        What comes to a pull that was cancelled is given to the next call, or goes back.
+        When a pull is cancelled, its messages go to the next call, or back to the server.
 
         Args:
-            max_messages: the most to return. All that are returned are the caller's own until the lease ends.
+            max_messages: the most messages to return. The returned messages belong to the caller until the lease ends.
             wait: how long to wait for the first message.
 
         Raises:
             RetryLater: no server was reached within the timeout.
-            StaleHandle: an `ack(wait=False)` came too late; it is raised once, here or at the next call of any kind.
+            StaleHandle: an earlier `ack(wait=False)` came too late. The next call of any kind raises this, once.
         """
         most = self._settings.pulled(max_messages)
         until = monotonic_s() + need_timedelta("wait", wait).total_seconds()
@@ -108,15 +111,15 @@ class AsyncConsumer:
         return AsyncMessageBatch(given[0], self)
 
     async def flush(self) -> None:
-        """Wait until all acknowledgements are durable; raises what failed since the last call."""
+        """Wait until all acknowledgements are durable. Raises the errors of those that failed since the last call."""
         core = self.core
         core.check_loop()
         await core.flush()
 
     async def close(self) -> None:
-        """Flush, give back what was not handed out, disconnect; calling it again does nothing.
+        """Flush, give back messages that were fetched ahead, and disconnect. A second call does nothing.
 
-        What was handed out stays its holder's: it can be acknowledged after the close, too.
+        A message that the caller has got can be acknowledged after the close, too.
         """
         core = self._own_core
         if not core.closed:
@@ -162,7 +165,14 @@ class AsyncConsumer:
 
 
 class AsyncMessageBatch(MessageColumns):
-    """Messages as columns; iterate over it for single ones."""
+    """The messages of one pull, as columns. Iterate over it to get single messages.
+
+    Example::
+
+        batch = await consumer.pull(max_messages=500)
+        print(len(batch), batch.bodies, batch.deliver_at_ms, batch.late_ms)
+        await batch.ack()
+    """
 
     def __init__(self, pulled: Pulled, consumer: AsyncConsumer) -> None:
         super().__init__(pulled)
@@ -175,24 +185,39 @@ class AsyncMessageBatch(MessageColumns):
         return (AsyncMessage(self, row) for row in range(len(self)))
 
     async def ack(self, *, wait: bool = True) -> None:
-        """All of them are done. With ``wait`` it is durable then; without, a failure is raised at a later call.
+        """Acknowledge all messages of the batch: the work on them is done, so their group does not get them again.
+
+        Args:
+            wait: True returns when the acknowledgement is durable. False returns at once; if the acknowledgement fails,
+                a later call of the consumer raises the error.
 
         Raises:
-            StaleHandle: some were no longer held for this consumer, and are offered again.
-            DelaydError: the server was not reached within the timeout; the messages come again when the lease ends.
+            StaleHandle: the server no longer held some messages for this consumer; it offers them again.
+            DelaydError: no server was reached within the timeout; the messages come again when their lease ends.
         """
         await self.consumer.settle(self.pulled.handles, wait)
 
     async def nack(self, *, wait: bool = True) -> None:
-        """Give all of them back: they are offered again, attempt + 1. Raises what `ack` raises.
+        """Give all messages of the batch back. The server offers them again, with an attempt that is one higher.
 
-        After a first attempt they come again at once, later after a pause that grows from 100 ms to 10 s.
+        After the first attempt they come again at once, after later ones with a pause that grows from 100 ms to 10 s.
+
+        Args:
+            wait: as for `ack`, which also lists the errors.
         """
         await self.consumer.settle(self.pulled.handles, wait, back=True)
 
 
 class AsyncMessage(MessageView):
-    """One message."""
+    """One message, as a consumer gets it.
+
+    Example::
+
+        async for message in consumer:
+            order = message.json()
+            print(order, message.headers, "was due at", message.deliver_at, "attempt", message.attempt)
+            await message.ack()
+    """
 
     __slots__ = ("_consumer",)
 
@@ -201,11 +226,19 @@ class AsyncMessage(MessageView):
         self._consumer = batch.consumer
 
     async def ack(self, *, wait: bool = True) -> None:
-        """It is done; see AsyncMessageBatch.ack."""
+        """Acknowledge the message: the work on it is done, so its group does not get it again.
+
+        Args:
+            wait: as for `AsyncMessageBatch.ack`, which also lists the errors.
+        """
         await self._consumer.settle([self.handle], wait)
 
     async def nack(self, *, wait: bool = True) -> None:
-        """Give it back; see AsyncMessageBatch.nack."""
+        """Give the message back. The server offers it again, with an attempt that is one higher.
+
+        Args:
+            wait: as for `AsyncMessageBatch.ack`, which also lists the errors.
+        """
         await self._consumer.settle([self.handle], wait, back=True)
 
 

@@ -108,7 +108,7 @@ class MessageColumns:
 
     @property
     def subject(self) -> str:
-        """What they were sent to."""
+        """The subject to which the messages were sent."""
         return self.pulled.subject
 
     @cached_property
@@ -140,31 +140,31 @@ class MessageColumns:
 
     @cached_property
     def deliver_at_ms(self) -> Int64s:
-        """int64[n]: when each was due."""
+        """int64[n]: when each message was due, in milliseconds since the epoch."""
         columns = [_rows(part, part.batch.int64s(ColumnId.DELIVER_AT_MS)) for part in self.pulled.parts]
         return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
     @cached_property
     def sequences(self) -> NDArray[np.uint64]:
-        """uint64[n]: the delay server's number of each; unique with `log_ids`."""
+        """uint64[n]: each message's number in its delay server's log; unique together with `log_ids`."""
         columns = [_rows(part, part.batch.uint64s(ColumnId.SEQUENCE)) for part in self.pulled.parts]
         return np.concatenate(columns) if columns else np.empty(0, np.uint64)
 
     @cached_property
     def log_ids(self) -> NDArray[np.uint64]:
-        """uint64[n]: the log of the delay server that held each."""
+        """uint64[n]: the log_id of the delay server that held each message."""
         ids = [part.batch.dispatch.origin_log_id for part in self.pulled.parts]
         return np.repeat(np.array(ids, np.uint64), [len(part.rows) for part in self.pulled.parts])
 
     @cached_property
     def attempts(self) -> NDArray[np.uint16]:
-        """uint16[n]: how often each was delivered to this group, from 1."""
+        """uint16[n]: how often each message was delivered to this group; 1 is the first time."""
         attempts = [part.attempt for part in self.pulled.parts]
         return np.repeat(np.array(attempts, np.uint16), [len(part.rows) for part in self.pulled.parts])
 
     @property
     def late_ms(self) -> Int64s:
-        """int64[n]: how long after its instant each was received here, by the server's clock."""
+        """int64[n]: how long after it was due each message was received here, in milliseconds of the server's clock."""
         return self.pulled.received_at_ms - self.deliver_at_ms
 
     # Single messages read Python's own integers, which cost a tenth of an array's.
@@ -195,18 +195,18 @@ class MessageView:
 
     @property
     def body(self) -> bytes:
-        """What was sent."""
+        """The bytes that the producer sent."""
         return self._columns.bodies[self.row]
 
     def text(self) -> str:
-        """The body as text in UTF-8; BadBody when it is none."""
+        """The body as text. Raises BadBody when it is no UTF-8."""
         try:
             return self.body.decode()
         except UnicodeDecodeError as error:
             raise BadBody(f"the body of {self!r} is no UTF-8 ({error.reason} at byte {error.start})") from error
 
     def json(self) -> Any:
-        """The body, decoded as JSON in UTF-8; BadBody when it is none.
+        """The body, decoded as JSON. Raises BadBody when it is no JSON in UTF-8.
 
         >>> message.json()["order"]
         42
@@ -218,52 +218,52 @@ class MessageView:
 
     @property
     def headers(self) -> Headers:
-        """What was sent with it; BadHeaders when that can't be decoded, and then `headers_bytes` has it."""
+        """The headers. Raises BadHeaders when they can't be decoded; `headers_bytes` has their bytes then."""
         return decode_headers(self.headers_bytes)
 
     @property
     def headers_bytes(self) -> bytes:
-        """What was sent with it, as it was sent: one msgpack map, or nothing."""
+        """The headers as they were sent: one msgpack map, or no bytes."""
         return self._columns.headers_bytes[self.row]
 
     @property
     def subject(self) -> str:
-        """What it was sent to."""
+        """The subject to which the message was sent."""
         return self._columns.subject
 
     @property
     def deliver_at_ms(self) -> int:
-        """When it was due, ms since the epoch."""
+        """When the message was due, in milliseconds since the epoch."""
         return self._columns.instants[self.row]
 
     @property
     def deliver_at(self) -> datetime:
-        """When it was due, in UTC."""
+        """When the message was due, in UTC."""
         return utc(self.deliver_at_ms)
 
     @property
     def late_ms(self) -> int:
-        """How long after that it was received here, by the server's clock."""
+        """How long after it was due the message was received here, in milliseconds of the server's clock."""
         return self._columns.pulled.received_at_ms - self.deliver_at_ms
 
     @property
     def attempt(self) -> int:
-        """How often it was delivered to this group, from 1."""
+        """How often the message was delivered to this group; 1 is the first time."""
         return int(self._columns.attempts[self.row])
 
     @property
     def sequence(self) -> int:
-        """Its number in the delay server's log."""
+        """The message's number in its delay server's log."""
         return int(self._columns.sequences[self.row])
 
     @property
     def log_id(self) -> LogId:
-        """The log of the delay server that held it; its text is the one that `delayd servers` shows."""
+        """The log_id of the delay server that held the message; as text it is what `delayd servers` shows."""
         return LogId(self._columns.log_ids[self.row])
 
     @property
     def handle(self) -> list[int]:
-        """What acknowledges it (rule Q1)."""
+        """What an acknowledgement of the message names (rule Q1)."""
         return [self._columns.pulled.incarnation, self._columns.pull_sequences[self.row], 1]
 
 

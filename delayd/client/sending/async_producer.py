@@ -30,7 +30,7 @@ WHAT = "an AsyncProducer"
 
 
 class AsyncProducer:
-    """Sends messages to be delivered later; made and used inside a running loop, best with ``async with``.
+    """Sends messages to be delivered later. Make and use it in one running event loop, best with ``async with``.
 
     Example::
 
@@ -38,15 +38,16 @@ class AsyncProducer:
             receipt = await producer.send("orders.cancel", b"42", delay=timedelta(minutes=30))
             print("kept as", receipt.sequence, "due at", receipt.deliver_at)
 
-    Nothing is asked of the network before the first send. One producer serves any number of tasks: their sends share
-    batches.
+    It connects at the first send. Any number of tasks may share one producer; their sends share batches.
 
     Args:
-        address: where meta listens, ``host:port``; without it the environment's DELAYD_META, or this machine.
-        linger_ms: how long a few sends wait for company while a batch is under way. A lone send never waits.
-        queue_bytes_max: how many bytes of sends may have no outcome yet; above it a send waits for room.
-        timeout_ms: how long a send waits for room, and then for its outcome.
-        horizon: the furthest that a message may lie ahead at this producer, at most 732 days.
+        address: where meta listens, as ``host:port``. The default is the environment variable DELAYD_META, or
+            127.0.0.1:7400.
+        linger_ms: how long sends wait for further sends while a batch is under way, so that they share the next one.
+            A send does not wait when no batch is under way.
+        queue_bytes_max: how many bytes of sends may have no outcome yet. When there are more, a send waits for room.
+        timeout_ms: how long a send waits for room in the queue, and then for its outcome.
+        horizon: how far ahead a message may be due at most; 732 days is the limit.
     """
 
     def __init__(
@@ -83,21 +84,21 @@ class AsyncProducer:
     ) -> asyncio.Future[Receipt]:
         """Send one message, due at one of ``delay``, ``deliver_at`` or ``deliver_at_ms``.
 
-        Await the receipt, or keep the future and go on. A cancelled future stops the waiting, not the message.
+        Await the returned future at once, or keep it and go on. When it is cancelled, the message is sent all the same.
 
         Args:
-            subject: 1 to 255 characters of ``[A-Za-z0-9._%/-]``; consumers ask for it by this name.
-            body: the bytes that a consumer gets; with the headers at most 4 MiB.
-            delay: how long from now, by the delay server's clock.
-            deliver_at: the instant, with a time zone.
-            deliver_at_ms: the instant in milliseconds since the epoch. An instant that is past is due at once.
-            headers: names with texts or bytes, at most 32 KiB; they travel with the body.
+            subject: the name by which consumers ask for the message: 1 to 255 characters of ``[A-Za-z0-9._%/-]``.
+            body: the bytes that a consumer gets; together with the headers at most 4 MiB.
+            delay: how long from now the message is due, by the delay server's clock.
+            deliver_at: when the message is due, with a time zone. A message whose instant is past is due at once.
+            deliver_at_ms: the same in milliseconds since the epoch.
+            headers: names with texts or bytes, at most 32 KiB; the consumer gets them with the body.
 
         Raises:
-            CallerError: at once, an argument is wrong; nothing was queued.
+            CallerError: an argument is wrong; the call itself raises it, and nothing was queued.
             QueueFull: the queue stayed full for the timeout; nothing was sent.
-            RetryLater: no server took it within the timeout; nothing is kept.
-            OutcomeUnknown: it may be kept; `outcome` asks with the error's handle.
+            RetryLater: no server took the message within the timeout; it is not kept.
+            OutcomeUnknown: nobody knows whether the message is kept; ask `outcome` with the handle of this error.
         """
         row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
         core = self._core
@@ -124,34 +125,39 @@ class AsyncProducer:
     ) -> BatchReceipt:
         """Send many messages of one subject, as columns, and wait until they are kept.
 
-        Each of ``deliver_at_ms``, ``delay``, ``deliver_at`` and ``headers`` is one value for all messages or a column:
-        a list, an array of numpy (datetime64 counts in UTC) or a Series of pandas (with a time zone).
+        Give exactly one of ``deliver_at_ms``, ``delay`` and ``deliver_at``. Each of them, and ``headers``, is one value
+        for all messages, or a column with one value for each: a list, a numpy array (datetime64 counts in UTC) or a
+        pandas Series (with a time zone).
 
         Args:
             subject: as for `send`.
             bodies: the bytes of each message.
-            deliver_at_ms: the instants in milliseconds since the epoch.
-            delay: how long from now, by the delay server's clock.
-            deliver_at: the instants, with a time zone.
-            headers: as for `send`; None for a message without any.
+            deliver_at_ms: when the messages are due, in milliseconds since the epoch.
+            delay: how long from now they are due, by the delay server's clock.
+            deliver_at: when they are due, with a time zone.
+            headers: as for `send`; None for a message without headers.
 
         Raises:
             CallerError: an argument is wrong; nothing was sent.
-            BatchFailed: some messages failed; it holds the receipt of the others. If all failed in one way, that error.
+            BatchFailed: some messages failed; the error has the receipt of the others.
+            DelaydError: all messages failed in the same way; this is that error.
         """
         columns = self._arguments.columns(subject, bodies, deliver_at_ms, delay, deliver_at, headers)
         return await self._core_of_this_loop().core.send_batch(columns)
 
     async def outcome(self, handle: SendHandle) -> Accepted | None:
-        """What became of the batch of an OutcomeUnknown: accepted, or None when it was not kept and never will be.
+        """Ask what became of a send that raised OutcomeUnknown.
+
+        Returns what the server accepted, or None. None means that the message is not kept and never will be, so the
+        caller can send it anew.
 
         Args:
-            handle: what the error carries; it is asked within a minute.
+            handle: the ``handle`` of the error. Ask within a minute.
         """
         return await self._core_of_this_loop().core.sender.ask(handle)
 
     async def flush(self) -> None:
-        """Wait until everything that was sent before has ended; failures are raised by the sends themselves."""
+        """Wait until all earlier sends have an outcome. It raises no errors of sends: each send raises its own."""
         await self._core_of_this_loop().flush()
 
     async def close(self) -> None:

@@ -36,14 +36,28 @@ class Accepted(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """One message is kept; (log_id, sequence) names it for ever."""
+    """Says that one message is kept. No other message ever has the same (log_id, sequence).
+
+    Example::
+
+        receipt = producer.send("orders.cancel", b"42", delay=timedelta(minutes=30))
+        print("kept as", receipt.sequence, "of log", receipt.log_id, "due at", receipt.deliver_at)
+
+    Fields:
+        log_id: names the delay server whose log holds the message.
+        sequence: the message's number in that log.
+        deliver_at_ms: when the message is due, in milliseconds since the epoch.
+        accepted_at_ms: when the delay server made the message durable, by that server's clock.
+        was_due: whether the message was due already when it was accepted; then it is delivered at once.
+        duplicate: whether the server knew the message from an earlier try. It has kept the message once.
+    """
 
     log_id: LogId
     sequence: int
     deliver_at_ms: int
     accepted_at_ms: int
-    was_due: bool  # It was due when it was accepted, so it is delivered at once.
-    duplicate: bool  # The server knew the batch from an earlier try and has kept it once.
+    was_due: bool
+    duplicate: bool
 
     @property
     def deliver_at(self) -> datetime:
@@ -76,7 +90,13 @@ class ReceiptPart(NamedTuple):
 
 
 class BatchReceipt:
-    """Many messages are kept: columns, one item for each accepted row, in the order in which they were given."""
+    """Says that many messages are kept. Each column has one item for each accepted message, in the order given.
+
+    Example::
+
+        receipt = producer.send_batch("orders.cancel", [b"42", b"43"], delay=timedelta(minutes=30))
+        print(len(receipt), "messages are kept as", receipt.sequences)
+    """
 
     __slots__ = ("parts",)
 
@@ -92,41 +112,41 @@ class BatchReceipt:
 
     @property
     def rows(self) -> Int64s:
-        """int64[n], rising: which of the given rows these are; all of them unless some were refused."""
+        """int64[n], rising: positions of the accepted messages in `send_batch`; 0 to n - 1 when none was refused."""
         return np.sort(self._given())
 
     @property
     def log_ids(self) -> NDArray[np.uint64]:
-        """uint64[n]: the delay server's log that holds each."""
+        """uint64[n]: the log_id of the delay server that holds each message."""
         return self._ordered(
             [_NO_UINT64S, *(np.full(len(part.rows), part.accepted.log_id, np.uint64) for part in self.parts)]
         )
 
     @property
     def sequences(self) -> NDArray[np.uint64]:
-        """uint64[n]: the number of each within its log."""
+        """uint64[n]: the number of each message in its log."""
         return self._ordered([_NO_UINT64S, *map(_sequences, self.parts)])
 
     @property
     def deliver_at_ms(self) -> Int64s:
-        """int64[n]: when each is due."""
+        """int64[n]: when each message is due, in milliseconds since the epoch."""
         return self._ordered([_NO_INT64S, *(part.deliver_at_ms for part in self.parts)])
 
     @property
     def accepted_at_ms(self) -> Int64s:
-        """int64[n]: when each was accepted, by the delay server's clock."""
+        """int64[n]: when each message was accepted, by the delay server's clock."""
         return self._ordered(
             [_NO_INT64S, *(np.full(len(part.rows), part.accepted.accepted_at_ms, np.int64) for part in self.parts)]
         )
 
     @property
     def was_due(self) -> NDArray[np.bool_]:
-        """bool[n]: due when it was accepted, so delivered at once."""
+        """bool[n]: whether each message was due already when it was accepted; then it is delivered at once."""
         return self.deliver_at_ms <= self.accepted_at_ms
 
     @property
     def duplicates(self) -> int:
-        """How many rows a server knew from an earlier try and has kept once."""
+        """How many messages a server knew from an earlier try. It has kept each of them once."""
         return sum(len(part.rows) for part in self.parts if part.accepted.duplicate)
 
     def _given(self) -> Int64s:
@@ -144,7 +164,21 @@ class Failure(NamedTuple):
 
 
 class BatchFailed(DelaydError):
-    """Some messages of a `send_batch` are not known to be kept; `receipt` says which are, `failures` why others not."""
+    """Some messages of a `send_batch` failed: it is not known that they are kept.
+
+    Example::
+
+        try:
+            receipt = producer.send_batch("orders.cancel", bodies, due_ms)
+        except delayd.BatchFailed as failed:
+            print(len(failed.receipt), "messages are kept")
+            for failure in failed.failures:
+                print("messages", failure.rows, "failed:", failure.error)
+
+    Attributes:
+        receipt: the `BatchReceipt` of the messages that are kept.
+        failures: each has ``rows`` (positions in `send_batch`) and the ``error`` that these messages share.
+    """
 
     receipt = BatchReceipt(())
     failures: tuple[Failure, ...] = ()

@@ -24,7 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class SendFuture:
-    """As a `concurrent.futures.Future`, but what was handed over can't be cancelled, and timeouts are timedeltas."""
+    """The outcome of one `send_nowait`, now or later.
+
+    It works as a `concurrent.futures.Future` does, with two differences: a send can't be cancelled, and timeouts are
+    timedeltas.
+
+    Example::
+
+        future = producer.send_nowait("orders.cancel", b"42", delay=timedelta(minutes=30))
+        future.add_done_callback(lambda future: print(future.exception() or "kept"))
+        receipt = future.result(timeout=timedelta(seconds=10))
+    """
 
     __slots__ = ("_callbacks", "_done", "_error", "_receipt", "_waiting")
 
@@ -36,11 +46,18 @@ class SendFuture:
         self._callbacks: list[Callable[[SendFuture], None]] | None = None
 
     def done(self) -> bool:
-        """Whether there is an outcome."""
+        """Whether the send has an outcome."""
         return self._done
 
     def result(self, timeout: timedelta | None = None) -> Receipt:
-        """The receipt, or the error raised; TimeoutError when neither came within ``timeout``."""
+        """Wait for the outcome, and return the receipt or raise the error of the send.
+
+        Args:
+            timeout: how long to wait; None waits until there is an outcome.
+
+        Raises:
+            TimeoutError: there was no outcome within ``timeout``; the send goes on.
+        """
         error = self.exception(timeout)
         if error is not None:
             raise error
@@ -48,14 +65,25 @@ class SendFuture:
         return self._receipt
 
     def exception(self, timeout: timedelta | None = None) -> DelaydError | None:
-        """The error, or None when it is accepted; TimeoutError when neither came within ``timeout``."""
+        """Wait for the outcome, and return the error of the send; None when the message is kept.
+
+        Args:
+            timeout: how long to wait; None waits until there is an outcome.
+
+        Raises:
+            TimeoutError: there was no outcome within ``timeout``; the send goes on.
+        """
         wait_s = None if timeout is None else need_timedelta("timeout", timeout) / _SECOND
         if not self._done and not self._wait(wait_s):
             raise TimeoutError(f"a send had no outcome within {wait_s} s; it goes on")
         return self._error
 
     def add_done_callback(self, callback: Callable[[SendFuture], None]) -> None:
-        """Call back with this future: on the producer's thread, which it must not hold up, or at once if it is done."""
+        """Have a function called with this future once there is an outcome; at once when there is one already.
+
+        Args:
+            callback: is called on the producer's thread, so it must return soon: all sends wait meanwhile.
+        """
         with _LOCK:
             if not self._done:
                 self._callbacks = [*(self._callbacks or ()), callback]

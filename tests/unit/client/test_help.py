@@ -1,18 +1,41 @@
-"""What `help()` says of the clients: each has an example, and each argument that a user may give is explained."""
+"""What `help()` says of public names: the clients show an example, and every argument and column is explained."""
 
 import inspect
+from functools import cached_property
 
 import pytest
 
 import delayd
+from delayd.client.pulling.message import MessageColumns, MessageView
+from delayd.client.sending.receipt import Failure
+from delayd.reading.books import audit_directory
 
 CLIENTS = (delayd.Producer, delayd.AsyncProducer, delayd.Consumer, delayd.AsyncConsumer)
+# What clients give to their users.
+GIVEN = (
+    delayd.Receipt,
+    delayd.BatchReceipt,
+    delayd.BatchFailed,
+    delayd.SendFuture,
+    delayd.Message,
+    delayd.MessageBatch,
+    delayd.AsyncMessage,
+    delayd.AsyncMessageBatch,
+)
+MEMBERS = [
+    (owner, name, member)
+    for owner in (*CLIENTS, *GIVEN, MessageColumns, MessageView, Failure)
+    for name, member in vars(owner).items()
+    if not name.startswith("_") and isinstance(member, property | cached_property | classmethod | staticmethod)
+]
 CALLS = [
     (client, name)
-    for client in CLIENTS
+    for client in (*CLIENTS, *GIVEN)
     for name, call in inspect.getmembers(client, inspect.isfunction)
     if not name.startswith("_") and len(inspect.signature(call).parameters) > 1
 ]
+ERRORS = [error for error in vars(delayd.errors).values() if inspect.isclass(error) and issubclass(error, Exception)]
+FOR_PRODUCERS_ONLY = ("set_result", "set_exception")  # The producer ends a `SendFuture` with them; users never do.
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -23,8 +46,36 @@ def test_each_client_shows_how_it_is_used_and_what_it_is_told(client: type) -> N
         assert f"{name}:" in told, f"help({client.__name__}) does not explain {name}"
 
 
-@pytest.mark.parametrize(("client", "name"), CALLS)
+@pytest.mark.parametrize("given", GIVEN)
+def test_what_a_client_gives_shows_how_it_is_used(given: type) -> None:
+    assert "Example::" in (inspect.getdoc(given) or "")
+
+
+def test_each_field_of_a_receipt_is_explained() -> None:
+    told = inspect.getdoc(delayd.Receipt) or ""
+    for name in delayd.Receipt._fields:
+        assert f"{name}:" in told, f"help(Receipt) does not explain {name}"
+
+
+@pytest.mark.parametrize(("client", "name"), [call for call in CALLS if call[1] not in FOR_PRODUCERS_ONLY])
 def test_each_argument_of_a_call_is_explained(client: type, name: str) -> None:
     told = inspect.getdoc(getattr(client, name)) or ""
     for argument in list(inspect.signature(getattr(client, name)).parameters)[1:]:
         assert f"{argument}:" in told or f"``{argument}``" in told, f"help of {name} does not explain {argument}"
+
+
+@pytest.mark.parametrize(("owner", "name", "member"), MEMBERS, ids=lambda each: getattr(each, "__name__", None))
+def test_each_property_is_explained(owner: type, name: str, member: object) -> None:
+    assert inspect.getdoc(member), f"help of {owner.__name__}.{name} is empty"
+
+
+def test_the_audit_shows_an_example_and_explains_each_argument() -> None:
+    told = inspect.getdoc(audit_directory) or ""
+    assert "Example::" in told
+    for argument in inspect.signature(audit_directory).parameters:
+        assert f"{argument}:" in told, f"help(audit_directory) does not explain {argument}"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_each_error_says_what_it_means(error: type[Exception]) -> None:
+    assert error.__dict__.get("__doc__"), f"help({error.__name__}) is empty"

@@ -1,0 +1,28 @@
+"""What `help()` says of the audit in Spark, the data source, and the tables of a report."""
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+from delayd.reading.arrow import findings_table, groups_table, hours_table
+from spark.audit import audit_data
+from spark.program import audit
+from spark.source import DelaydDataSource
+
+OPTIONS = ("kind", "from", "to", "tasks")
+
+
+@pytest.mark.parametrize("function", [audit_data, audit, hours_table, findings_table, groups_table])
+def test_each_function_shows_an_example_and_explains_each_argument(function: Callable[..., object]) -> None:
+    told = inspect.getdoc(function) or ""
+    assert "Example::" in told
+    for argument in inspect.signature(function).parameters:
+        assert f"{argument}:" in told, f"help({function.__name__}) does not explain {argument}"
+
+
+def test_the_data_source_shows_an_example_and_explains_each_option() -> None:
+    told = inspect.getdoc(DelaydDataSource) or ""
+    assert "Example::" in told
+    for option in OPTIONS:
+        assert f"{option}:" in told, f"help(DelaydDataSource) does not explain {option}"
