@@ -326,8 +326,8 @@ class Batch:
         if not self.subject_count:
             return 0
         ends_bytes = 4 * self.subject_count
-        (last,) = struct.unpack_from("<I", self.buffer, self.heap_offset + ends_bytes - 4)
-        return padded(ends_bytes) + padded(last)
+        last: int = struct.unpack_from("<I", self.buffer, self.heap_offset + ends_bytes - 4)[0]
+        return (ends_bytes + 7 & ~7) + (last + 7 & ~7)  # As `padded` has it, for each batch that is dispatched.
 
 
 def parse(buffer: Buffer, position: int = 0, *, front: bool = False) -> Batch:
@@ -365,7 +365,7 @@ def parse(buffer: Buffer, position: int = 0, *, front: bool = False) -> Batch:
         raise BatchMalformed(f"kind {kind} with {kind_bytes} bytes is not known")
     if subject_count > SUBJECTS_MAX or 4 * subject_count > total_bytes - heap_offset:
         raise BatchMalformed(f"{subject_count} subjects do not fit its heap")
-    layout = _directory(bytes(view[directory:columns_start]), count, columns_start, heap_offset)
+    layout = read_directory(bytes(view[directory:columns_start]), count, columns_start, heap_offset)
     return Batch(view if total_bytes >= available else view[:total_bytes], KINDS[kind], fields, layout)
 
 
@@ -374,7 +374,12 @@ KIND_BYTES = {kind.value: PARTS[kind][0].size if kind in PARTS else 0 for kind i
 
 
 @lru_cache(maxsize=DIRECTORIES_REMEMBERED)
-def _directory(entries: bytes, count: int, low: int, high: int) -> Layout:
+def read_directory(entries: bytes, count: int, low: int, high: int) -> Layout:
+    """What a column directory says of ``count`` rows whose columns lie between ``low`` and ``high``.
+
+    Raises:
+        BatchMalformed: a column is not known, or not where it must be.
+    """
     offsets: dict[int, int] = {}
     gaps: list[tuple[int, int, int]] = []
     before, free = 0, low

@@ -45,6 +45,7 @@ BARE_DIRECTORY = struct.pack(
 )
 BARE_HEAP_AT = BARE_COLUMNS_AT + _BARE_COLUMNS.size
 
+SINGLE_TABLES_REMEMBERED = 16_384  # Some 0.4 KB each: 6 MB. With many subjects each is used every few seconds.
 PADS = tuple(bytes(count) for count in range(8))
 DIRECTORY_FORMATS = tuple("<" + count * "HHI" for count in range(COLUMNS_MAX + 1))
 
@@ -166,7 +167,7 @@ def _table_of(heap: bytes, subject_count: int) -> bytes:
     return heap[: ends + (-ends & 7) + names + (-names & 7)]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=SINGLE_TABLES_REMEMBERED)
 def one_subject_table(subject: bytes) -> bytes:
     """The subject table of one name."""
     return encode_subject_table([subject])

@@ -7,12 +7,13 @@ to be zeros, so that nobody can hide anything there that a later version would r
 
 import struct
 from functools import lru_cache
+from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import FEW_ROWS, HEADER_BYTES, REGIONS, Batch, BatchKind, ColumnId, Int64s, padded
-from delayd.encode import PADS
+from delayd.encode import PADS, SINGLE_TABLES_REMEMBERED
 from delayd.errors import BadHeaders, BadSubject, BatchMalformed, CallerError, MessageTooLarge
 from delayd.headers import bad_headers
 from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
@@ -172,30 +173,39 @@ def _check_subject_of(batch: Batch, count: int) -> None:
 
 
 def _check_table(table: bytes, count: int) -> None:
-    ends = np.frombuffer(table, "<u4", count).astype(np.int64)
-    lengths = np.diff(ends, prepend=0)
-    wrong = (lengths < 1) | (lengths > SUBJECT_BYTES_MAX)
-    if wrong.any():
-        index = int(wrong.argmax())
-        raise _BadName(index, f"a subject of {int(lengths[index])} bytes; it has 1 to {SUBJECT_BYTES_MAX}")
+    ends: tuple[int, ...] = struct.unpack_from(f"<{count}I", table)
+    lengths = list(map(sub, ends, (0, *ends[:-1])))
+    if min(lengths) < 1 or max(lengths) > SUBJECT_BYTES_MAX:
+        index = next(at for at, length in enumerate(lengths) if not 1 <= length <= SUBJECT_BYTES_MAX)
+        raise _BadName(index, f"a subject of {lengths[index]} bytes; it has 1 to {SUBJECT_BYTES_MAX}")
     # The ends rise by now, and the last one was seen to be inside.
     names = padded(4 * count)
-    if table[4 * count : names].strip(b"\0") or table[names + int(ends[-1]) :].strip(b"\0"):
+    if table[4 * count : names].strip(b"\0") or table[names + ends[-1] :].strip(b"\0"):
         raise BatchMalformed("the bytes behind the ends or the names of its subject table are not zeros")
-    starts = (ends - lengths + names).tolist()
-    if table[names : names + int(ends[-1])].translate(None, SUBJECT_ALPHABET):
-        for index, (start, length) in enumerate(zip(starts, lengths.tolist(), strict=True)):
+    starts = [names + end - length for end, length in zip(ends, lengths, strict=True)]
+    if table[names : names + ends[-1]].translate(None, SUBJECT_ALPHABET):
+        for index, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             try:
                 check_subject(table[start : start + length])
             except BadSubject as error:
                 raise _BadName(index, error.message) from None
     if count > 1:
-        found = {table[start : start + length] for start, length in zip(starts, lengths.tolist(), strict=True)}
+        found = {table[start : start + length] for start, length in zip(starts, lengths, strict=True)}
         if len(found) < count:
             raise BatchMalformed(f"only {len(found)} of its {count} subjects differ; a table names each once")
 
 
 _check_table_once = lru_cache(maxsize=_REMEMBERED_TABLES)(_check_table)
+
+
+@lru_cache(maxsize=SINGLE_TABLES_REMEMBERED)
+def names_one_subject(table: bytes) -> bool:
+    """Whether these are the bytes of a subject table of one subject."""
+    try:
+        _check_table(table, 1)
+    except (_BadName, BatchMalformed):
+        return False
+    return True
 
 
 class _BadName(Exception):

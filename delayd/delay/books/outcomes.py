@@ -312,12 +312,13 @@ class OutcomeLog:
             callback()
 
     def _note_ends(self, flushed: list[Recorded], ends: dict[int, int]) -> None:
+        rows: defaultdict[int, int] = defaultdict(int)
         for recorded in flushed:
-            hour = recorded.hour
+            rows[recorded.hour] += len(recorded.part.sequences)
+        for hour, count in rows.items():
             # Outcomes in a file beside a damaged one are not counted at all.
             if hour not in self._quarantined:
-                rows = self.ends.get(hour, OutcomeEnd()).rows + len(recorded.part.sequences)
-                self.ends[hour] = OutcomeEnd(ends[hour], rows)
+                self.ends[hour] = OutcomeEnd(ends[hour], self.ends.get(hour, OutcomeEnd()).rows + count)
                 self.moved.add(hour)
 
     def _note_handed_over(self, flushed: list[Recorded]) -> None:
