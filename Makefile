@@ -8,11 +8,12 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard delayd realtime meta cli spark bench examples tests pyspark_delayd.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-parallel test-apart pythons bench lint clean
+.PHONY: help demo test test-parallel test-apart long pythons bench lint clean
 
 help:
 	@echo "make demo    schedule 20,000 messages, kill the delay server in the middle, show that none is lost"
 	@echo "make test    all tests"
+	@echo "make long    the long forms of the simulation; ten minutes"
 	@echo "make pythons unit, property and crash tests on each Python of this machine that delayd is for"
 	@echo "make bench   measure, with Redis beside it; five minutes, one JSON line a result"
 	@echo "make lint    ruff, mypy and the import contracts"
@@ -28,10 +29,15 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m serial
 
 test-parallel: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not serial and not spark and not packaging"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not serial and not spark and not packaging and not long"
 
 test-apart: $(STAMP)
 	$(BIN)/python -m pytest -p no:cacheprovider -m "spark or packaging"
+
+# What `make test` has in a bounded form.
+long: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
+	$(BIN)/python -m tests.simulation --seeds 1500 --jobs 2
 
 pythons:
 	.ci/pythons

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -13,10 +13,11 @@ from typing import NamedTuple
 import delayd
 from delayd.config import Value
 from tests.end_to_end.processes import ServerProcess
+from tests.waiting import DEADLINE_S, wait_until
 
 LEASE_MS = 1_500
 META: dict[str, Value] = {"heartbeat_ms": 100, "lease_ms": LEASE_MS}
-DEADLINE_S = 30.0
+COMMAND_EVERY_S = 0.1  # A look that starts a process takes most of a core.
 
 
 class Cluster(NamedTuple):
@@ -33,7 +34,7 @@ class Cluster(NamedTuple):
                 producer.send(subject, body.encode(), delay=timedelta(0))
 
     def consumed(self, count: int, subject: str = "s", within_s: float = DEADLINE_S) -> list[str]:
-        """The first ``count`` messages, or those that came within the time."""
+        """The first ``count`` messages, or those that came within the time, sorted: no order of theirs is promised."""
         found: list[str] = []
         deadline = time.monotonic() + within_s
         with delayd.Consumer(self.meta.address, subject, group="g") as consumer:
@@ -41,7 +42,7 @@ class Cluster(NamedTuple):
                 batch = consumer.pull(100, wait=timedelta(seconds=0.2))
                 found += [bytes(body).decode() for body in batch.bodies]
                 batch.ack()
-        return found
+        return sorted(found)
 
 
 @contextmanager
@@ -62,22 +63,12 @@ def command(*words: str) -> str:
 
 def logged(server: ServerProcess, words: str, within_s: float = DEADLINE_S) -> None:
     """Wait until a server has logged some words."""
-    deadline = time.monotonic() + within_s
-    while words not in server.log:
-        assert time.monotonic() < deadline, f"never logged {words!r}:\n{server.log[-3_000:]}"
-        time.sleep(0.02)
+    wait_until(lambda: words in server.log, lambda: f"{words!r} is logged:\n{server.log[-3_000:]}", within_s)
 
 
 def alarm_of(production: Cluster) -> str:
     """The alarm of the one target, once there is one."""
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        rows = json.loads(command("target", "list", "--meta", production.meta.address, "--format", "json"))
-        alarms = [str(row["alarm"]) for row in rows if row["alarm"]]
-        if alarms:
-            return alarms[0]
-        time.sleep(0.1)
-    raise AssertionError("no alarm was raised")
+    return str(target_with_alarm(production)["alarm"])
 
 
 def decide(production: Cluster, *words: str) -> str:
@@ -91,7 +82,13 @@ def log_id_of(production: Cluster, role: str) -> str:
     return str(row["log_id"])
 
 
-def _target_with_alarm(production: Cluster) -> str:
-    alarm_of(production)
-    rows = json.loads(command("target", "list", "--meta", production.meta.address, "--format", "json"))
-    return str(next(row["target_log_id"] for row in rows if row["alarm"]))
+def target_with_alarm(production: Cluster) -> Mapping[str, object]:
+    """The row of the one target that has an alarm, once there is one."""
+
+    def found() -> Mapping[str, object] | None:
+        rows = json.loads(command("target", "list", "--meta", production.meta.address, "--format", "json"))
+        return next((row for row in rows if row["alarm"]), None)
+
+    row = wait_until(found, "a target has an alarm", every_s=COMMAND_EVERY_S)
+    assert row is not None
+    return row

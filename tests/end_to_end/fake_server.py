@@ -48,12 +48,11 @@ def main() -> int:
     with socket.create_server(("127.0.0.1", int(given["--port"]))) as listener:
         print(f"ready {role} 127.0.0.1:{listener.getsockname()[1]} pid={os.getpid()}", flush=True)
         while True:
-            if select.select([sys.stdin], [], [], 0)[0] and not os.read(0, 1):
+            if select.select([sys.stdin], [], [], _LOOK_S)[0] and not os.read(0, 1):
                 return 0
             code = _told(data / f"{role}.end")
             if code is not None:
                 return code
-            time.sleep(_LOOK_S)
 
 
 def _told(file: Path) -> int | None:

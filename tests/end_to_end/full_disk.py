@@ -21,6 +21,7 @@ from delayd.client.sending.producer import Producer
 from delayd.config import Value
 from delayd.errors import DelaydError, DiskReserve, RetryLater
 from delayd.reading.books import audit_directory
+from tests.waiting import wait_until
 
 from .processes import ServerProcess
 
@@ -153,20 +154,19 @@ class Story:
         return len(self.kept - self.came.keys())
 
     def until_all_came(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while self.missing() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert not self.missing(), f"{self.missing()} of {len(self.kept)} messages did not come within {seconds:g} s"
+        wait_until(
+            lambda: not self.missing(), lambda: f"{self.missing()} of {len(self.kept)} messages still come", seconds
+        )
 
     def until_taken(self, which: str) -> None:
         """The delay server has read how much space there is, and takes these sends now."""
-        end = time.monotonic() + DEADLINE_S
-        while time.monotonic() < end:
-            told = [line for line in self.servers["delay"].log.splitlines() if "sends_taken" in line]
-            if told and f"which={which} " in told[-1]:
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"it never said that it takes {which} sends: {self.servers['delay'].log[-3_000:]}")
+        server = self.servers["delay"]
+
+        def said() -> bool:
+            told = [line for line in server.log.splitlines() if "sends_taken" in line]
+            return bool(told) and f"which={which} " in told[-1]
+
+        wait_until(said, lambda: f"it says that it takes {which} sends: {server.log[-3_000:]}", DEADLINE_S)
 
     def check_alive(self) -> None:
         for role, server in self.servers.items():

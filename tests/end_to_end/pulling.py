@@ -6,8 +6,7 @@ import time
 from datetime import timedelta
 
 from delayd.client.pulling.consumer import Consumer
-
-DEADLINE_S = 30.0
+from tests.waiting import DEADLINE_S
 
 
 def pull_all(consumer: Consumer, count: int) -> dict[bytes, int]:

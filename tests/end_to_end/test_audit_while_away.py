@@ -8,23 +8,25 @@ from pathlib import Path
 from delayd.client.sending.producer import Producer
 from delayd.reading.books import AuditReport, audit_directory
 from delayd.reading.lives import State
+from tests.waiting import wait_until
 
 from .processes import ServerProcess
 
-DEADLINE_S = 30.0
 GRACE_MS = 700  # Far less than the servers are away.
 BACK_GRACE_MS = 20_000  # A delay server dials again with back-off, and others may need the machine.
 
 
 def audit_until(data: Path, met: Callable[[AuditReport], bool], grace_ms: int = GRACE_MS) -> AuditReport:
     """Audit again and again until something holds; at no moment anything is wrong."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        report = audit_directory(str(data), now_ms=time.time_ns() // 1_000_000, lost_grace_ms=grace_ms)
-        assert report.balanced, report.findings
-        if met(report):
-            return report
-        assert time.monotonic() < deadline, report
+    reports: list[AuditReport] = []
+
+    def holds() -> bool:
+        reports.append(audit_directory(str(data), now_ms=time.time_ns() // 1_000_000, lost_grace_ms=grace_ms))
+        assert reports[-1].balanced, reports[-1].findings
+        return met(reports[-1])
+
+    wait_until(holds, lambda: reports[-1])
+    return reports[-1]
 
 
 def test_what_is_due_waits_for_a_realtime_server_that_is_away_and_just_back(tmp_path: Path) -> None:

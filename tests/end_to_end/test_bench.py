@@ -6,14 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench.report import BEGIN, END, report
 from bench.results import read_results
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.serial
 
@@ -74,12 +73,12 @@ def test_a_benchmark_that_is_ended_ends_its_servers(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
     ) as running:
         try:
-            until(lambda: len(servers_of(tmp_path)) == 3)
+            wait_until(lambda: len(servers_of(tmp_path)) == 3)
         finally:
             running.terminate()
         running.communicate()
     assert running.returncode == 128 + signal.SIGTERM
-    until(lambda: not servers_of(tmp_path))
+    wait_until(lambda: not servers_of(tmp_path))
 
 
 def servers_of(folder: Path) -> list[str]:
@@ -93,14 +92,6 @@ def servers_of(folder: Path) -> list[str]:
         if "delayd" in words and any(word.startswith(str(folder)) for word in words):
             found.append(" ".join(words))
     return found
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_two_states_of_the_code_are_compared_by_the_processor_time_of_each_process() -> None:

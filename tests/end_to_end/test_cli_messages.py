@@ -15,8 +15,9 @@ import pytest
 
 from tests.operations_page import as_on_the_page, files_on_the_page
 from tests.unit.cli.runner import run
+from tests.waiting import DEADLINE_S
 
-from .up_process import DEADLINE_S, Up, is_running, up
+from .up_process import Up, is_running, up
 
 _DELAYD = (sys.executable, "-m", "delayd")
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import DEADLINE_S
+
 from .fake_server import TALK_LINES
-from .up_process import DEADLINE_S, Up, is_running, up, up_command
+from .up_process import Up, is_running, up, up_command
 
 _ROLES = ("meta", "delay", "realtime")
 HOLD = """

@@ -13,20 +13,21 @@ import pytest
 
 from delayd.errors import DelaydError
 from tests.end_to_end.cluster import (
-    DEADLINE_S,
+    COMMAND_EVERY_S,
     LEASE_MS,
     META,
     Cluster,
-    _target_with_alarm,
     alarm_of,
     cluster,
     command,
     decide,
     log_id_of,
     logged,
+    target_with_alarm,
 )
 from tests.end_to_end.processes import ServerProcess
 from tests.end_to_end.torture_faults import send_directly
+from tests.waiting import wait_until
 
 
 def copy_of(data: Path, role: str, target: Path) -> None:
@@ -202,7 +203,7 @@ def test_a_restored_server_of_an_older_life_is_refused_until_meta_has_forgotten_
         logged(production.delay, "code=stale_epoch")
         time.sleep(LEASE_MS / 1000 + 0.5)
         decide(production, "server", "forget", "delay", log_id_of(production, "delay"))
-        assert "accepted" in decide(production, "target", "accept", _target_with_alarm(production))
+        assert "accepted" in decide(production, "target", "accept", str(target_with_alarm(production)["target_log_id"]))
         production.send("8")
         assert production.consumed(1) == ["8"]
 
@@ -240,13 +241,12 @@ def test_a_subject_is_moved_to_another_realtime_server_while_all_serve(tmp_path:
         production.send("1")
         assert production.consumed(1) == ["1"]
         with ServerProcess("realtime", tmp_path / "other", {"meta": production.meta.address}) as other:
-            moved_to = ""
-            deadline = time.monotonic() + DEADLINE_S
-            while not moved_to and time.monotonic() < deadline:
-                listed = command("servers", "--meta", production.meta.address, "--role", "realtime", "--format", "json")
-                moved_to = next(
-                    (str(row["log_id"]) for row in json.loads(listed) if row["address"] == other.address), ""
-                )
+
+            def listed() -> str:
+                rows = command("servers", "--meta", production.meta.address, "--role", "realtime", "--format", "json")
+                return next((str(row["log_id"]) for row in json.loads(rows) if row["address"] == other.address), "")
+
+            moved_to = wait_until(listed, "meta lists the other realtime server", every_s=COMMAND_EVERY_S)
             decide(production, "route", "move", "s", "--to", moved_to)
             logged(production.delay, "subject_moves")
             production.send("2")

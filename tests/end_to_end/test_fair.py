@@ -15,6 +15,7 @@ import pytest
 
 import delayd
 from tests.end_to_end.up_process import up
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 
@@ -84,9 +85,7 @@ class Work:
     def until(self, condition: Callable[[], bool]) -> float:
         """Wait for a condition; how long it took."""
         began = time.monotonic()
-        while not condition():
-            assert time.monotonic() < began + DEADLINE_S, self.shares
-            time.sleep(0.005)
+        wait_until(condition, lambda: self.shares, DEADLINE_S)
         return time.monotonic() - began
 
     @property

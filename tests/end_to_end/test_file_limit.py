@@ -5,7 +5,6 @@ import resource
 import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from delayd.log_limit import LINES_A_MINUTE
 from delayd.net.files import FILES_MIN, connections_for
 from delayd.wire.frame import encode_frame
 from delayd.wire.requests import RequestType
+from tests.waiting import wait_until
 
 STOP_DEADLINE_S = 30.0
 LOW = 700  # Files: a checkpoint and the logs need most of them.
@@ -52,10 +52,7 @@ def test_rule_B1_idle_connections_at_a_low_limit_never_end_a_server(tmp_path: Pa
             assert b"too_many_connections" in late.recv(4096)
         assert process.poll() is None
         idle.close()
-        deadline = time.monotonic() + STOP_DEADLINE_S
-        while not _answers(port):
-            assert time.monotonic() < deadline, "no place came free"
-            time.sleep(0.05)
+        wait_until(lambda: _answers(port), "a place comes free")
         _, log = process.communicate(timeout=STOP_DEADLINE_S)
     assert process.returncode == 0
     assert f"connections_max={connections_for(LOW)}" in log

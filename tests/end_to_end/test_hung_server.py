@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,7 +12,9 @@ from pathlib import Path
 
 from delayd.client.pulling.consumer import Consumer
 from delayd.client.sending.producer import Producer
-from tests.end_to_end.pulling import DEADLINE_S, pull_all
+from tests.end_to_end.cluster import logged
+from tests.end_to_end.pulling import pull_all
+from tests.waiting import wait_until
 
 from .processes import HOST, ServerProcess
 
@@ -67,10 +68,7 @@ def test_a_stopped_realtime_server_is_connected_to_anew_and_rows_of_the_other_on
             for subject in consumers:
                 producer.send(subject, b"%d" % number, delay=timedelta(0))
         assert pull_all(two, 10) == {b"%d" % number: 1 for number in range(10)}
-        deadline = time.monotonic() + DEADLINE_S
-        while "no sign of life" not in delay_process.log:
-            assert time.monotonic() < deadline, delay_process.log
-            time.sleep(0.02)
+        logged(delay_process, "no sign of life")
         stopped.signal(signal.SIGCONT)
         assert pull_all(one, 10) == {b"%d" % number: 1 for number in range(10)}
 
@@ -79,9 +77,6 @@ def test_a_meta_that_takes_connections_and_says_nothing_holds_up_no_start(tmp_pa
     with deaf_listener() as (port, accepted):
         deaf = f"{HOST}:{port}"
         with ServerProcess("realtime", tmp_path, {"meta": deaf}) as server:
-            deadline = time.monotonic() + DEADLINE_S
-            while len(accepted) < 2:
-                assert time.monotonic() < deadline, server.log
-                time.sleep(0.02)
+            wait_until(lambda: len(accepted) >= 2, lambda: server.log)
             assert server.terminate() == 0
         assert server.log.count("away meta=") == 1

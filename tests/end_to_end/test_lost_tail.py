@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 from delayd.client.pulling.consumer import Consumer
 from delayd.client.sending.producer import Producer
+from tests.waiting import wait_until
 
+from .cluster import logged
 from .processes import ServerProcess
-from .pulling import DEADLINE_S, pull_all
+from .pulling import pull_all
 
 
 def test_rule_H7_an_acknowledged_message_that_a_restart_cut_off_raises_the_alarm(tmp_path: Path) -> None:
@@ -27,23 +27,16 @@ def test_rule_H7_an_acknowledged_message_that_a_restart_cut_off_raises_the_alarm
         noted = _outcome_bytes(tmp_path)
         # Nobody pulls this one: what was pulled and is gone keeps the server from starting (test_log_files.py).
         producer.send("one", b"the last one", delay=timedelta(0))
-        _until(lambda: _outcome_bytes(tmp_path) > noted, delay_process)
+        wait_until(lambda: _outcome_bytes(tmp_path) > noted, lambda: delay_process.log)
         realtime.kill()
         # The last group has no later one that proves it durable, so its damage looks like a torn tail.
         with (tmp_path / "realtime/message/00000000000000000000.log").open("r+b") as file:
             file.seek(file.read().index(b"the last one"))
             file.write(b"T")
         realtime.start()
-        _until(lambda: "target_refused" in delay_process.log, delay_process)
+        logged(delay_process, "target_refused")
         assert "has lost data" in delay_process.log
 
 
 def _outcome_bytes(data: Path) -> int:
     return sum(path.stat().st_size for path in (data / "delay/dispatch").rglob("*.log"))
-
-
-def _until(holds: Callable[[], bool], delay_process: ServerProcess) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline, delay_process.log
-        time.sleep(0.02)

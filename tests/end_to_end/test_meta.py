@@ -18,7 +18,8 @@ from delayd.wire.frame import Head
 from delayd.wire.meta import Registered, Routes, ServerInfo, read_routes, read_servers, read_subject_page
 from delayd.wire.requests import RequestType, need_int, need_map, need_str
 from tests.trust import connect_trusted, membership
-from tests.unit.net.loopback import error_of, on_loop, until
+from tests.unit.net.loopback import error_of, on_loop
+from tests.waiting import until
 
 from .processes import HOST, ServerProcess
 

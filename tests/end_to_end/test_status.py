@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from .up_process import DEADLINE_S, Up, up
+from tests.waiting import DEADLINE_S, wait_until
+
+from .cluster import COMMAND_EVERY_S
+from .up_process import Up, up
 
 _DELAYD = (sys.executable, "-m", "delayd")
 
@@ -44,13 +46,14 @@ def status(servers: Up) -> Ran:
 
 def until_code(servers: Up, code: int, *said: str) -> str:
     """Ask until it exits so and says all that; what it wrote."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        found = status(servers)
-        if found.code == code and all(words in found.out for words in said):
-            return found.out
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+    asked: list[Ran] = []
+
+    def holds() -> bool:
+        asked.append(status(servers))
+        return asked[-1].code == code and all(words in asked[-1].out for words in said)
+
+    wait_until(holds, lambda: asked[-1], every_s=COMMAND_EVERY_S)
+    return asked[-1].out
 
 
 def test_all_is_well_with_three_servers(servers: Up) -> None:

@@ -4,16 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from cli.child import Ready, parse_ready
+from tests.waiting import DEADLINE_S, wait_until
 
-DEADLINE_S = 30.0  # A machine under other load starts three Pythons in a few seconds.
-_LOOK_S = 0.02
 _FAKE = Path(__file__).with_name("fake_server.py")
 _WITH_FAKES = """
 import sys
@@ -60,11 +58,7 @@ class Up:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until something holds."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not holds():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {DEADLINE_S:g} s: {what}\n{self.lines}\n{self.errors}")
-            time.sleep(_LOOK_S)
+        wait_until(holds, lambda: f"{what}\n{self.lines}\n{self.errors}")
 
     def kill(self, role: str) -> None:
         """End a server with SIGKILL, as the kernel would."""

@@ -70,40 +70,74 @@ FAVOURED: dict[str, tuple[str, ...]] = {
     "T1: rows leave by a clock that is in doubt after a boot": ("clock_is_wrong_at_boot",),
     "T1: a jump of the clock is believed at once": ("step_wall",),
 }
-# Seeds that have caught a bug, where few do: they are tried first. Which seeds these are changes with the servers; when
-# one catches its bug no more, all are tried in their order, and `--planted` tells how many that takes.
+# Seeds that have caught a bug, where the first two do not: they are tried first. Which seeds these are changes with the
+# servers; `--planted` tells the seeds that a bug takes from seed 0, and the last of them belongs here.
 CAUGHT_BY = {
-    "H4: a session sends before the answered rows are durable": 5,
+    "H4: a session sends before the answered rows are durable": 9,
     "H6: rows are taken back though the window names them": 3,
-    "H5: a checkpoint passes a note and does not keep it": 14,
-    "I1: a checkpoint passes batches and forgets their numbers": 6,
-    "L1: a server goes on after a failed fsync": 4,
-    "L1: recovery does not write back what it finds": 3,
-    "L3: a failed write is not cut back": 14,
-    "S4: a seal is counted before it is durable": 13,
-    "P5: appended_at goes back with the clock": 3,
+    "H5: a checkpoint passes a note and does not keep it": 5,
+    "I1: a checkpoint passes batches and forgets their numbers": 2,
+    "L1: a server goes on after a failed fsync": 18,
+    "L1: recovery does not write back what it finds": 16,
+    "S4: a seal is counted before it is durable": 2,
     "P6: segments go though rows refer to them": 267,
-    "S1: an hour is sealed by counts": 5,
-    "S1: an hour is sealed on outcomes that are not durable": 13,
+    "I1: a batch that is under way is taken again": 8,
+    "S1: an hour is sealed by counts": 9,
+    "S1: an hour is sealed on outcomes that are not durable": 57,
     "H4: rows that may be at T are sent again before it is asked": 3,
-    "H4: rows that never arrived are not sent again": 11,
-    "H8: hours whose dispatch logs are damaged are not told": 52,
-    "H7: a refused target is never asked again": 6,
+    "L1: an error of the write back is not looked at": 17,
+    "E1: a target's answer is taken as it comes": 49,
+    "E2: headers that nobody can read are taken": 2,
+    "H5: what an earlier life may have sent to a lost target goes elsewhere": 4,
+    "L5: what a start reads wrongly once counts as torn": 38,
+    "S1: what a restored dispatch log says is recorded again": 22,
+    "H8: what a given up dispatch log may have named is not told": 3,
+    "E1: the checksum of a batch is not looked at": 2,
+    "L9: damage of a schedule log is not named": 8,
+    "L10: an hour that was set aside is never tried again": 2,
+    "P7: a checkpoint counts rows while they are loaded": 6,
+    "P7: rows that are loaded already are loaded again when their file is whole": 30,
     "L8: what waits for space is not told of a restored dispatch log": 583,
-    "L1: an error of the write back is not looked at": 11,
-    "E1: a target's answer is taken as it comes": 33,
-    "L5: what a start reads wrongly once counts as torn": 16,
-    "S1: what a restored dispatch log says is recorded again": 32,
-    "L9: damage of a schedule log is not named": 6,
-    "P7: a checkpoint counts rows while they are loaded": 4,
-    "P7: rows that are loaded already are loaded again when their file is whole": 11,
+    "H7: a refused target is never asked again": 102,
+    "H8: strangers move routes at meta": 2,
+    "H8: strangers have servers forgotten at meta": 5,
+    "H8: hours whose dispatch logs are damaged are not told": 52,
     "L10: what could not be read is never tried again": 4,
-    "H3: T answers a window before its fsync": 15,
     "H3: T takes frames of any session": 17,
-    "H3: T does not drop the queued frames of an older session": 30,
-    "H3: T hears a hello that comes late": 27,
+    "H3: T does not drop the queued frames of an older session": 71,
+    "H3: T hears a hello that comes late": 15,
     "H7: T hears hellos that are for another server": 8,
+    "H2: T's retention passes batches that are in doubt": 15,
+    "Q1: the pull log is not synced": 2,
+    "Q3: a new group begins at messages that are being removed": 13,
+    "H8: nobody notices a copy of a delay server": 5,
+    "H7: T greets though it lost what it had acknowledged": 14,
+    "Q4: the end of a pull leaves it waiting": 15,
+    "Q5: an entry holds messages of both sides of next": 6,
+    "E1: rows of any width are taken": 110,
+    "L10: what an operator gave up is offered again by the next start": 34,
+    "B1: what a connection waits for stays when it has gone": 104,
 }
+# Few seeds show these. When the seed above shows one no more, only the long form looks for another, for dozens of runs.
+RARE = frozenset(
+    {
+        "P6: segments go though rows refer to them",
+        "S1: an hour is sealed on outcomes that are not durable",
+        "E1: a target's answer is taken as it comes",
+        "L5: what a start reads wrongly once counts as torn",
+        "S1: what a restored dispatch log says is recorded again",
+        "P7: a checkpoint counts rows while they are loaded",
+        "P7: rows that are loaded already are loaded again when their file is whole",
+        "L8: what waits for space is not told of a restored dispatch log",
+        "H7: a refused target is never asked again",
+        "H8: hours whose dispatch logs are damaged are not told",
+        "H3: T does not drop the queued frames of an older session",
+        "Q3: a new group begins at messages that are being removed",
+        "E1: rows of any width are taken",
+        "L10: what an operator gave up is offered again by the next start",
+        "B1: what a connection waits for stays when it has gone",
+    }
+)
 BROKEN = (TypeError, AttributeError, NameError, ImportError)  # A planted bug that does not fit the code is none.
 
 
@@ -123,12 +157,10 @@ def planted(name: str) -> Iterator[None]:
         yield
 
 
-def is_caught(name: str, seeds_max: int) -> bool:
-    """Whether a run with a planted bug goes wrong: the one with the seed that caught it before, or one of so many."""
+def is_caught_by_known(name: str) -> bool:
+    """Whether the run with the seed that caught a planted bug before goes wrong."""
     known = CAUGHT_BY.get(name)
-    if known is not None and seeds_to_catch(name, 1, known) is not None:
-        return True
-    return seeds_to_catch(name, seeds_max) is not None
+    return known is not None and seeds_to_catch(name, 1, known) is not None
 
 
 def seeds_to_catch(name: str, seeds_max: int, first: int = 0, steps: int = STEPS) -> Catch | None:

@@ -1,6 +1,6 @@
 """Whole clusters, seed by seed: whatever happens, what was accepted is delivered once and the books agree.
 
-More of them: ``python -m tests.simulation --seeds 5000 --jobs 2``.
+More of them: ``make long``, or ``python -m tests.simulation --seeds 5000 --jobs 2``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 from tests.delay_harness import small_slots
 from tests.simulation.run import Run
 
-SEEDS = 300
-PARTS = 3  # Seeds are shared out among so many tests, which may run beside each other.
+SEEDS = 150  # The long form has ten times as many.
+PARTS = 2  # Seeds are shared out among so many tests, which may run beside each other.
 COLLECT_EVERY = 10  # Clusters; one is some MB.
 
 

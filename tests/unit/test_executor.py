@@ -15,6 +15,7 @@ import pytest
 from delayd.executor import Beside, Done, Later, ThreadExecutor
 from delayd.testing.disk import Crash
 from delayd.testing.executor import InlineExecutor, StepExecutor
+from tests.waiting import wait_until
 
 DEADLINE_S = 10.0
 
@@ -92,10 +93,7 @@ def test_an_idle_thread_keeps_nothing_of_the_last_job() -> None:
     executor.submit(partial(id, result), lambda job: None)
     del result
     loop.get(timeout=DEADLINE_S)()
-    deadline = time.monotonic() + DEADLINE_S
-    while kept() is not None:
-        assert time.monotonic() < deadline, "the idle thread still holds its last job"
-        time.sleep(0.001)
+    wait_until(lambda: kept() is None, "the idle thread lets go of its last job")
     executor.close()
 
 

@@ -8,7 +8,8 @@ import time
 from functools import partial
 
 from delayd.client.at_exit import EXIT_S
-from tests.unit.client.world import DEADLINE_S, add_messages, poll, world_aside
+from tests.unit.client.world import add_messages, world_aside
+from tests.waiting import DEADLINE_S, wait_until
 
 SENDS = """
 import sys, delayd
@@ -76,5 +77,5 @@ def test_a_program_that_ends_with_a_consumer_open_acknowledges_and_gives_back() 
         do(partial(add_messages, world, 200))
         told, _ = run(CONSUMES, world.address)
         assert told == ""
-        poll(lambda: sorted(world.realtime.acked) == list(range(20)))
+        wait_until(lambda: sorted(world.realtime.acked) == list(range(20)))
         assert world.realtime.held == {} and world.realtime.counted == [] and world.realtime.returned

@@ -17,7 +17,8 @@ from delayd.client.pulling.consumer import Consumer
 from delayd.client.sending.producer import Producer
 from delayd.errors import AlreadyClosed, BadSubject, DelaydError, OutcomeUnknown, PastHorizon, StaleHandle
 from tests.unit.client.servers import refuse
-from tests.unit.client.world import PAST_MS, THREADS_AT_A_FORK, add_messages, fork, poll, world_aside
+from tests.unit.client.world import PAST_MS, THREADS_AT_A_FORK, add_messages, fork, world_aside
+from tests.waiting import wait_until
 
 DEADLINE_S = 20.0
 
@@ -116,7 +117,7 @@ def test_a_blocking_send_past_a_full_queue_waits_for_room() -> None:
             target=lambda: futures.append(producer.send_nowait("a", bytes(3 << 20), deliver_at_ms=PAST_MS))
         )
         second.start()
-        poll(lambda: bool(world.delay.held))
+        wait_until(lambda: bool(world.delay.held))
         second.join(0.05)
         assert second.is_alive() and len(futures) == 1
         do(world.delay.release)
@@ -166,7 +167,7 @@ def test_a_blocking_consumer_iterates_pulls_and_acknowledges() -> None:
             last = next(consumer)
             assert last.body == b"3"
             last.nack()
-        poll(lambda: not world.realtime.held)
+        wait_until(lambda: not world.realtime.held)
         with Consumer(world.address, "a", "g") as consumer:
             seen: list[bytes] = []
             while len(seen) < 7:

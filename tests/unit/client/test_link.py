@@ -10,7 +10,8 @@ from delayd.errors import ConnectionLost, ServerUnavailable
 from delayd.net.connection import Connection
 from delayd.wire.frame import Frame
 from delayd.wire.requests import RequestType
-from tests.unit.net.loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop, until
+from tests.unit.net.loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop
+from tests.waiting import until
 
 
 def answer_status(connection: Connection, frame: Frame) -> None:

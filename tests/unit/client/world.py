@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +15,9 @@ import uvloop
 from delayd.hours import INSTANT_MS_MIN
 from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.servers import SmallDelay, SmallMeta, SmallServer
+from tests.unit.net import loopback
+from tests.waiting import DEADLINE_S
 
-DEADLINE_S = 30.0
 PAST_MS = INSTANT_MS_MIN  # Long due.
 # Python 3.12 and later warn of a fork in a process with threads. Rule I2 is about such forks.
 THREADS_AT_A_FORK = "ignore:This process:DeprecationWarning"
@@ -61,16 +61,15 @@ class World:
 def on_loop(scenario: Callable[[World], Awaitable[None]]) -> None:
     """Run a scenario against fresh servers."""
 
-    async def main() -> None:
+    async def main(_: loopback.Loopback) -> None:
         world = World()
         await world.start()
         try:
-            async with asyncio.timeout(DEADLINE_S):
-                await scenario(world)
+            await scenario(world)
         finally:
             await world.stop()
 
-    uvloop.run(main())
+    loopback.on_loop(main)
 
 
 @contextmanager
@@ -105,13 +104,6 @@ def world_aside() -> Iterator[tuple[World, Callable[[Callable[[], R]], R]]]:
 def add_messages(world: World, count: int) -> None:
     for row in range(count):
         world.realtime.add(b"%d" % row)
-
-
-def poll(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.002)
 
 
 def fork() -> int:

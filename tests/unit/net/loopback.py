@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 
 import uvloop
@@ -13,9 +12,9 @@ from delayd.net.connection import Connection, Handler, connect
 from delayd.net.server import Server
 from delayd.wire.frame import Frame
 from delayd.wire.limits import RequestLimits
+from tests.waiting import DEADLINE_S, LOOK_ON_LOOP_S
 
 HOST = "127.0.0.1"
-DEADLINE_S = 20.0  # Far above anything that works, on a machine that is busy with other things.
 
 Run = Callable[[Coroutine[object, object, None]], None]
 
@@ -92,7 +91,7 @@ def on_loop(scenario: Callable[[Loopback], Coroutine[object, object, None]], run
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
         loopback = Loopback()
         try:
-            async with asyncio.timeout(DEADLINE_S * 3):
+            async with asyncio.timeout(DEADLINE_S * 2):
                 await scenario(loopback)
         finally:
             await loopback.close()
@@ -101,19 +100,11 @@ def on_loop(scenario: Callable[[Loopback], Coroutine[object, object, None]], run
     run(guarded())
 
 
-async def until(condition: Callable[[], bool], what: str = "the condition holds") -> None:
-    """Poll until the condition holds; AssertionError at the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        await asyncio.sleep(0.002)
-
-
 async def settled(value: Callable[[], int], quiet_turns: int = 50) -> int:
     """The value once it has not changed for a while: how far something goes before it is held back."""
     last, turns = value(), 0
     while turns < quiet_turns:
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(LOOK_ON_LOOP_S)
         turns = turns + 1 if value() == last else 0
         last = value()
     return last

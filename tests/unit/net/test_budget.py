@@ -30,8 +30,9 @@ from delayd.wire.limits import (
     RequestLimits,
 )
 from delayd.wire.requests import RequestType
+from tests.waiting import until
 
-from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop, until
+from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop
 
 PING, STATUS, SEND, DISPATCH, PULL = 1, 2, 20, 31, 40
 

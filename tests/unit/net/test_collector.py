@@ -12,8 +12,7 @@ import uvloop
 
 from delayd.net import collector
 from delayd.net.collector import QuietCollector
-
-from .loopback import until
+from tests.waiting import until
 
 
 class Cycle:

@@ -20,8 +20,9 @@ from delayd.errors import (
 from delayd.net.connection import DEAD_PEER_MS, PROBE_AFTER_S, PROBE_EVERY_S, Connection, connect
 from delayd.wire.frame import Frame, encode_frame
 from delayd.wire.requests import RequestType
+from tests.waiting import until
 
-from .loopback import HOST, Echo, Loopback, answer_nothing, answer_the_same, error_of, on_loop, settled, until
+from .loopback import HOST, Echo, Loopback, answer_nothing, answer_the_same, error_of, on_loop, settled
 
 
 def test_many_requests_at_once_are_each_answered_by_their_own_answer() -> None:

@@ -19,8 +19,9 @@ from delayd.errors import (
 )
 from delayd.wire.frame import ANSWER, ERROR, MAGIC, SEND_BODY_BYTES_MAX, Frame, FrameReader, Head, encode_frame
 from delayd.wire.requests import error_from_head
+from tests.waiting import until
 
-from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop, until
+from .loopback import HOST, Echo, Loopback, answer_nothing, error_of, on_loop
 
 GOOD = b"".join(encode_frame(20, 1, {"good": True}))
 TOO_LARGE = struct.pack("<IBBHIIII", MAGIC, 1, 20, 0, 2, 4, 0xFFFF_FFF8, 0)

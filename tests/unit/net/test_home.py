@@ -14,8 +14,7 @@ import pytest
 from delayd.config import DelayConfig
 from delayd.net import home
 from delayd.net.home import Home
-
-from .loopback import until
+from tests.waiting import until
 
 EVERY_S = 0.02
 DAY = timedelta(days=1)

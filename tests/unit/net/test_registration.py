@@ -17,8 +17,9 @@ from delayd.wire.frame import Frame
 from delayd.wire.meta import Registered, Routes, read_registered
 from delayd.wire.requests import RequestType, need_strs
 from tests.trust import SECRET, membership
+from tests.waiting import until
 
-from .loopback import HOST, Loopback, error_of, on_loop, until
+from .loopback import HOST, Loopback, error_of, on_loop
 
 DELAY = Registered("delay", (1 << 64) - 1, HOST, 7401, 3, 42)
 REALTIME = Registered("realtime", 9, HOST, 7402, 1, 43)

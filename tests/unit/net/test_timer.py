@@ -11,8 +11,7 @@ import pytest
 import uvloop
 
 from delayd.net.timer import Timer
-
-from .loopback import until
+from tests.waiting import until
 
 LOOP_CLOCK_MS = 1.0  # The loop's own timers count whole milliseconds, so one may fire that much early or late.
 

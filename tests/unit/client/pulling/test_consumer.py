@@ -30,7 +30,8 @@ from delayd.wire.requests import RequestType
 from tests.counts import calls
 from tests.unit.client.realtime import SmallRealtime
 from tests.unit.client.world import World, on_loop
-from tests.unit.net.loopback import error_of, until
+from tests.unit.net.loopback import error_of
+from tests.waiting import until
 
 
 def consumer_of(

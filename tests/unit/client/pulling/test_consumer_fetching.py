@@ -23,8 +23,8 @@ from delayd.client.pulling.async_consumer import AsyncConsumer, AsyncMessageBatc
 from delayd.client.pulling.consumer import Consumer, Message, MessageBatch
 from delayd.errors import AlreadyClosed
 from delayd.wire.requests import RequestType
-from tests.unit.client.world import DEADLINE_S, World, add_messages, fork, on_loop, poll, world_aside
-from tests.unit.net.loopback import until
+from tests.unit.client.world import World, add_messages, fork, on_loop, world_aside
+from tests.waiting import DEADLINE_S, until, wait_until
 
 LEASE = timedelta(seconds=1)  # What nobody comes for goes back after a quarter of it.
 CLIENT = str(Path(delayd.client.__file__).parent)
@@ -259,7 +259,7 @@ def test_the_close_ends_an_iteration_of_another_thread() -> None:
 
         thread = threading.Thread(target=iterate)
         thread.start()
-        poll(lambda: len(seen) == 2)
+        wait_until(lambda: len(seen) == 2)
         consumer.close()
         thread.join(DEADLINE_S)
         assert seen == [b"0", b"1", b"over"]
@@ -438,7 +438,7 @@ def test_a_child_hands_out_nothing_of_its_parent() -> None:
         do(partial(add_messages, world, 60))
         with Consumer(world.address, "a", "g", lease=timedelta(seconds=60)) as consumer:
             parents = [next(consumer).sequence for _ in range(10)]
-            poll(lambda: len(world.realtime.held) > 15)
+            wait_until(lambda: len(world.realtime.held) > 15)
             child = fork()
             if child == 0:
                 status = 1

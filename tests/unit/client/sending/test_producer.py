@@ -23,7 +23,7 @@ from delayd.errors import (
 )
 from tests.unit.client.servers import SmallDelay
 from tests.unit.client.world import PAST_MS, World, on_loop
-from tests.unit.net.loopback import until
+from tests.waiting import until
 
 
 async def until_held(delay: SmallDelay, count: int) -> None:

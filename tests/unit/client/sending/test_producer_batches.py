@@ -19,7 +19,8 @@ from delayd.errors import (
 )
 from tests.unit.client.servers import refuse
 from tests.unit.client.world import PAST_MS, World, on_loop
-from tests.unit.net.loopback import error_of, until
+from tests.unit.net.loopback import error_of
+from tests.waiting import until
 
 
 def test_a_large_batch_is_split_and_its_receipt_names_every_row() -> None:

@@ -22,7 +22,8 @@ from delayd.errors import (
 )
 from tests.unit.client.servers import SmallDelay, drop_after, drop_before, hold, refuse
 from tests.unit.client.world import PAST_MS, World, on_loop
-from tests.unit.net.loopback import error_of, until
+from tests.unit.net.loopback import error_of
+from tests.waiting import until
 
 
 def test_a_batch_lost_before_it_was_kept_is_sent_again_under_the_same_number() -> None:

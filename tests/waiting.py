@@ -1,0 +1,49 @@
+"""Wait for a condition: poll it, with a deadline. No test sleeps for a time that it hopes is long enough.
+
+`until` waits on a loop, `wait_until` on a thread. Both fail with what the test has to say about the state of things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+DEADLINE_S = 30.0  # Far above anything that works, on a machine that is busy with other things.
+LOOK_S = 0.01
+LOOK_ON_LOOP_S = 0.002
+
+Found = TypeVar("Found")
+Told = str | Callable[[], object]
+
+
+async def until(
+    condition: Callable[[], bool], what: Told = "the condition holds", within_s: float = DEADLINE_S
+) -> None:
+    """Poll on a loop until the condition holds; AssertionError at the deadline."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, _late(what, within_s)
+        await asyncio.sleep(LOOK_ON_LOOP_S)
+
+
+def wait_until(
+    condition: Callable[[], Found],
+    what: Told = "the condition holds",
+    within_s: float = DEADLINE_S,
+    every_s: float = LOOK_S,
+) -> Found:
+    """Poll on a thread until the condition gives something that is true, and return it; AssertionError at the deadline.
+
+    ``every_s`` is the pause between two looks: longer where one look starts a process.
+    """
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, _late(what, within_s)
+        time.sleep(every_s)
+    return found
+
+
+def _late(what: Told, within_s: float) -> str:
+    return f"not within {within_s:g} s: {what if isinstance(what, str) else what()}"
