@@ -226,7 +226,7 @@ class Meta:
             raise SlowDown(message, retry_after_ms=STORED_RETRY_AFTER_MS)
 
     def _need_no_word(self) -> None:
-        """Refuse what would be decided by a state that an operator's word is about to change."""
+        """Refuse a question whose answer an operator's decision may change that is just being stored."""
         if self._storing_word:
             raise SlowDown("meta is storing an operator's word", retry_after_ms=STORED_RETRY_AFTER_MS)
 

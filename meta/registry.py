@@ -1,7 +1,7 @@
-"""Which servers there are, and which of them are alive: a lease that each registration renews.
+"""Registry: which servers exist, and which of them are alive: each registration renews a server's lease.
 
-Invariant: a server that registered within the last lease, in monotonic time, is alive, and one that did not is not; the
-epoch kept for a log_id never falls. Nobody takes the place of a server that is alive: two processes of one log_id in
+Invariant: a server that registered within the last lease, in monotonic time, is alive, and one that did not is not. The
+epoch kept for a log_id never falls. No server takes the place of one that is alive: two processes with one log_id in
 two places are a server and a copy of it, and the one that holds the lease stays (rule H8).
 
      newcomer, other place ──first is alive──▶ PlaceTaken ──first registers again──▶ FencedInstance: it is a copy
@@ -24,9 +24,9 @@ Key = tuple[str, int]  # Role and log_id.
 @dataclass(slots=True)
 class _Known:
     server: Registered
-    stored: Registered | None  # As the state has it.
+    stored: Registered | None  # The registration in the state.
     seen_ms: int
-    alive: bool = True  # Until its lease ends; False at once when another server registers at its address.
+    alive: bool = True  # True until its lease ends; False at once when another server registers at its address.
     heard: bool = False  # It has registered in this life of meta.
     contender: Registered | None = None  # The last server that asked for its place while it was alive.
     contended_ms: int = 0  # When that contender first asked.
@@ -35,15 +35,15 @@ class _Known:
 class Registry:
     """Servers by role and log_id, in memory.
 
-    `moved` says that meta's own directory lies in another place than before. It may be a copy, and the addresses that
-    it remembers those of the servers that it was copied from: nobody is sent there before they have registered here.
+    `moved` says that meta's own directory lies in another place than before. Then it may be a copy, and it may remember
+    the addresses of the original's servers: clients are told of a server only after it has registered here.
     """
 
     def __init__(self, clock: Clock, lease_ms: int, stored: Iterable[Registered], *, moved: bool = False) -> None:
         self._clock = clock
         self._lease_ms = lease_ms
         self._moved = moved
-        # Nobody could register while meta was away, so each known server has a whole lease from now on.
+        # No server could register while meta was away, so each known server has a whole lease from now on.
         now_ms = clock.monotonic_ms()
         self._known = {(each.role, each.log_id): _Known(each, each, now_ms, alive=not moved) for each in stored}
 
@@ -51,13 +51,13 @@ class Registry:
         return len(self._known)
 
     def hear(self, server: Registered) -> bool:
-        """Renew a lease; whether the state does not hold this registration yet.
+        """Renew a lease; return whether the state lacks this registration.
 
         Raises:
             StaleEpoch: a newer life of this server has registered.
-            EpochOutOfRange: no server can have started so often.
-            PlaceTaken: a server of this log_id was alive in another place a moment ago; ask again.
-            FencedInstance: it is alive: the newcomer runs on a copy of its directory.
+            EpochOutOfRange: no server can have started this often.
+            PlaceTaken: a server with this log_id was alive in another place a moment ago; ask again.
+            FencedInstance: that server is alive: the newcomer runs on a copy of its directory.
         """
         key = (server.role, server.log_id)
         known = self._known.get(key)
@@ -78,12 +78,12 @@ class Registry:
         return True
 
     def holds(self, server: Registered) -> bool:
-        """Whether the state has this very registration."""
+        """Whether the state has exactly this registration."""
         known = self._known.get((server.role, server.log_id))
         return known is not None and known.stored == server
 
     def stored(self, server: Registered) -> None:
-        """The state holds this registration."""
+        """Note that the state holds this registration."""
         known = self._known.get((server.role, server.log_id))
         if known is not None:
             known.stored = server
@@ -91,7 +91,7 @@ class Registry:
     def make_room(self, server: Registered, needed: Callable[[Registered], bool]) -> Registered | None:
         """Forget the server that was unseen the longest when there is no place for a new one; returns it.
 
-        Servers that are alive or `needed` stay; SlowDown when all others are.
+        Servers that are alive or `needed` are not forgotten; SlowDown when every server is one of these.
         """
         if (server.role, server.log_id) in self._known or len(self._known) < SERVERS_MAX:
             return None
@@ -104,7 +104,9 @@ class Registry:
         return forgotten
 
     def forget(self, role: str, log_id: int) -> Registered:
-        """The server that an operator wants forgotten; nothing has changed. Raises UnknownServer, BadArgument."""
+        """Find the server that an operator wants to forget; nothing is changed yet. Raises UnknownServer,
+        BadArgument.
+        """
         known = self._known.get((role, log_id))
         if known is None:
             raise UnknownServer(f"meta knows no {role} server {log_id:016x}; see `delayd servers`")
@@ -116,14 +118,14 @@ class Registry:
         return known.server
 
     def begin_anew(self, server: Registered) -> None:
-        """Take any epoch of this server from now on; the state says so."""
+        """Take any epoch of this server from now on; the state says so already."""
         known = self._known[(server.role, server.log_id)]
         known.server = known.stored = server
         known.alive = known.heard = False
         known.contender = None
 
     def remove(self, role: str, log_id: int) -> None:
-        """Forget a server; the state has."""
+        """Forget a server; the state has forgotten it already."""
         self._known.pop((role, log_id), None)
 
     def live(self, role: str) -> list[int]:
@@ -133,17 +135,17 @@ class Registry:
         )
 
     def servers(self, role: str | None = None) -> list[ServerInfo]:
-        """All that are known, by role and log_id, alive or not."""
+        """All known servers, by role and log_id, alive or not."""
         found = (self._known[key] for key in sorted(self._known) if role is None or key[0] == role)
         return [self._info(known) for known in found if self._is_told(known)]
 
     def find(self, role: str, log_ids: Iterable[int]) -> list[ServerInfo]:
-        """Those of a role that are known among some log_ids, lowest first."""
+        """The known servers of a role among some log_ids, lowest first."""
         keys = ((role, log_id) for log_id in sorted(set(log_ids)))
         return [self._info(self._known[key]) for key in keys if key in self._known and self._is_told(self._known[key])]
 
     def has(self, role: str, log_id: int) -> bool:
-        """Whether a server is known, told of or not."""
+        """Whether a server is known, even if clients are not told of it."""
         return (role, log_id) in self._known
 
     def _check_newer(self, known: _Known, server: Registered) -> None:
@@ -171,7 +173,7 @@ class Registry:
         )
 
     def _end_others_at(self, server: Registered) -> None:
-        # Two servers can't listen at one address, so what was there before is gone, whatever its lease says.
+        # Two servers can't listen at one address, so the server that was there before is gone, whatever its lease says.
         for known in self._known.values():
             if known.server != server and (known.server.host, known.server.port) == (server.host, server.port):
                 known.alive = False

@@ -1,9 +1,10 @@
-"""Which realtime server has which subject.
+"""Routes: which realtime server has which subject.
 
-Invariant: what is given out is durable, and a route that was given out never changes by itself. A route that is decided
-and not durable yet counts as taken, so that nobody else decides it again. A route is *unused* until a delay server asks
-for it, which has messages for it: those that consumers alone have looked at are bounded, and given back when nobody has
-looked for a while (rule B1). A consumer that waits looks again and again, so that its route stays.
+Invariant: a route that is given out is durable, and does not change by itself. A route that is decided and not durable
+yet counts as taken, so that it is not decided a second time. A route is *unused* until a delay server asks for it,
+because a delay server asks only for subjects with messages. Unused routes, which only consumers have looked at, are
+bounded, and given back when nobody has looked at them for a while (rule B1). A waiting consumer looks again and again,
+so its route stays.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from delayd.wire.meta import SubjectPage
 
 UNUSED_MAX = 100_000  # Routes of subjects that no message has used: 40 MB in memory and on disk.
-UNUSED_MS = 3_600_000  # Behind the last look at such a route; a consumer that waits looks six times meanwhile.
-GIVEN_BACK_MAX = 1_000  # Routes that one transaction gives back: a bounded turn of the loop.
+# How long after the last look such a route is given back; a waiting consumer looks six times within this.
+UNUSED_MS = 3_600_000
+GIVEN_BACK_MAX = 1_000  # Routes that one transaction gives back, so that a turn of the loop is bounded.
 
 
 class RouteTable:
@@ -30,7 +32,7 @@ class RouteTable:
         lost: Iterable[str] = (),
         now_ms: int = 0,
     ) -> None:
-        self.lost = set(lost)  # Subjects whose route did not check: they have none until an operator moves them.
+        self.lost = set(lost)  # Subjects whose route did not check: they have no route until an operator moves them.
         self._durable = dict(stored)
         looked = {name: log_id for name, log_id in unused if name not in self._durable}
         self._unused = dict.fromkeys(looked, now_ms)  # When each was looked at last, monotonic; the oldest first.
@@ -39,13 +41,13 @@ class RouteTable:
         self._counts = Counter(self._durable.values())
         self._names = sorted(self._durable)
         self._names_sorted = True
-        self._names_stale = False  # Some of them have no route any more, or stand there twice.
+        self._names_stale = False  # Whether some of them have no route any more, or are in the list twice.
 
     def __len__(self) -> int:
         return len(self._durable)
 
     def get(self, subject: str) -> int | None:
-        """The log_id that serves a subject, if that is durable."""
+        """The log_id that serves a subject, if the route is durable."""
         return self._durable.get(subject)
 
     def has_unsettled(self, subjects: Iterable[str]) -> bool:
@@ -63,12 +65,12 @@ class RouteTable:
         return {subject: self._durable[subject] for subject in subjects if subject in self._unused}
 
     def has_room(self, subjects: Iterable[str]) -> bool:
-        """Whether routes that nobody has used yet may be made for these."""
+        """Whether unused routes may be made for these subjects."""
         new = sum(1 for subject in set(subjects) if subject not in self._durable and subject not in self._decided)
         return not new or len(self._unused) + len(self._decided) + new <= UNUSED_MAX
 
     def look(self, subjects: Iterable[str], now_ms: int) -> None:
-        """Somebody asks for these: routes among them that were not used yet stay for a while."""
+        """Note that somebody asks for these subjects: unused routes among them stay for a while."""
         if self._unused:
             for subject in subjects:
                 if subject in self._unused:
@@ -85,19 +87,19 @@ class RouteTable:
         return found
 
     def give_back(self, subjects: Iterable[str]) -> None:
-        """These unused routes are gone: whoever asks for one of their subjects gets a route as for a new one."""
+        """Forget unused routes that were removed: a later question for one of their subjects gets a new route."""
         for subject in subjects:
             self._counts[self._durable.pop(subject)] -= 1
             del self._unused[subject]
             self._names_stale = True
 
     def set_used(self, subjects: Iterable[str]) -> None:
-        """Messages have come for these; the state says so."""
+        """Note that these subjects have messages; the state says so already."""
         for subject in subjects:
             self._unused.pop(subject, None)
 
     def move(self, subject: str, log_id: int) -> None:
-        """An operator's word, which is durable: another server has the subject from now on."""
+        """Give a subject to another server: an operator decided so, and that is durable."""
         known = self._durable.get(subject)
         if known is not None:
             self._counts[known] -= 1
@@ -110,7 +112,7 @@ class RouteTable:
         self._unused.pop(subject, None)
 
     def remove(self, log_id: int) -> None:
-        """An operator's word, which is durable: the subjects of a server have none any more."""
+        """Take all subjects away from a server: an operator decided so, and that is durable."""
         for subject in self.subjects_of(log_id):
             del self._durable[subject]
             self._unused.pop(subject, None)
@@ -119,13 +121,13 @@ class RouteTable:
         del self._counts[log_id]
 
     def subjects_of(self, log_id: int) -> list[str]:
-        """All that are routed to a server; walks over every route."""
+        """All subjects that are routed to a server; walks over every route."""
         return [subject for subject, owner in self._durable.items() if owner == log_id]
 
     def decide(self, subjects: Iterable[str], live: Sequence[int]) -> dict[str, int]:
         """Choose for each subject without a route the live server with the fewest subjects, the lowest of them first.
 
-        They are given out after `settle`. None are decided without a live server.
+        The routes are given out after `settle`. Without a live server none is decided.
         """
         servers = [(self._counts[log_id], log_id) for log_id in live]
         heapq.heapify(servers)
@@ -141,7 +143,7 @@ class RouteTable:
     def settle(
         self, decided: Mapping[str, int], *, durable: bool, unused: Container[str] = (), now_ms: int = 0
     ) -> None:
-        """Decided routes are durable from now on; or they are taken back, for nothing of them was stored."""
+        """Make decided routes valid once they are durable; or take them back, because nothing of them was stored."""
         for subject, log_id in decided.items():
             del self._decided[subject]
             if durable:
@@ -159,7 +161,7 @@ class RouteTable:
         if self._names_stale:
             self._names, self._names_stale, self._names_sorted = sorted(self._durable), False, True
         elif not self._names_sorted:
-            # Cheap when most of it is in order; only listings need it, so no registration pays.
+            # This costs little when most names are in order; it is done here because only listings need it.
             self._names.sort()
             self._names_sorted = True
         names = self._names

@@ -42,8 +42,8 @@ from delayd.wire.status import status_head
 from .core import Meta
 
 STATE_FOLDER = "state.lmdb"
-SERVED_TO_THE_END = frozenset((RequestType.PING, RequestType.STATUS))  # Also while the server stops.
-RESTART_MS = 1_000  # When a client of a stopping server may look for it again.
+SERVED_TO_THE_END = frozenset((RequestType.PING, RequestType.STATUS))  # These are also served while the server stops.
+RESTART_MS = 1_000  # After this a client of a stopping server may look for it again.
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class MetaService:
         }
 
     def open(self) -> None:
-        """Lock the directory, begin its next epoch, read what is known."""
+        """Lock the directory, begin its next epoch, read the state."""
         config = self._config
         log.info("config %s", describe(config))
         try:
@@ -113,7 +113,7 @@ class MetaService:
         return HeldServer(config.role, config.host, config.port, open_secret(config.data, config.secret_file))
 
     async def start(self) -> tuple[str, int]:
-        """Listen; opens what was not opened."""
+        """Listen; opens first if `open` was not called."""
         config = self._config
         if self._state is None:
             self.open()
@@ -151,15 +151,15 @@ class MetaService:
         handler(connection, frame)
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
-        """Nothing is kept for a connection."""
+        """Do nothing: nothing is kept for a connection."""
 
     def crashed(self, error: Exception) -> None:
-        """A bug of ours."""
+        """Stop: the error is a bug."""
         self._fail(error)
 
     def _fail_core(self, error: BaseException) -> None:
         self._fail(error)
-        # Those who waited for the disk are not answered any more, and a stop that waits for them must go on.
+        # Requests that waited for the disk are not answered any more; a stop that waits for them must go on.
         self._idle.set()
 
     def _ping(self, connection: Connection, frame: Frame) -> None:
@@ -196,11 +196,11 @@ class MetaService:
             self._idle.set()
 
         subjects, assign = need_strs(frame.head, "subjects"), need_bool(frame.head, "assign")
-        # A delay server asks for subjects that it has messages for; anyone else may only be curious.
+        # A delay server asks for subjects that it has messages for; other clients may only be curious.
         self._core.routes(subjects, assign, on_routes, used=connection.trusted)
 
     def _decide(self, connection: Connection, frame: Frame) -> None:
-        """An operator's word; answered when it is durable."""
+        """Take an operator's decision; the answer goes out when it is durable."""
 
         def on_done(told: str | RetryLater) -> None:
             if isinstance(told, RetryLater):

@@ -1,7 +1,7 @@
-"""What is still done for clients that a program leaves open when it ends.
+"""At exit: flushes clients that a program leaves open when it ends.
 
-Invariant: the end waits at most EXIT_S for all of them together, whatever their servers do, and the log says what was
-not done. A process that is killed, or ends by `os._exit` as children of a fork often do, does nothing of it.
+Invariant: the program's end waits at most EXIT_S for all of them together, whatever their servers do, and the log says
+what was not flushed. A process that is killed, or ends by `os._exit` as children of a fork often do, flushes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ class Open(Protocol):
     """A client that was used and not closed."""
 
     def end(self, until: float) -> None:
-        """Flush until then, on `monotonic_s`, and say what could not be flushed; not after a fork."""
+        """Flush until the instant ``until`` on `monotonic_s`, and log what could not be flushed; does nothing after a
+        fork.
+        """
 
 
 _open: dict[Open, None] = {}
@@ -26,7 +28,7 @@ _registered: list[bool] = []
 
 
 def remember(client: Open) -> None:
-    """End it with the program, unless it is closed before."""
+    """End this client when the program ends, unless it is closed before."""
     if not _registered:
         _registered.append(True)
         atexit.register(_end_all)
@@ -34,7 +36,7 @@ def remember(client: Open) -> None:
 
 
 def forget(client: Open) -> None:
-    """It was closed."""
+    """Forget a client that was closed."""
     _open.pop(client, None)
 
 

@@ -1,7 +1,12 @@
-"""When a message is due, as the caller says it, and the clock of the server that will hold it to that.
+"""Instants: when a message is due, as the caller says it, and the clock of the server that will hold it until then.
 
-Invariant: a message sent with `delay=` is never due earlier, by the server's clock, than that long after the call: the
+Invariant: a message sent with `delay=` is never due earlier, by the server's clock, than that long after the call. The
 offset between the clocks is known to within half a round trip, and that half is added (rule T2).
+
+An example: a request leaves at 1,000 us of this machine's monotonic clock, and the answer, which says 7,000 ms, comes
+at 3,000 us. The server read its clock somewhere in between, so at about 2,000 us it stood at 7,000.5 ms; the error is
+at most 1,000 us, and half a ms because the server tells whole ms. A message with `delay=` of 5 s that is sent at 4,000
+us is due at 12,004 ms by the server's clock: 5 s after 7,002.5 ms, plus the error of 1.5 ms.
 """
 
 from __future__ import annotations
@@ -20,8 +25,8 @@ from delayd.wire.frame import Head
 from delayd.wire.requests import need_instant
 
 HORIZON_MS = 2 * 366 * 86_400_000  # Two leap years: 17,568 hours, each a file at the most.
-SKEW_MS_MAX = 1_000  # Users notice a second; below it the offset is corrected silently.
-DRIFT = 1e-4  # Two ordinary quartz clocks drift less: an old sample grows worse by 0.1 ms a second.
+SKEW_MS_MAX = 1_000  # Users notice a second; a smaller offset is corrected without a log line.
+DRIFT = 1e-4  # Two ordinary quartz clocks drift apart by less than this: an old sample grows worse by 0.1 ms a second.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -34,17 +39,17 @@ ONE_OF_THREE = "say once when a message is due: one of delay=, deliver_at= and d
 log = logging.getLogger(__name__)
 
 
-# Read by `clock_gettime`: a user's test that freezes `time.time` and `time.monotonic` freezes them for its own thread
-# only, and servers and the loop of the client go on.
+# Read by `clock_gettime`: a user's test that freezes `time.time` and `time.monotonic` then freezes them for its own
+# code only, and servers and the loop of the client go on.
 
 
 def monotonic_us() -> int:
-    """What `delay=` counts from: no step of this machine's wall clock moves it."""
+    """The clock from which `delay=` counts: no step of this machine's wall clock moves it."""
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
 
 
 def monotonic_s() -> float:
-    """What leases are counted by."""
+    """The clock by which leases are counted."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
@@ -92,7 +97,7 @@ def wish(
 
 
 def past_horizon(instant_ms: int, now_ms: int, horizon_ms: int) -> PastHorizon:
-    """What a caller is told whose instant is further ahead than any server takes, by this machine's clock."""
+    """The error for an instant that is further ahead than any server takes, by this machine's clock."""
     return PastHorizon(
         f"deliver_at_ms {instant_ms} is past the horizon of {horizon_ms // 86_400_000} days from now, which is"
         f" {utc(now_ms).isoformat(timespec='seconds')} by this machine's clock"
@@ -102,8 +107,9 @@ def past_horizon(instant_ms: int, now_ms: int, horizon_ms: int) -> PastHorizon:
 class ServerClock:
     """One server's clock, from the `now_ms` of its answers: its lead over this machine's monotonic clock.
 
-    The sample with the shortest round trip is kept, for its error is at most half of that; it loses to a worse one with
-    age, as clocks drift, and at once to one that contradicts it, as the server's clock was set.
+    The sample with the shortest round trip is kept, because its error is at most half of that. With age a worse sample
+    replaces it, because clocks drift; a sample that contradicts it replaces it at once, because then the server's clock
+    was set.
     """
 
     __slots__ = ("_error_us", "_in_doubt", "_name", "_offset_us", "_sampled_us", "_warned")
@@ -124,8 +130,8 @@ class ServerClock:
     def hear(self, asked_us: int, answered_us: int, head: Head) -> None:
         """Take an answer that came at ``answered_us`` to a request of ``asked_us``, both monotonic.
 
-        A server whose machine was started again and whose clock nobody has confirmed says so: no delay is counted by
-        that clock (rule T4).
+        After a reboot a server says so until its clock is confirmed: until then no delay is counted by that clock (rule
+        T4).
         """
         now_ms = need_instant(head, "now_ms")
         self._in_doubt = head.get("clock_in_doubt") is True
@@ -134,7 +140,7 @@ class ServerClock:
 
     def sample(self, asked_us: int, answered_us: int, now_ms: int, wall_us: int | None = None) -> None:
         """Take the `now_ms` of an answer that came at ``answered_us`` to a request of ``asked_us``, both monotonic."""
-        # The server reads whole milliseconds, so its clock stood half of one later on average, at most half off.
+        # The server cuts its time to whole milliseconds, so its clock stood half a millisecond later on average.
         offset_us = now_ms * 1000 + 500 - (asked_us + answered_us) // 2
         error_us = (answered_us - asked_us) // 2 + 500
         if self.known:
@@ -145,10 +151,10 @@ class ServerClock:
         self._warn_of_skew(now_ms * 1000 - (wall_ms() * 1000 if wall_us is None else wall_us))
 
     def latest_ms(self, instant_us: int) -> int:
-        """The server's time at a monotonic instant, rounded up by all that may be wrong with it.
+        """The latest time that the server's clock may show at a monotonic instant.
 
         Raises:
-            ClockInDoubt: nobody has confirmed the server's clock.
+            ClockInDoubt: the server's clock is not confirmed.
         """
         self._check_believed()
         return (instant_us + self.shift_us + 999) // 1000
@@ -159,12 +165,12 @@ class ServerClock:
         return (instants_us + (self.shift_us + 999)) // 1000
 
     def likely_ms(self, instant_us: int) -> int:
-        """The server's time at a monotonic instant, as good as it is known."""
+        """The most likely time of the server's clock at a monotonic instant."""
         return (instant_us + self._offset_us) // 1000
 
     @property
     def shift_us(self) -> int:
-        """What turns a monotonic instant into the latest time that the server's clock may show then."""
+        """Added to a monotonic instant, this gives the latest time that the server's clock may show then."""
         return self._offset_us + self._error_us
 
     def _check_believed(self) -> None:
@@ -175,7 +181,7 @@ class ServerClock:
             )
 
     def _warn_of_skew(self, ahead_us: int) -> None:
-        # The wall clock takes no part in anything; users who compute `deliver_at` themselves want to know.
+        # The wall clock is used for nothing; users who compute `deliver_at` themselves want to know.
         skewed = abs(ahead_us) > SKEW_MS_MAX * 1000
         if skewed and not self._warned:
             log.warning("clock_skew server=%s ahead_ms=%d", self._name, ahead_us // 1000)
@@ -193,17 +199,17 @@ def _integer(value: int) -> int:
 
 
 def instant_ms(value: datetime) -> int:
-    """A datetime in ms since the epoch, rounded up; BadArgument or NaiveDatetime for what is none."""
+    """Convert a datetime to ms since the epoch, rounded up; BadArgument or NaiveDatetime if it can't be."""
     if not isinstance(value, datetime):
         raise BadArgument(f"deliver_at must be a datetime, not {type(value).__name__}")
     if value.utcoffset() is None:
         raise NaiveDatetime(f"deliver_at {value.isoformat()} has no time zone; give it one, such as tzinfo=UTC")
-    # Rounded up, or a message could be delivered up to a millisecond early.
+    # Rounded up, because a message must not be delivered up to a millisecond early.
     return -((_EPOCH - value) // _MS)
 
 
 def delay_us_of(value: timedelta, horizon_ms: int) -> int:
-    """A delay in us; BadArgument or PastHorizon for what is none, or too long."""
+    """Convert a delay to us; BadArgument or PastHorizon if it is not a valid delay or too long."""
     delay_us = -(-need_timedelta("delay", value) // _US)
     if delay_us < 0:
         raise BadArgument(f"a delay of {value.total_seconds():g} s is negative; give one of 0 or more")
@@ -213,13 +219,13 @@ def delay_us_of(value: timedelta, horizon_ms: int) -> int:
 
 
 def within_horizon(at_ms: int, horizon_ms: int) -> int:
-    """The instant; BadInstant or PastHorizon when no server would take it."""
+    """Return the instant; BadInstant or PastHorizon when no server would take it."""
     if at_ms < INSTANT_MS_MIN:
         raise BadInstant(
             f"deliver_at_ms {at_ms} is before 2001-09-09 (seconds, not milliseconds?); for at once say"
             " delay=timedelta(0)"
         )
-    # The server judges by its own clock; this only spares the way to it.
+    # The server judges by its own clock; this check only saves the round trip.
     now_ms = wall_ms()
     if at_ms > now_ms + horizon_ms:
         raise past_horizon(at_ms, now_ms, horizon_ms)

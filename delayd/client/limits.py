@@ -1,6 +1,7 @@
-"""What a message may be, checked before anything is queued; the servers hold the same limits (docs/formats/batch.md).
+"""Limits: which messages are valid, checked before anything is queued; the servers hold the same limits
+(docs/formats/batch.md).
 
-Invariant: what passes here is refused by no server because of its subject, its size or its headers.
+Invariant: no server refuses a message that passes here because of its subject, its size or its headers.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def check_body(body: bytes, headers_bytes: int = 0) -> None:
 
 
 def check_bodies(bodies: Sequence[bytes]) -> Int64s:
-    """Their lengths; the first one at fault is named by its row."""
-    # Comprehensions, as `map` over a builtin and `fromiter` take twice their time.
+    """The lengths of bodies; an error names the first row at fault."""
+    # Comprehensions, because `map` over a builtin and `fromiter` take twice as long.
     if [type(body) for body in bodies].count(bytes) != len(bodies):
         row, body = next((row, body) for row, body in enumerate(bodies) if type(body) is not bytes)
         raise BadArgument(f"the body of row {row} is of type {type(body).__name__}, not bytes; encode it first")
@@ -88,14 +89,14 @@ def pack_headers(headers: Headers | None) -> bytes:
 
 
 def need_timedelta(name: str, value: timedelta, error: type[CallerError] = BadArgument) -> timedelta:
-    """A length of time that a caller gave; ``error`` for anything else says how to write it."""
+    """Check a length of time that a caller gave; ``error`` says how to write it if it is anything else."""
     if not isinstance(value, timedelta):
         raise error(f"{name} must be a timedelta, not {type(value).__name__}; write timedelta(seconds=5)")
     return value
 
 
 def need_ms(name: str, value: float, least: float, most: float) -> None:
-    """BadSetting for what is no number of milliseconds within ``least`` and ``most``."""
+    """Raise BadSetting unless this is a number of milliseconds within ``least`` and ``most``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadSetting(f"{name} must be a number of milliseconds, not {type(value).__name__}")
     if not least <= value <= most:
@@ -103,7 +104,7 @@ def need_ms(name: str, value: float, least: float, most: float) -> None:
 
 
 def need_whole(name: str, value: int, least: int, error: type[CallerError] = BadArgument) -> int:
-    """A whole number of at least ``least`` that a caller gave; ``error`` for anything else."""
+    """Check a whole number of at least ``least`` that a caller gave; ``error`` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise error(f"{name} must be a whole number, not {type(value).__name__}")
     if value < least:
@@ -114,7 +115,7 @@ def need_whole(name: str, value: int, least: int, error: type[CallerError] = Bad
 def need_address(address: str, *, hint: str = "") -> Address:
     """Host and port of ``host:port``, or of ``[host]:port`` for IPv6; BadArgument when a text is neither.
 
-    ``hint`` is told of a text that has no port, for it may have been meant as something else.
+    ``hint`` is added to the error for a text without a port, which may have been meant as something else.
     """
     if not isinstance(address, str):
         raise BadArgument(f"an address is text such as {META_LOCAL}, not {type(address).__name__}")
@@ -127,7 +128,7 @@ def need_address(address: str, *, hint: str = "") -> Address:
 def need_meta(address: str | None, *, others: str = "") -> str:
     """The address of meta that a client was given, or by default the environment's; BadArgument when it is none.
 
-    ``others`` are the client's further arguments, to be named when the first one stands in the address' place.
+    ``others`` names the client's further arguments, for the error when one of them was given in place of the address.
     """
     if address is None:
         address = meta_address(None)

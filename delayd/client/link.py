@@ -1,4 +1,4 @@
-"""The way to one server: a connection that is made when it is needed, and made again after it ended.
+"""Link: the connection to one server, which is opened when it is needed, and opened again after it ended.
 
 Invariant: a connection is handed out only after the server behind it has said which log it holds, so a batch that went
 to one log is never repeated to another at the same address (rule I3). A meta server says which cluster it is of, and a
@@ -17,9 +17,9 @@ from delayd.net.connection import Connection, connect
 from delayd.wire.frame import Head
 from delayd.wire.requests import RequestType, need_u64
 
-GREETING_MS_MAX = 5_000.0  # A server that takes connections and answers nothing is as good as away.
-ALIVE_EVERY_MS = 5_000.0  # Also keeps the sample of the server's clock fresh.
-ALIVE_MS_MAX = 10_000.0  # Longer than any server's loop may stall; then the connection is dead.
+GREETING_MS_MAX = 5_000.0  # A server that accepts connections but answers nothing counts as away.
+ALIVE_EVERY_MS = 5_000.0  # This also keeps the sample of the server's clock fresh.
+ALIVE_MS_MAX = 10_000.0  # Longer than any server's loop may stall; after it the connection counts as dead.
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class ServerLink:
 
     def __init__(self, host: str, port: int, log_id: int | None = None) -> None:
         self.log_id = log_id
-        self.cluster_id = 0  # As the server said first; 0 while it said none.
+        self.cluster_id = 0  # The first one that the server named; 0 while it has named none.
         self.clock = ServerClock(f"{host}:{port}")
         self.failing = False  # The last try to connect failed.
         self._address = (host, port)
@@ -42,7 +42,7 @@ class ServerLink:
 
     @property
     def address(self) -> str:
-        """As users write it."""
+        """The address as users write it."""
         return f"{self._address[0]}:{self._address[1]}"
 
     @property
@@ -52,7 +52,7 @@ class ServerLink:
         return connection if connection is not None and connection.is_open else None
 
     def move(self, host: str, port: int) -> None:
-        """The server is found elsewhere now; requests under way stay where they are."""
+        """Use a new address of the server; requests under way stay on their connection."""
         if (host, port) != self._address:
             self._address = (host, port)
             self._backoff.reset()
@@ -72,11 +72,11 @@ class ServerLink:
         if self._attempt is None:
             self._attempt = self._loop.create_task(self._connect())
             self._attempt.add_done_callback(self._attempted)
-        # One caller that gives up must not end the try of the others.
+        # If one caller gives up, the try must go on for the others.
         return await asyncio.shield(self._attempt)
 
     async def disconnect(self) -> None:
-        """End the connection, so that the server forgets what was asked on it; the next use makes another."""
+        """End the connection, so that the server forgets the requests on it; the next use opens another."""
         if self._connection is not None:
             self._connection.close()
             await self._connection.closed
@@ -104,7 +104,7 @@ class ServerLink:
             raise
         except RequestTimedOut as error:
             self._failed()
-            # Nothing but the greeting was asked, so nothing can have been served.
+            # Only the greeting was asked, so no request can have been served.
             raise ServerUnavailable(f"{self.address} takes connections and answers nothing: it hangs") from error
         except DelaydError as error:
             self._failed()
@@ -147,11 +147,11 @@ class ServerLink:
     def _attempted(self, attempt: asyncio.Task[Connection]) -> None:
         self._attempt = None
         if not attempt.cancelled():
-            # Whoever asked may have given up; an exception that nobody fetches would be logged as a bug.
+            # The caller may have given up; an exception that nobody fetches would be logged as a bug.
             attempt.exception()
 
     async def _keep_alive(self, connection: Connection) -> None:
-        # A server that hangs, or a network that swallows everything, leaves the connection open.
+        # If a server hangs, or a network drops everything, the connection stays open; so PINGs find that out.
         while connection.is_open:
             await asyncio.sleep(ALIVE_EVERY_MS / 1000)
             asked_us = monotonic_us()
@@ -165,9 +165,9 @@ class ServerLink:
 
 
 def unreadable(connection: Connection, error: DelaydError) -> ConnectionLost:
-    """What an answer is that can't be read: it says nothing of what was asked, and the connection ends.
+    """The error for an answer that can't be read: nobody knows what it says, and the connection is ended.
 
-    It must not be taken for a refusal, for the request may have been served (rule I3).
+    It must not be treated as a refusal, because the request may have been served (rule I3).
     """
     connection.abort()
     why = f"{connection.peer} gave an answer that can't be read ({error.message})"

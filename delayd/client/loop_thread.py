@@ -1,8 +1,9 @@
 """The background thread behind the blocking clients: one event loop, and ways to hand it work.
 
-Invariant: work is done on the loop's thread in the order in which each caller posted it. After a fork the child has no
-such thread and must not touch what it inherited, for the parent goes on with it (rule I2). Nor is it ever freed there,
-which would take the parent's sockets out of the epoll set that both share: the vanished thread's stack still holds it.
+Invariant: work is done on the loop's thread in the order in which each caller posted it. After a fork the child does
+not have this thread and must not touch the loop that it inherited, because the parent goes on with it (rule I2). The
+child also never frees the loop: that would remove the parent's sockets from the epoll set that both share. The stack of
+the vanished thread keeps it alive.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ class LoopThread:
         self._inbox: deque[Work] = deque()
         self._woken = False
         self._closed = False
-        self._ended = False  # Nobody looks into the inbox any more.
+        self._ended = False  # Nobody reads the inbox any more.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, work: Work) -> None:
-        """Do it on the loop, soon; many posts cost one wake-up. AlreadyClosed when the thread has ended."""
+        """Run this on the loop soon; many posts cost one wake-up. AlreadyClosed when the thread has ended."""
         self._inbox.append(work)
-        # Set before the wake-up and cleared before the inbox is emptied: a post between the two wakes once more.
+        # The flag is set before the wake-up and cleared before the inbox is emptied: a post in between wakes the loop
+        # once more.
         if not self._woken:
             try:
                 self._woken = True
@@ -48,10 +50,11 @@ class LoopThread:
             except RuntimeError:
                 self._ended = True
             except BaseException:
-                # A Ctrl-C in between: the next post wakes the loop.
+                # A Ctrl-C came in between: the next post wakes the loop.
                 self._woken = False
                 raise
-        # The thread says that it has ended and then looks once more, so either it or this one sees the other.
+        # The thread sets its flag and then looks into the inbox once more, so either the thread sees this work or this
+        # call sees the flag.
         if self._ended:
             raise AlreadyClosed("this client was closed")
 
@@ -62,7 +65,7 @@ class LoopThread:
 
         AlreadyClosed when the thread has ended.
         """
-        # A Ctrl-C in a future's wait can leave the future's lock taken, on which this loop would then stand for ever.
+        # A Ctrl-C in a future's wait can leave the future's lock taken, and then this loop would wait for it for ever.
         answers: SimpleQueue[Done[R]] = SimpleQueue()
         tasks: list[asyncio.Task[R]] = []
 
@@ -95,13 +98,13 @@ class LoopThread:
                 coroutine.close()
             raise
         except BaseException:
-            # Done behind `start`, if that was posted at all.
+            # This runs after `start`, if `start` was posted at all.
             self.post(leave)
             raise
         return answer.result()
 
     def call_within(self, coroutine: Coroutine[object, object, object], limit_s: float) -> bool:
-        """Run a coroutine on the loop; whether it ended in time. What it raises is of no interest."""
+        """Run a coroutine on the loop; return whether it ended in time. Its exception is ignored."""
         ended = threading.Event()
 
         def start() -> None:
@@ -117,7 +120,7 @@ class LoopThread:
         return ended.wait(limit_s)
 
     def close(self) -> None:
-        """End the loop and the thread; whoever still waits in `call` gets AlreadyClosed."""
+        """End the loop and the thread; callers that still wait in `call` get AlreadyClosed."""
         if not self._closed:
             self._closed = True
             self.post(self.loop.stop)

@@ -1,6 +1,6 @@
-"""What this client knows of the servers: meta's last answers.
+"""Meta view: the servers as meta's last answers named them.
 
-Invariant: while meta is away the client goes on with what it knew; only what it never knew has to wait.
+Invariant: while meta is away the client goes on with the answers that it has; only a question without an answer waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from delayd.wire.frame import Frame, Head
 from delayd.wire.meta import ServerInfo, read_routes, read_servers
 from delayd.wire.requests import RequestType
 
-REFRESH_MS = 5_000.0  # A server that joins gets its share of the work after this long.
+REFRESH_MS = 5_000.0  # After this long a server that joins gets its share of the work.
 ANSWER_MS_MAX = 5_000.0  # Meta answers from memory; a route costs it one commit.
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class MetaView:
         self._refresh_now = asyncio.Event()
 
     async def find_delay_servers(self) -> dict[int, ServerAddress]:
-        """Ask for the delay servers and keep the answer; an empty one is no news.
+        """Ask for the delay servers and keep the answer; an empty answer does not replace the last one.
 
         Raises:
             DelaydError: meta can't be reached or refuses.
@@ -77,7 +77,7 @@ class MetaView:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
 
     def refresh_soon(self) -> None:
-        """Something that meta may know of has happened: ask now."""
+        """Ask now, because something has happened that meta may know of."""
         self._refresh_now.set()
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class MetaView:
         try:
             return await connection.request(request, head, timeout_ms=ANSWER_MS_MAX)
         except UnknownRequest as error:
-            # Another server's port is an easy slip, for the three follow one another.
+            # To give another server's port is an easy slip, because the three ports follow one another.
             raise UnknownRequest(f"{self.link.address} is no meta server; give the address of one") from error
 
     async def _refresh(self) -> None:
@@ -108,7 +108,7 @@ class MetaView:
                     log.warning("meta_unavailable address=%s code=%s", self.link.address, error.code)
                 away = True
                 wait_ms = backoff.next_ms()
-            # Even when asked for news all the time, meta is asked at the pace of the back-off.
+            # Even if news is wanted all the time, meta is asked at most at the pace of the back-off.
             await asyncio.sleep(min(wait_ms, 100.0) / 1000)
             try:
                 async with asyncio.timeout(wait_ms / 1000):

@@ -1,4 +1,4 @@
-"""The event loop that an asynchronous client belongs to: it was made inside it and is used only there."""
+"""Own loop: an asynchronous client belongs to the event loop in which it was made, and is used only there."""
 
 import asyncio
 

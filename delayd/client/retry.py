@@ -1,6 +1,6 @@
-"""How long to wait before the next try.
+"""Retry: how long to wait before the next try.
 
-Invariant: waits grow up to a bound and are never equal among clients, or all of them would come back in one instant.
+Invariant: waits grow up to a bound and are random, so that clients do not all come back at the same moment.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 FIRST_MS = 25.0  # A server that restarts is back within a second; one that drops a connection, at once.
-LAST_MS = 2_000.0  # Not longer, or a service that is back is missed by all of its users for that long.
+LAST_MS = 2_000.0  # A longer wait would make all users miss a service that is back, for that long.
 GROWTH = 2.0
 
 
@@ -21,13 +21,13 @@ class Backoff:
         self._failures = 0
 
     def next_ms(self) -> float:
-        """Another failure: the wait before the next try."""
+        """Note another failure; return the wait before the next try."""
         wait_ms = min(LAST_MS, FIRST_MS * GROWTH ** min(self._failures, 16))
         self._failures += 1
         return wait_ms * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """It worked."""
+        """Note that it worked."""
         self._failures = 0
 
 

@@ -13,7 +13,7 @@ from delayd.reading.summary import COUNTS
 from delayd.reading.sums import CONSUMPTION, columns_of, group_row
 from delayd.reading.tables import Cells
 
-# Spark knows microseconds only.
+# Spark has microseconds only.
 TIMESTAMP = pa.timestamp("us", "UTC")
 TYPES = {
     "string": pa.string(),

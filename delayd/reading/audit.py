@@ -1,4 +1,5 @@
-"""The audit of one hour: what was scheduled against what became of it, by the dispatch log and by the targets' logs.
+"""Audit: compares, for one hour, the scheduled messages with what became of them, by the dispatch log and the targets'
+logs.
 
 Invariant: pure. Arrays in, figures and findings out, so that a command, Spark and tests give the same answer. Each
 scheduled row is counted in exactly one class, and the classes add up to ``scheduled``.
@@ -27,7 +28,7 @@ Mask = NDArray[np.bool_]
 Numbers = NDArray[np.generic] | int
 
 LATE_MS_LIMIT = 1_000  # Well above the 30 ms that a busy server takes, well below what a user would call late.
-# Fields of a part of the dispatch log, and those of the target's batch that say the same.
+# Fields of a part of the dispatch log, and the fields of the target's batch that should be equal.
 SAID_BY_BOTH = {
     "target_offset": "offset",
     "claimed_at_ms": "claimed_at_ms",
@@ -36,16 +37,17 @@ SAID_BY_BOTH = {
     "batch_id": "batch_id",
 }
 AGREE_ROWS = 65_536
-UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # No request of this version leads to them.
-LOST_GRACE_MS = 10_000  # A restart of either side and its recovery; until then a due row may still be in flight.
+UNASKED = (Outcome.CANCELLED, Outcome.EXPIRED)  # This version has no request that leads to these outcomes.
+# A restart of either side and its recovery takes up to this long; until then a due row may still be in flight.
+LOST_GRACE_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTerms:
-    """What the audit judges by.
+    """The terms by which the audit judges.
 
-    ``now_ms``: when the books are read: later rows are pending. ``spans``: when the servers that a row needs were up
-    together: one that was due for longer than the grace within its span, without an outcome, is lost.
+    ``now_ms``: when the books are read; rows due later are pending. ``spans``: when all servers that a row needs were
+    up together. A row that was due for longer than the grace within its span, without an outcome, is lost.
     """
 
     now_ms: int
@@ -94,9 +96,9 @@ def audit_hour(
 
 
 def agree(dispatch: OutcomeRows, realtime: TargetRows) -> bool:
-    """Whether both logs hold the same rows, all DISPATCHED, and say the same of each batch that was handed over.
+    """Whether both logs hold the same rows, all DISPATCHED, and agree about each batch that was handed over.
 
-    It is looked at batch by batch, not row by row: nearly all hours are so, and then nothing of it is asked again.
+    The comparison goes batch by batch, not row by row. Nearly all hours agree, and then no row is compared again.
     """
     if not np.array_equal(dispatch.sequences, realtime.sequence):
         return False
@@ -148,7 +150,7 @@ class _Books:
         self._outcomes, self._stored = classes.outcomes, classes.stored
         self._has_outcome, self._at_target = classes.has_outcome, classes.at_target
         self._dispatched, self._lost, self._overdue = classes.dispatched, classes.not_there, classes.overdue
-        # Taken from the first row that a target holds.
+        # Taken from the first row at a target.
         self._batch = Facts(batches, realtime.batch_of, self._stored.first_rows)
 
     @property
@@ -207,7 +209,7 @@ class _Books:
         )
 
     def _find_not_filed(self, accepted: FiledByLog) -> None:
-        """What was accepted is filed, once, and as it was accepted; and it is as much as the checkpoint counts."""
+        """Accepted messages must be filed once, as they were accepted, and as many as the checkpoint counts."""
         schedule, nameless = self._schedule, len(self._schedule.subjects) + len(self._realtime.subjects)
         rows = not_filed(schedule, accepted)
         missing = accepted.rows.take(rows)
@@ -238,7 +240,7 @@ class _Books:
         self._note(kind, Reason.TWICE_SCHEDULED, again, 2)
 
     def _find_early(self) -> None:
-        """By the dispatch log's word and by the batch itself, so that a lie about the claim hides nothing."""
+        """Rows that left early, by the dispatch log and by the batch itself: so a false claim instant hides nothing."""
         due = self._schedule.deliver_at_ms
         claimed = np.full(len(due), np.iinfo(np.int64).max)
         said, stored = self._part, self._batch
@@ -303,11 +305,12 @@ class _Books:
             self._note(kind, Reason.LEFT_OUT, left_out & self._classes.without_word, 0)
 
     def _find_disagreements(self) -> None:
-        """What the dispatch log and the target's log say otherwise of a batch that was handed over."""
+        """Compare what the dispatch log and the target's log say of each batch that was handed over."""
         kind = FindingKind.MISMATCH
         part, batch, batch_target = self._part, self._batch, self._batch_target
         once = (self._outcomes.times == 1) & (self._stored.times == 1)
-        # An operator's word that a message is in doubt stands for a target whose log was believed lost.
+        # An operator decided that a message is in doubt when the target's log was believed lost, so its presence there
+        # is no contradiction.
         other = once & ~self._dispatched & (self._outcome != Outcome.IN_DOUBT)
         self._note(kind, Reason.NOT_DISPATCHED, other, self._outcome, batch["offset"])
         both = once & self._dispatched
@@ -324,7 +327,7 @@ class _Books:
         self._note(kind, Reason.OTHER_BATCH, differs, part["batch_id"], batch["batch_id"])
 
     def _find_other_content(self) -> None:
-        """Subject, headers and body, by the hashes that three logs state (rule S6)."""
+        """Compare subject, headers and body, by the hashes that the three logs state (rule S6)."""
         filed = self._schedule.hashes()
         for join, hashes, must_state in (
             (self._outcomes, self._dispatch.content_hash, self._dispatched),
@@ -332,12 +335,12 @@ class _Books:
         ):
             if len(hashes):
                 said = join.of_first(hashes)
-                # What was not handed over may have been decided without a look at its content.
+                # A message that was not handed over may have been decided without anybody reading its content.
                 judged = (join.times > 0) & (must_state | (said != NOT_STATED))
                 self._note(FindingKind.MISMATCH, Reason.OTHER_CONTENT, judged & (said != filed), filed, said)
 
     def _appended_ms(self) -> Int64s:
-        """When each row came to its target, by the target's own log where it still has it."""
+        """When each row came to its target, by the target's own log if that still has it."""
         said: Int64s = self._part["target_appended_at_ms"]
         if self._agreed and self._outcomes.same:
             return said

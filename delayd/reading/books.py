@@ -1,4 +1,4 @@
-"""The books of a data directory: the audit of each of its hours, put together.
+"""Books: the audit of each hour of a data directory, put together.
 
 Invariant: the figures are sums over hours, so it does not matter who audits which hour, or when.
 """
@@ -36,9 +36,10 @@ Progress = Callable[[int, int], None]  # Hours audited, hours in all.
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found; ``hours`` by delay server and hour, ``findings`` at most as many as were asked for.
+    """The result of an audit: ``hours`` by delay server and hour, and at most ``findings_limit`` ``findings``.
 
-    ``faults`` are totals that do not add up, of delay servers and not of single messages; they are findings, too.
+    ``faults`` are totals that do not add up; each concerns a delay server and no single message. They are findings,
+    too.
     """
 
     data: str
@@ -52,8 +53,8 @@ class AuditReport:
     missed: tuple[Life, ...]
     seals: tuple[SealReport, ...]
     faults: tuple[Finding, ...] = ()
-    holds_up: tuple[str, ...] = ()  # Why messages wait, by their delay server's word.
-    groups: tuple[GroupBooks, ...] = ()  # What became of messages in groups of consumers, if that was asked for.
+    holds_up: tuple[str, ...] = ()  # Why messages wait, by what their delay server says.
+    groups: tuple[GroupBooks, ...] = ()  # What became of messages in groups of consumers, if the caller asked for that.
 
     @property
     def broken_seals(self) -> tuple[SealReport, ...]:
@@ -177,7 +178,7 @@ def report_plan(
 
 
 def plan_faults(disk: Disk, plan: AuditPlan, books: Mapping[int, SealBook]) -> list[Finding]:
-    """What the totals of each delay server of a plan contradict (rule S5)."""
+    """Contradictions in the totals of each delay server of a plan (rule S5)."""
     found = [server_faults(disk, one.snapshot, one.follows, books[one.log_id]) for one in plan.origins]
     found += [list(_deleted_hours(disk, plan, one.log_id, books[one.log_id])) for one in plan.origins]
     found.append([Finding(0, FindingKind.CONSERVATION, 0, 0, "", what, log_id) for log_id, what in plan.index.faults])
@@ -200,8 +201,8 @@ def audit_plan(
         books: the seals of each delay server.
 
     Yields:
-        The findings and figures of each hour, and what its rows say otherwise than its seal; None when it has no seal
-        that they can be held against.
+        The findings and figures of each hour, and where its rows differ from its seal; None when it has no seal to
+        compare with.
 
     Raises:
         LogMoved: files went away meanwhile.
@@ -209,7 +210,8 @@ def audit_plan(
     for hour in plan_hours(disk, plan, tails):
         book = books[hour.log_id]
         check = book.check(hour.hour) if book.has_standing(hour.hour) else None
-        # What sealed since the checkpoint may be at a target only since its log was read.
+        # An hour that was sealed after the checkpoint may have rows that came to a target only after the target's log
+        # was read.
         counted = hour.origin.snapshot.hours.get(hour.hour)
         compared = plan.helds if check is not None and counted is not None and counted.sealed else ()
         sides = SidesCheck(compared, plan.index, hour.log_id, hour.hour)
@@ -233,7 +235,7 @@ def seal_books(disk: Disk, plan: AuditPlan) -> dict[int, SealBook]:
 
 
 def _deleted_hours(disk: Disk, plan: AuditPlan, log_id: int, book: SealBook) -> Iterator[Finding]:
-    """Hours of which the seal is what is left, against what the targets held of them."""
+    """Compare seals of deleted hours, which are all that is left of them, with what the targets held of these hours."""
     batches = plan.index.batches
     hours = set(batches["hour"][batches["origin_log_id"] == log_id].tolist())
     for held in plan.helds:
@@ -251,7 +253,7 @@ def _deleted_hours(disk: Disk, plan: AuditPlan, log_id: int, book: SealBook) -> 
 def _audit_part(
     part: HourBooks, before: int, check: SealCheck | None, sides: SidesCheck, *, last: bool
 ) -> tuple[tuple[Findings, HourSummary], int]:
-    """Audit an hour or a part of one, and say how many of its rows are filed; nothing else of it stays in memory."""
+    """Audit an hour or a part of one, and return how many of its rows are filed; nothing else of it stays in memory."""
     sorter = Sorter()
     schedule, outcomes = part.schedule(sorter), part.outcomes()
     sealed = outcomes if check is None else _sealed_outcomes(part, outcomes)
@@ -287,11 +289,13 @@ def _audit_part(
 
 
 def _sealed_outcomes(hour: HourBooks, outcomes: OutcomeRows) -> OutcomeRows:
-    """What the seal of an hour is held against: the plan's size of the dispatch log is older than the seals."""
+    """The outcomes to compare with the seal of an hour: the plan took the dispatch log's size before the seals were
+    read.
+    """
     snapshot = hour.origin.snapshot
     path = dispatch_path(snapshot.directory.path, hour.hour)
     if file_size(hour.disk, path) == hour.origin.dispatch_sizes.get(hour.hour, 0):
         return outcomes
-    # The hour may have had its last outcomes since.
+    # The hour may have had its last outcomes since then.
     hour.torn.clear()
     return read_outcomes(hour.disk, snapshot.directory, hour.hour, None, hour.torn, part=hour.part)

@@ -1,7 +1,7 @@
-"""Classes: what became of each scheduled row, in one word, by all three logs and the delay server's word.
+"""Classes: what became of each scheduled row, in one word, by all three logs and by what the delay server says.
 
-Invariant: pure, and each row is in exactly one class. The audit counts by these masks, and tables name a row by them:
-a figure and a row never say different things.
+Invariant: pure, and each row is in exactly one class. The audit counts by these masks, and tables name a row's class by
+them, so a figure and a row never contradict each other.
 """
 
 from typing import Protocol
@@ -24,11 +24,11 @@ DECIDED = {
     Outcome.IN_DOUBT: "IN_DOUBT",
 }
 STATES = ("UNDECIDED", "PENDING", "WAITING", "LOST", "DELIVERED", "UNPROVEN", *DECIDED.values())
-"""The words; DELIVERED and UNPROVEN together are what the audit counts as dispatched."""
+"""The names of the classes; DELIVERED and UNPROVEN together are what the audit counts as dispatched."""
 
 
 class Terms(Protocol):
-    """What a class is judged by."""
+    """The terms by which a row's class is judged."""
 
     @property
     def now_ms(self) -> int:
@@ -36,7 +36,7 @@ class Terms(Protocol):
 
     @property
     def spans(self) -> Spans:
-        """Up to when what fell due is settled."""
+        """Up to when all rows that fell due are settled."""
 
     @property
     def lost_grace_ms(self) -> int:
@@ -44,7 +44,9 @@ class Terms(Protocol):
 
 
 class Classes:
-    """Masks over the scheduled rows of an hour; of outcomes, and of rows at targets, the first one counts."""
+    """Masks over the scheduled rows of an hour. If a row has several outcomes, or is at targets several times, the
+    first one counts.
+    """
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Classes:
         self.overdue: Mask = self.without_word
         self.pending: Mask = self.without_word
         self.waiting: Mask = self.without_word
-        # Of most hours, each row has a word, and there is nothing to tell apart.
+        # In most hours each row has an outcome, and there is nothing to split.
         if self.without_word.any():
             self._split_without_word(schedule, terms)
         self.undecided: Mask = ~self.has_outcome & ~self.pending & ~self.waiting & ~self.overdue
@@ -77,7 +79,7 @@ class Classes:
         self.proved: Mask = self.dispatched & ~self.not_there
 
     def states(self) -> NDArray[np.int64]:
-        """For each row the index of its word in `STATES`."""
+        """For each row the index of its class in `STATES`."""
         masks = {"PENDING": self.pending, "WAITING": self.waiting, "LOST": self.missing}
         masks |= {"DELIVERED": self.proved & ~self.unproven, "UNPROVEN": self.unproven}
         masks |= {word: self.outcome == outcome for outcome, word in DECIDED.items()}
@@ -87,7 +89,7 @@ class Classes:
         return states
 
     def _split_without_word(self, schedule: ScheduleRows, terms: Terms) -> None:
-        """Tell rows of which no log says anything apart by when they were due."""
+        """Split the rows of which no log says anything, by when they were due."""
         since_ms, until_ms = terms.spans.bounds(schedule.subjects, schedule.subject)
         grace_ms = terms.lost_grace_ms
         self.overdue = self.without_word & (np.maximum(self.due_from_ms, since_ms) + grace_ms < until_ms)
@@ -95,9 +97,11 @@ class Classes:
         self.waiting = self.without_word & ~self.overdue & (self.due_from_ms + grace_ms < terms.now_ms)
 
     def _split_missing(self, realtime: TargetRows) -> tuple[Mask, Mask]:
-        """Rows called DISPATCHED that no target holds: those that nobody can prove, and those that are lost.
+        """Split rows that are called DISPATCHED and that no target holds: those that can't be proved, and those that
+        are lost.
 
-        A target's retention explains the one, or that its log is not here; a target that is here proves the other.
+        A row can't be proved when the target's retention removed it, or when the target's log is not here. If the
+        target's log is here and should have it, it is lost.
         """
         missing: Mask = self.dispatched & ~self.at_target
         if not missing.any():

@@ -1,4 +1,4 @@
-"""Columns: rows of many batches as flat arrays, bodies left where they are.
+"""Columns: rows of many batches as flat arrays; bodies stay where they are.
 
 Invariant: a row is 52 bytes of arrays and never a Python object; its location says where its body is.
 """
@@ -23,23 +23,23 @@ UInt32s = NDArray[np.uint32]
 SINGLES_MAX = 8_192  # Bodies that are kept until they are hashed together.
 U32 = struct.Struct("<I")
 I64 = struct.Struct("<q")
-NO_UINT64S = np.empty(0, np.uint64)  # What an array of no rows begins with.
+NO_UINT64S = np.empty(0, np.uint64)  # The columns of an array without rows.
 NO_INT64S = np.empty(0, np.int64)
 NO_UINT32S = np.empty(0, np.uint32)
 # In the order of the columns of `ScheduleRows`.
 NO_ROWS: tuple[NDArray[Any], ...] = (NO_UINT64S, NO_INT64S, NO_INT64S, NO_UINT32S, NO_UINT32S, NO_UINT64S, NO_UINT64S)
 SUBJECT_COLUMN, BODY_BYTES_COLUMN, HASH_COLUMN = 3, 4, 6
-HASH_WORDS = PIECE_WORDS // 2  # Batches of so many words are hashed in one go: half a MiB.
-ROWS_EXPECTED_MAX = 1 << 24  # A guess is no reason to set aside more than 900 MB, of which nothing is used yet.
+HASH_WORDS = PIECE_WORDS // 2  # Batches of this many words are hashed together: half a MiB.
+ROWS_EXPECTED_MAX = 1 << 24  # A guess must not reserve more than 900 MB before any row is there.
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRows:
     """Rows that wait or waited to be dispatched; all arrays are of one length.
 
-    ``appended_at_ms`` is when the delay server took the message, 0 where a schedule log does not say it: such a row
-    was not yet due then. ``subject`` is an index into ``subjects``; ``location`` is that of delayd/location.py;
-    ``content_hash`` is 0 where nothing states it, and None where it is of no row.
+    ``appended_at_ms`` is when the delay server took the message, 0 where a schedule log does not say it; such a row was
+    not yet due when it was taken. ``subject`` is an index into ``subjects``; ``location`` is that of
+    delayd/location.py; ``content_hash`` is 0 for a row without a stated hash, and None if no row has one.
     """
 
     sequence: UInt64s
@@ -50,7 +50,7 @@ class ScheduleRows:
     location: UInt64s
     subjects: list[str]
     content_hash: UInt64s | None = None
-    left_out: UInt64s = field(default_factory=lambda: NO_UINT64S)  # Sequences whose bodies are not in the file.
+    left_out: UInt64s = field(default_factory=lambda: NO_UINT64S)  # Sequences of rows whose bodies are not in the file.
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -70,7 +70,7 @@ class ScheduleRows:
         )
 
     def filed_count(self) -> int:
-        """How many of them are in a schedule log, and not only in the message log."""
+        """How many of them are in a schedule log; the others are only in the message log."""
         return int(are_filed(self.location).sum())
 
     def hashes(self) -> UInt64s:
@@ -96,7 +96,7 @@ class SubjectTable:
         self._states = NO_UINT64S
 
     def states(self) -> UInt64s:
-        """What the content hash is once it has taken each subject, by number."""
+        """The state of the content hash after it has taken each subject, by number."""
         if len(self._states) < len(self.names):
             new = [name.encode("ascii") for name in self.names[len(self._states) :]]
             self._states = np.concatenate((self._states, subject_states(new)))
@@ -119,7 +119,7 @@ class SubjectTable:
 
 
 class Growing:
-    """Columns of one length that grow; memory for ``rows_expected`` rows is set aside, and taken when they come."""
+    """Columns of equal length that grow; memory for ``rows_expected`` rows is reserved, and used as they come."""
 
     def __init__(self, none: Sequence[NDArray[Any]], rows_expected: int = 0) -> None:
         """``none`` are the columns of no rows."""
@@ -134,7 +134,7 @@ class Growing:
         return [column[first : self.count] for column in self._columns]
 
     def reserve(self, count: int) -> None:
-        """Set aside memory for so many rows in all, at least."""
+        """Reserve memory for at least ``count`` rows in all."""
         if count > len(self._columns[0]):
             room = max(count, 2 * self.count)
             for number, column in enumerate(self._columns):
@@ -149,7 +149,7 @@ class Growing:
 class RowCollector:
     """Gathers the rows of batches, in the order in which they are added; with a ``part`` those of its sequences.
 
-    ``rows_expected`` is a guess: memory for so many rows is set aside, and taken when they come.
+    ``rows_expected`` is a guess: memory for this many rows is reserved, and used as they come.
     """
 
     def __init__(self, part: range | None = None, rows_expected: int = 0) -> None:
@@ -157,10 +157,11 @@ class RowCollector:
         self._part = part
         self._rows = Growing(NO_ROWS, rows_expected)
         self._hashed = 0
-        self._singles: list[tuple[int, ...]] = []  # Rows of batches of one, for which an array each costs too much.
+        # Rows of batches of one row, for which an array each would cost too much.
+        self._singles: list[tuple[int, ...]] = []
         self._left_out: list[UInt64s] = [NO_UINT64S]
         self._items: list[tuple[bytes, bytes]] = []  # Their headers, and their bodies in whole words.
-        # These are copies for the rows from `_hashed` on: many batches are hashed in one go. Most rows have no headers.
+        # Copies for the rows from `_hashed` on: many batches are hashed together. Most rows have no headers.
         self._headers, self._bodies = Regions(), Regions()
         self._any_headers = False
 
@@ -217,7 +218,7 @@ class RowCollector:
         self._hashed = self._rows.count
 
     def rows(self) -> ScheduleRows:
-        """All rows; nothing is added behind it."""
+        """Return all rows; nothing may be added after that."""
         self._close_singles()
         self._hash()
         sequence, due, appended, subject, body_bytes, location, hashes = self._rows.columns()
@@ -225,7 +226,7 @@ class RowCollector:
         return ScheduleRows(sequence, due, appended, subject, body_bytes, location, names, hashes, left_out)
 
     def _add_regions(self, headers: Region | None, bodies: Region) -> None:
-        """Keep what is to be hashed of the next rows; what a batch lies in is used again."""
+        """Copy the parts of the next rows that are to be hashed, because the batch's memory is used again."""
         if headers is None:
             self._headers.add_empty(len(bodies))
         else:
@@ -234,7 +235,7 @@ class RowCollector:
         self._bodies.add(bodies)
 
     def _hash(self) -> None:
-        """Hash what waits for it."""
+        """Hash the parts that were copied."""
         if self._hashed == self._rows.count:
             return
         columns = self._rows.columns()
@@ -271,7 +272,7 @@ def _headers_of_one(batch: Batch) -> bytes:
 
 
 class SequenceSampler:
-    """Gathers one sequence of so many, of the batches that are added."""
+    """Gathers one sequence in every ``step`` of the batches that are added."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -283,5 +284,5 @@ class SequenceSampler:
 
 
 def rows_of_part(sequence: UInt64s, part: range) -> Int64s:
-    """Which rows have a sequence of a part of an hour."""
+    """The indices of rows whose sequence is in a part of an hour."""
     return np.flatnonzero((sequence >= np.uint64(part.start)) & (sequence <= np.uint64(part.stop - 1)))

@@ -1,10 +1,11 @@
-"""Conservation: what a delay server has accepted is what its table of hours and its seals count (rule S5).
+"""Conservation: the messages that a delay server has accepted are as many as its table of hours and its seals count
+(rule S5).
 
     next sequence - 1 - what an operator left unused
         = rows of the hours in the table + rows beside damaged schedule logs + rows that operators gave up
         + rows in the seals of hours that are in the table no longer
 
-Invariant: nothing but the checkpoint, the seal log and names of files is read, so it costs by the hour.
+Invariant: only the checkpoint, the seal log and file names are read, so the cost depends on the number of hours.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +21,9 @@ from delayd.reading.seals import SealBook
 
 
 def server_faults(disk: Disk, snapshot: ScheduleSnapshot, follows: Iterable[str], book: SealBook) -> list[Finding]:
-    """What the totals of one delay server contradict; ``hour`` is 0 where it is no single hour's.
+    """Contradictions in the totals of one delay server; ``hour`` is 0 for one that concerns no single hour.
 
-    ``follows`` says what of its message log does not follow what is before.
+    ``follows`` says where its message log does not follow.
     """
     found = [(0, what) for what in (*_totals(snapshot, book), *follows, *_missing_seals(snapshot, book))]
     found += [(0, what) for what in _message_log(disk, snapshot)]
@@ -55,7 +56,7 @@ def _totals(snapshot: ScheduleSnapshot, book: SealBook) -> Iterator[str]:
 
 
 def _missing_seals(snapshot: ScheduleSnapshot, book: SealBook) -> Iterator[str]:
-    """What was cut off the end of the seal log, or written anew: the checkpoint notes how far it had come."""
+    """Seals that were cut off the end of the seal log, or written anew: the checkpoint notes how many there were."""
     word, seals = snapshot.word, book.seals
     if len(seals) < word.seals:
         yield f"the seal log has {len(seals)} seals, and had {word.seals} when the checkpoint was published"
@@ -75,7 +76,7 @@ def _hours(snapshot: ScheduleSnapshot, book: SealBook) -> Iterator[tuple[int, st
     seals: dict[int, Seal] = {seal.facts.hour: seal for seal in book.seals}
     for number, each in enumerate(book.seals):
         hour, name = each.facts.hour, hour_name(each.facts.hour)
-        # A seal that came after the checkpoint may be of an hour that has ended since.
+        # A seal that was written after the checkpoint may be of an hour that has ended since.
         if number < snapshot.word.seals and hour_start_ms(hour + 1) > snapshot.appended_at_ms:
             yield hour, f"hour {name} was sealed before it was over"
         if each.facts.dead and hour not in snapshot.hours:

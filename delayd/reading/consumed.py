@@ -1,7 +1,7 @@
-"""Consume logs against the message log that they are derived from (docs/formats/consume.md, rule L9).
+"""Consumed: compares consume logs with the message log that they are derived from (docs/formats/consume.md, rule L9).
 
-Invariant: entries follow each other as the subject's messages do. A log that ends early is no damage: how much of it is
-valid stands in its server's state, and the rest is made anew.
+Invariant: entries follow each other as the subject's messages do. A log that ends early is not damaged: its server's
+state says how much of it is valid, and the rest is made anew.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def wrong_entries(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
 def _check(
     disk: Disk, directory: Directory, folder: str, index: TargetIndex, stop: int, of_subject: dict[int, str]
 ) -> DamagedData | None:
-    """What is wrong with the consume log of a folder; ``of_subject`` takes what it is of."""
+    """What is wrong with the consume log in a folder; ``of_subject`` is given the folder of its subject."""
     (target,) = index.targets
     pieces: list[tuple[str, int, Entries]] = []  # Path, consume sequence of the first entry, entries.
     for name in sorted(each for each in disk.list_folder(folder) if each.endswith(".log")):
@@ -63,7 +63,7 @@ def _check(
     path, base, _ = pieces[0]
     entries = np.concatenate([piece for _, _, piece in pieces])
     offsets = entries >> np.uint64(ROW_BITS)
-    # Zeros lie before the first entry of a log that was made anew; what is below the log's start was removed.
+    # Zeros lie before the first entry of a rebuilt log; entries below the log's start are of removed messages.
     chosen = np.flatnonzero((offsets >= target.start) & (offsets < stop) & (entries > 0))
     if not len(chosen):
         return None

@@ -1,7 +1,8 @@
 """Consumption: what each group of consumers was given and what became of it, by a realtime server's pull log.
 
-Invariant: everything is counted in arrays, by the ranges that entries name, and never by the message. The pull log goes
-where a checkpoint holds what it said, so figures are of what it still keeps (docs/formats/pull.md).
+Invariant: everything is counted in arrays, by the ranges that entries name, and never by single messages. Pull log
+entries are removed once a checkpoint holds their effect, so the figures cover only the entries that are still kept
+(docs/formats/pull.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ ENTRY = np.dtype(
         ("at_ms", "<i8"),
     ]
 )
-FAULTS_TOLD = 100  # So many of one realtime server are told.
+FAULTS_TOLD = 100  # Faults of one realtime server that are reported; the others are not.
 Mask = NDArray[np.bool_]
 
 
@@ -44,8 +45,8 @@ Mask = NDArray[np.bool_]
 class GroupBooks:
     """One group: messages by what became of them. ``pulled`` counts each time that a message was given out.
 
-    ``pulled == acknowledged + given_back + lapsed + outstanding``. ``gaps`` are messages that no pull names, between
-    the first and the last one that one does. ``subject`` and ``group`` are "" where their record is not kept.
+    ``pulled == acknowledged + given_back + lapsed + outstanding``. ``gaps`` are messages between the first and the last
+    pulled one that no pull names. ``subject`` and ``group`` are "" where their record is not kept.
     """
 
     log_id: int
@@ -55,18 +56,19 @@ class GroupBooks:
     pulled: int
     redelivered: int  # How many of these had an attempt above 1.
     acknowledged: int
-    given_back: int  # By a consumer's word, whether a handler was given them or not.
+    given_back: int  # Given back by a consumer, whether a handler was given them or not.
     lapsed: int
     outstanding: int
     gaps: int
 
 
 class Consumption(NamedTuple):
-    """What the pull log of one realtime server says, and what is wrong with it."""
+    """The contents of the pull log of one realtime server, and its faults."""
 
     groups: tuple[GroupBooks, ...] = ()
     faults: tuple[str, ...] = ()
-    ends: tuple[tuple[str, int], ...] = ()  # By subject: behind the last message that a group was given.
+    # By subject: the consume sequence behind the last message that a group was given.
+    ends: tuple[tuple[str, int], ...] = ()
 
 
 class _Life(NamedTuple):
@@ -133,7 +135,7 @@ def _entries_of(group: CommitGroup, count: int, lives: list[_Life]) -> Iterator[
 
 
 def _sound(entries: NDArray[np.void]) -> Mask:
-    """Entries whose numbers can be: nothing of a file is believed before it was looked at (rule E1)."""
+    """Which entries have possible numbers: no value from a file is used before it was checked (rule E1)."""
     sound: Mask = (entries["count"] > 0) & np.isin(entries["op"], list(PullOp))
     for name in ("pull_first", "consume_first"):
         sound &= entries[name] < np.uint64(1 << 62)
@@ -141,7 +143,7 @@ def _sound(entries: NDArray[np.void]) -> Mask:
 
 
 def _moved(lives: Sequence[_Life], sound: Mask) -> list[_Life]:
-    """The same, where entries are counted that are sound."""
+    """The same lives, with their first entries counted among the sound entries only."""
     before = np.concatenate(([0], np.cumsum(sound)))
     return [life._replace(begin=int(before[life.begin])) for life in lives]
 
@@ -170,7 +172,7 @@ class _Books:
 
     def close(self) -> Consumption:
         self._check_pulls()
-        # The pull sequences fall into stretches that each entry covers as a whole or not at all.
+        # The pull sequences fall into stretches; each entry covers a stretch as a whole or not at all.
         bounds = np.unique(np.concatenate((self._first, self._end)))
         if len(bounds) < 2:
             return Consumption(faults=tuple(self._faults))
@@ -191,7 +193,7 @@ class _Books:
         return Consumption(tuple(groups), tuple(self._faults[:FAULTS_TOLD]), tuple(ends.items()))
 
     def _all_lives(self, group_ids: NDArray[np.uint32], lives: Sequence[_Life]) -> list[_Life]:
-        """All groups by id and first entry: with a record in the log, or with one that is not kept any more."""
+        """All groups by id and first entry, with or without a record in the log."""
         begun: dict[int, int] = {}
         for life in lives:
             begun.setdefault(life.group_id, life.begin)
@@ -206,7 +208,7 @@ class _Books:
 
     def _life_of(self, group_ids: NDArray[np.uint32]) -> Int64s:
         """For each entry the number of its group's life."""
-        # Ids are numbered, so that id and number of an entry are one number together.
+        # Ids are numbered, so that id and entry number fit into one number.
         ids = np.unique([life.group_id for life in self._lives])
         begins = np.array([life.begin for life in self._lives], np.int64)
         keys = (np.searchsorted(ids, [life.group_id for life in self._lives]) << 40) + begins + 1
@@ -215,7 +217,9 @@ class _Books:
         return found
 
     def _check_pulls(self) -> None:
-        """Pull sequences count up across all groups; a new life may leave out what was lost with an end."""
+        """Check that pull sequences count up across all groups; a new life may leave out those that were lost with a
+        cut end.
+        """
         begins, ends = self._first[self._pulls], self._end[self._pulls]
         epochs = self._epochs[self._pulls]
         highest = np.maximum.accumulate(ends)
@@ -242,7 +246,9 @@ class _Books:
         return places, np.repeat(entries, counts)
 
     def _closed(self, bounds: Int64s, pull_of: Int64s) -> Int64s:
-        """For each stretch the first entry that ends its pull; an entry may span what others have been given."""
+        """For each stretch the first entry that ends its pull; one entry may span stretches that other groups were
+        given.
+        """
         places, entry = self._stretches(bounds, self._others)
         pull = pull_of[places]
         fits = (pull >= 0) & (pull < entry) & (self._life[pull] == self._life[entry])
@@ -250,7 +256,8 @@ class _Books:
         closed_by = np.full(len(bounds) - 1, -1)
         closed_by[places[fits][::-1]] = entry[fits][::-1]
         if len(self._others):
-            # An acknowledgement begins and ends with what is held. Below the log's beginning nobody knows that.
+            # An acknowledgement begins and ends with messages that are held. Below the log's beginning that can't be
+            # checked.
             lowest = int(self._first[self._pulls].min(initial=np.iinfo(np.int64).max))
             known = self._others[(self._first[self._others] >= lowest) | self._whole]
             known = known[self._op[known] != PullOp.LAPSED]
@@ -290,7 +297,7 @@ class _Books:
         )
 
     def _check_again(self, life: _Life, own: Mask, bounds: Int64s, pull_of: Int64s, closed_by: Int64s) -> None:
-        """A message that was acknowledged never comes again (rule Q5)."""
+        """Check that no acknowledged message comes again (rule Q5)."""
         acked = np.flatnonzero(own & (closed_by >= 0))
         acked = acked[self._op[closed_by[acked]] == PullOp.ACK]
         if not len(acked):

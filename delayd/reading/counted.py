@@ -1,7 +1,7 @@
-"""Counted: files that a checkpoint counts something in, and that are gone or too short (rule P3, L5).
+"""Counted: files that are gone or too short though a checkpoint counts something in them (rule P3, L5).
 
-Invariant: what retention removes, its server has published before, so a file that is missing without that was taken
-by somebody else: it is damage, and never loss.
+Invariant: a server publishes what retention removes before it removes it. So if a file is missing without that,
+somebody else has taken it: that is damage, and never a loss.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,14 @@ PUBLISHED_OFFSETS = {
 
 
 def missing_files(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
-    """Name each file that is gone; nothing when the checkpoint can't be read, which is damage of its own."""
+    """Name each file that is gone; nothing when the checkpoint can't be read, which is reported as damage of its
+    own.
+    """
     yield from _missing_segments(disk, directory)
     if directory.role is not Role.DELAY:
         return
     lost = [path for path in _counted(disk, directory) if not disk.exists(path)]
-    # Retention of a running server publishes that it removes a file before it does.
+    # Retention of a running server publishes a removal first, so the checkpoint is read once more.
     counted = _counted(disk, directory) if lost else {}
     for path in lost:
         if path in counted:
@@ -44,7 +46,7 @@ def need_counted(disk: Disk, directory: Directory) -> None:
     for error in missing_files(disk, directory):
         raise error
     for path, missing in _short(disk, directory).items():
-        # A cut file stays so; one that was removed in this moment is counted no longer.
+        # A cut file stays cut; one that retention removed at this moment is not counted any more.
         if _short(disk, directory).get(path) == missing:
             size, length = missing
             what = f"the checkpoint says that {length - size} more bytes are there"
@@ -81,7 +83,7 @@ def _ends(snapshot: ScheduleSnapshot) -> dict[int, int]:
 
 
 def _missing_segments(disk: Disk, directory: Directory) -> Iterator[DamagedData]:
-    """Logs of which the segment is gone that holds what the checkpoint counts, or those before it that are kept."""
+    """Logs that lack the segment with what the checkpoint counts, or an earlier segment that should be kept."""
     logs = PUBLISHED_OFFSETS[directory.role]
     before = {log: _log_names(disk, f"{directory.path}/{log}") for log in logs}
     try:
@@ -90,7 +92,8 @@ def _missing_segments(disk: Disk, directory: Directory) -> Iterator[DamagedData]
         return
     keep_from = published.get("keep_from")
     for log, name in logs.items():
-        # Listed before the checkpoint was read, so each segment that was gone by then is told there.
+        # The names were listed before the checkpoint was read, so the checkpoint knows of each segment that was removed
+        # by then.
         offset, folder, names = published.get(name, 0), f"{directory.path}/{log}", before[log]
         if not isinstance(offset, int) or not offset:
             continue
@@ -104,7 +107,7 @@ def _missing_segments(disk: Disk, directory: Directory) -> Iterator[DamagedData]
 
 
 def _counted(disk: Disk, directory: Directory) -> dict[str, str]:
-    """The files that the checkpoint counts something in, by path, and what."""
+    """The files in which the checkpoint counts something, by path, with what it counts."""
     try:
         snapshot = take_snapshot(disk, directory)
     except DataError:

@@ -1,7 +1,7 @@
-"""CRC-32C of bytes put together from the checksums of their pieces, for many of them at once.
+"""Crc: the CRC-32C of joined bytes, from the checksums of their pieces, for many of them at once.
 
-A checksum is a polynomial's remainder, so the one of ``a + b`` is that of ``a``, moved on by the length of ``b``, plus
-that of ``b``. Moving on by 2^k bytes is linear: four tables of 256 entries, one for each byte of the checksum.
+A checksum is a polynomial's remainder, so the checksum of ``a + b`` is that of ``a``, moved on by the length of ``b``,
+plus that of ``b``. Moving on by 2^k bytes is linear: four tables of 256 entries, one for each byte of the checksum.
 """
 
 from functools import lru_cache
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 UInt32s = NDArray[np.uint32]
 Int64s = NDArray[np.int64]
 
-POLYNOMIAL = np.uint32(0x82F63B78)  # Castagnoli's, with its bits the other way around.
+POLYNOMIAL = np.uint32(0x82F63B78)  # Castagnoli's polynomial, with its bits reversed.
 LENGTH_BITS = 27  # Lengths below 128 MiB: a group is shorter.
 
 
 def joined(crcs: UInt32s, lengths: Int64s, starts: Int64s) -> UInt32s:
-    """The checksum of each whole, of which the pieces from ``starts`` on are one behind the other.
+    """The checksum of each whole; its pieces stand one behind the other, beginning at its entry of ``starts``.
 
     Args:
         crcs: of each piece.
@@ -31,7 +31,7 @@ def joined(crcs: UInt32s, lengths: Int64s, starts: Int64s) -> UInt32s:
 
 
 def _moved(crcs: UInt32s, lengths: Int64s) -> UInt32s:
-    """Each checksum moved on by so many bytes."""
+    """Each checksum, moved on by ``lengths`` bytes."""
     moved = crcs.copy()
     for bit in range(LENGTH_BITS):
         rows = np.flatnonzero(lengths >> bit & 1)

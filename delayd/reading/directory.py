@@ -1,4 +1,4 @@
-"""Directories: which servers a data directory holds, found from names and file headers.
+"""Directory: finds the servers' directories in a data directory, from names and file headers.
 
 Invariant: nothing is locked, created or changed, and LMDB is never opened, so a live directory, a stopped one and a
 copy are read in the same way (rule L6).
@@ -27,7 +27,7 @@ OTHER_FILES = {
 
 
 class Role(StrEnum):
-    """Whose directory it is."""
+    """The kind of server that a directory belongs to."""
 
     DELAY = "delay"
     REALTIME = "realtime"
@@ -69,7 +69,7 @@ def find_directories(disk: Disk, data: str) -> list[Directory]:
 
 
 def open_any(disk: Disk, path: str) -> Segment:
-    """Open a file of groups for reading, whatever its header says that it holds.
+    """Open a file of groups for reading, whatever kind its header names.
 
     Raises:
         UnfinishedFile: its creation did not finish.
@@ -81,12 +81,12 @@ def open_any(disk: Disk, path: str) -> Segment:
     finally:
         file.close()
     kind = int.from_bytes(header[KIND_POSITION : KIND_POSITION + 2], "little")
-    # An unknown kind is left to the header's own checks, which say what is wrong with it.
+    # An unknown kind is left to the header's own checks, which report what is wrong with it.
     return open_segment(disk, path, FileKind(kind) if kind in set(FileKind) else FileKind.MESSAGE, None, write=False)
 
 
 def need_log_file(disk: Disk, path: str) -> None:
-    """Refuse a file that never was a log file: then nothing about it is damaged.
+    """Refuse a file that never was a log file, so that it is not reported as damaged.
 
     Raises:
         BadArgument: neither its name nor its first bytes are those of a log file.

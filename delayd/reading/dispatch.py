@@ -1,6 +1,7 @@
-"""The dispatch log of an hour, as another process reads it: what became of each message filed there.
+"""Dispatch: the dispatch log of an hour, as another process reads it: what became of each message filed there.
 
-Invariant: outcomes are decoded from whole groups that check, up to a size taken before the schedule side was read.
+Invariant: outcomes are decoded from whole groups that check, up to a size that was taken before the schedule side was
+read.
 """
 
 import numpy as np
@@ -16,9 +17,9 @@ from delayd.reading.columns import Growing, rows_of_part
 from delayd.reading.directory import Directory
 from delayd.reading.groups import LogMoved, TornTail, file_size, read_groups
 
-DECODE_ROWS = 16_384  # Outcomes that are decoded at a time: what they take stays in the processor's cache.
+DECODE_ROWS = 16_384  # Outcomes decoded at a time: their arrays stay in the processor's cache.
 ROW_BYTES = 24  # A row of a batch has three columns of 8 bytes.
-PART_OF = 2  # Which of the columns tells each row's part.
+PART_OF = 2  # The column that names each row's part.
 
 
 def hours_on_disk(disk: Disk, directory: Directory, log: str) -> list[int]:
@@ -73,7 +74,7 @@ def read_outcomes(
             rows += group.header.row_count
             ends = group.end if group.end <= durable else ends
             if rows >= DECODE_ROWS:
-                # A batch keeps the bytes of its group in memory.
+                # Batches are decoded now and then, because a batch keeps the bytes of its group in memory.
                 collector.add(_decode(segment, hour, batches))
                 batches, rows = [], 0
         if ends < durable <= until:

@@ -1,7 +1,7 @@
 """Export: the logs of a data directory as files that any engine reads, one a table (docs/audit.md).
 
-Invariant: what is read is one plan (rule P3), so the tables fit together, of a live directory too; each file gets its
-name when all are complete. What is kept in memory is an hour, and in Parquet a group of rows.
+Invariant: all tables are read by one plan (rule P3), so they fit together even for a live directory. The files get
+their names when all are complete. Only an hour is kept in memory, and in Parquet a group of rows.
 """
 
 import csv
@@ -32,7 +32,7 @@ FACTS = ("span", "target", "terms", "server", "skipped", "hour", "fault", *SUMS)
 GROUP_ROWS = 131_072  # About 10 MB in memory; smaller groups make Parquet slow to read.
 CSV_ROWS = 8_192  # Rows that are Python objects at a time.
 UNFINISHED = ".part"
-CSV_ID_PREFIX = "id:"  # No engine takes it for a part of a number, as DuckDB does 0x.
+CSV_ID_PREFIX = "id:"  # With this prefix no engine reads an id as a number, as DuckDB does with 0x.
 
 Columns = Mapping[str, Cells]
 Value = str | int | bool | None
@@ -160,7 +160,9 @@ def _columns(tables: HourTables, name: str, table: Table, subject: str | None) -
 
 
 def _facts(plan: AuditPlan) -> dict[str, tuple[dict[str, str], Columns]]:
-    """What an audit of the tables must know besides them: when servers were up, where targets begin, the terms."""
+    """The facts that an audit of the tables needs besides them: when servers were up, where targets begin, the
+    terms.
+    """
     spans: list[tuple[str, str | None, int, int]] = []
     for origin in plan.origins:
         log_id, known = f"{origin.snapshot.directory.log_id:016x}", origin.terms.spans
@@ -196,7 +198,9 @@ def _facts(plan: AuditPlan) -> dict[str, tuple[dict[str, str], Columns]]:
 
 
 def _totals(plan: AuditPlan, faults: Sequence[Finding], *, whole: bool) -> dict[str, tuple[dict[str, str], Columns]]:
-    """What the totals of delay servers and hours say (rule S5); of a part of the messages no hour's total is known."""
+    """The totals of delay servers and hours (rule S5); if only a part of the messages is exported, no hour's total is
+    known.
+    """
     servers = [(f"{one.log_id:016x}", one.first_sequence, one.snapshot.word.next_sequence) for one in plan.origins]
     skipped = [(f"{one.log_id:016x}", *range_) for one in plan.origins for range_ in one.snapshot.word.skipped]
     hours = [
@@ -244,7 +248,7 @@ def _writing(path: Path, form: str, types: Mapping[str, str]) -> Iterator[_Write
 
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
-    """Only what is written is in here: what can't be read of the logs is no fault of the folder."""
+    """Only writing is done within this context: if a log can't be read, that is no fault of the folder."""
     try:
         yield
     except OSError as error:
@@ -261,7 +265,7 @@ def _check_form(form: str) -> None:
 
 
 class _CsvWriter:
-    """Writes what is null as an empty field."""
+    """Writes a null as an empty field."""
 
     def __init__(self, path: Path, types: Mapping[str, str]) -> None:
         self._file = path.open("w", encoding="utf-8", newline="")
@@ -287,7 +291,7 @@ def _csv_flag(value: Value) -> Value:
 
 
 def _csv_id(value: Value) -> Value:
-    """Digits alone would be taken for a number, which loses the zeros before them, or for one with an exponent."""
+    """Digits alone would be read as a number, which drops leading zeros, or as a number with an exponent."""
     return None if value is None else f"{CSV_ID_PREFIX}{value}"
 
 

@@ -1,7 +1,9 @@
-"""What was accepted against what is filed: the message log, as far as it is kept, and an hour's schedule log (rule S5).
+"""Filed: compares the accepted messages with the filed ones: the message log, as far as it is kept, with an hour's
+schedule log (rule S5).
 
-Invariant: pure. Sequences follow each other in the message log, so each one between the first that it keeps and the
-next that is given is in it: a schedule log that holds such a row, and not in its hour, holds what was not accepted.
+Invariant: pure. Sequences follow each other in the message log, so it has each sequence between the first that it keeps
+and the next one to be given. If a schedule log holds such a row, and the message log does not have it in that hour, the
+row was never accepted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +28,8 @@ class FiledByLog(NamedTuple):
 
     ``rows`` are those of the hour below the replay offset, ``first`` the lowest sequence that the message log keeps (0:
     none), ``next_sequence`` the one that the checkpoint gives next; ``counted`` rows are in the schedule log by the
-    checkpoint, ``dropped`` were given up by an operator. Of an hour that is read in parts ``before`` rows of the
-    schedule log stood in the parts before this one; None: more parts follow.
+    checkpoint, ``dropped`` were given up by an operator. For an hour that is read in parts, ``before`` says how many
+    rows of the schedule log were in the parts before this one; None: more parts follow.
     """
 
     rows: ScheduleRows
@@ -52,12 +54,12 @@ class Noted(NamedTuple):
 def not_filed(schedule: ScheduleRows, accepted: FiledByLog) -> Int64s:
     """Rows of the message log that their hour's schedule log does not hold, as indices into ``accepted.rows``."""
     missing = np.flatnonzero(~Join(schedule.sequence, accepted.rows.sequence).known)
-    # An operator's word gave up as many.
+    # No more rows are missing than an operator gave up.
     return missing[:0] if len(missing) <= accepted.dropped else missing
 
 
 def differences(hour: int, schedule: ScheduleRows, accepted: FiledByLog) -> Iterator[Noted]:
-    """What filed rows say otherwise than the message log, or than their own file."""
+    """Where filed rows differ from the message log, or from their own file."""
     filed = are_filed(schedule.location)
     kind = FindingKind.MISMATCH
     due_from_ms = schedule.due_from_ms()
@@ -77,7 +79,7 @@ def differences(hour: int, schedule: ScheduleRows, accepted: FiledByLog) -> Iter
 
 
 class _Pairs:
-    """Filed rows, and what the message log says of each of them; ``known`` are those of which it says something."""
+    """Filed rows with the message log's rows of the same sequences; ``known`` marks the filed rows that have one."""
 
     def __init__(self, schedule: ScheduleRows, accepted: ScheduleRows, filed: NDArray[np.bool_]) -> None:
         self._count = len(schedule)
@@ -87,7 +89,7 @@ class _Pairs:
         if rows is not None:
             self.known = np.zeros(self._count, np.bool_)
             self.known[rows] = join.known
-        # Mostly both logs have the same rows: then their columns are compared as they are.
+        # Mostly both logs have the same rows: then their columns are compared directly.
         self._rows: Int64s | None = None
         self._schedule, self._accepted = schedule, accepted
         if rows is not None or not join.same:
@@ -95,10 +97,10 @@ class _Pairs:
             self._schedule, self._accepted = schedule.take(self._rows), accepted.take(join.scheduled)
 
     def differences(self) -> Iterator[Noted]:
-        """What the pairs say otherwise."""
+        """Where the two rows of a pair differ."""
         filed, taken = self._schedule, self._accepted
         yield from self._noted(Reason.ACCEPTED_DUE, filed.deliver_at_ms, taken.deliver_at_ms)
-        # Where nothing says when it was accepted, it was not past due then.
+        # A schedule log leaves the accept instant out of a row that was not past due when it was accepted.
         past_due = taken.appended_at_ms > taken.deliver_at_ms
         judged = (filed.appended_at_ms > 0) | past_due
         yield from self._noted(Reason.ACCEPTED_AT, filed.appended_at_ms, taken.appended_at_ms, judged)
@@ -136,7 +138,7 @@ def same_subjects(first: Sequence[str], second: Sequence[str]) -> tuple[Int64s, 
 
 
 def _spread(count: int, rows: Int64s, values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Values of some rows as a column of all."""
+    """Values of some rows as a column of all rows."""
     column = np.zeros(count, values.dtype)
     column[rows] = values
     return column

@@ -1,7 +1,7 @@
-"""Findings: each message that breaks the books, with what is wrong with it.
+"""Findings: each message that breaks the books, and why.
 
 Invariant: a finding is a row of numbers until somebody reads it; its sentence is made then, so that an hour with a
-million findings costs arrays.
+million findings costs arrays only.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 
 class FindingKind(IntEnum):
-    """What is wrong; all but LATE unbalance the books."""
+    """The kind of a finding; all but LATE unbalance the books."""
 
     LOST = 1
     DUPLICATE = 2
     EARLY = 3
     ORPHAN = 4
-    MISMATCH = 5  # The dispatch log and the target's log both know the message and differ about it.
+    MISMATCH = 5  # The dispatch log and the target's log both have the message and differ about it.
     LATE = 6
     CONSERVATION = 7  # Totals that do not add up: of an hour, or of a delay server as a whole.
 
 
 class Reason(IntEnum):
-    """How it shows; ``value`` and ``other`` of a finding fill its sentence."""
+    """The way a finding shows; its ``value`` and ``other`` fill the sentence."""
 
     NO_OUTCOME = 1
     NOT_AT_TARGET = 2
@@ -139,7 +139,7 @@ class Findings:
         return (self._finding(row) for row in self.table)
 
     def first(self, limit: int | None) -> list[Finding]:
-        """At most ``limit`` of those that unbalance the books, and as many of the others; None for all."""
+        """At most ``limit`` findings that unbalance the books, and at most ``limit`` others; None for all."""
         late = self.table["kind"] == FindingKind.LATE
         rows = np.concatenate((np.flatnonzero(~late)[:limit], np.flatnonzero(late)[:limit]))
         return [self._finding(row) for row in self.table[rows]]

@@ -1,6 +1,7 @@
-"""Whether the groups of a delay server's message log follow each other, and stand where its checkpoint says (rule S5).
+"""Follow: checks that the groups of a delay server's message log follow each other, and stand where its checkpoint says
+(rule S5).
 
-Invariant: nothing here stops an audit: what does not fit is a sentence.
+Invariant: nothing here stops an audit: each fault is a sentence.
 """
 
 from delayd.log.control import LogTime, OperatorWord, SkippedSequences, decode_sound
@@ -11,12 +12,13 @@ from delayd.reading.word import Word
 
 
 class Follow:
-    """Whether the groups of a message log follow each other, and where the checkpoint says that they stand (S5)."""
+    """Checks that the groups of a message log follow each other, and stand where the checkpoint says (S5)."""
 
     def __init__(self, word: Word, replay_offset: int, appended_at_ms: int) -> None:
-        """``appended_at_ms`` is what the checkpoint says of the last group below the replay offset."""
+        """``appended_at_ms`` is the checkpoint's stamp of the last group below the replay offset."""
         self.faults: list[str] = []
-        self.given_up: set[str] = set()  # What operators gave up, by the names of `delayd quarantine`.
+        # The ids of everything that operators gave up, as `delayd quarantine` names them.
+        self.given_up: set[str] = set()
         self.first = 0
         self.last_appended_at_ms = 0
         self._word = word
@@ -58,7 +60,7 @@ class Follow:
         self.last_appended_at_ms = max(self.last_appended_at_ms, header.appended_at_ms)
 
     def end(self) -> None:
-        """The log ends here."""
+        """Check the end of the log."""
         if not self._at_replay:
             self._replay(None, self._end)
 
@@ -69,7 +71,7 @@ class Follow:
             self._next += RESTORED_STEP
 
     def _replay(self, previous_crc32c: int | None, offset: int | None) -> None:
-        """The log comes to the replay offset: there the checkpoint says what is before."""
+        """Compare the log with the checkpoint at the replay offset."""
         self._at_replay = True
         word = self._word
         if offset is not None and self._replay_offset not in (offset, self._end):

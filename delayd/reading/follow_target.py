@@ -1,7 +1,8 @@
-"""Whether the groups of a realtime server's message log follow each other, and stand where its checkpoint says (S5).
+"""Follow target: checks that the groups of a realtime server's message log follow each other, and stand where its
+checkpoint says (S5).
 
-Invariant: nothing here stops an audit: what does not fit is a sentence. The checkpoint is read before the log is, so
-what it counts is there.
+Invariant: nothing here stops an audit: each fault is a sentence. The checkpoint is read before the log, so everything
+that it counts is there.
 """
 
 from delayd.log.checkpoint import Payload
@@ -14,12 +15,12 @@ class TargetFollow:
     """The groups of one realtime server's log, in their order."""
 
     def __init__(self, published: Payload) -> None:
-        """``published`` is what its checkpoint says; nothing where there is none yet."""
+        """``published`` is the server's checkpoint; empty if there is none yet."""
         self.faults: list[str] = []
         self._published = published
         self._indexed_offset = _number(published, "indexed_offset")
         self._at_index = not published
-        self._next: int | None = None  # Its own sequence of the next message.
+        self._next: int | None = None  # The server's own sequence of the next message.
         self._epoch = 0
         self._end: int | None = None  # Where the group before ends.
         keep_from = _number(published, "keep_from")
@@ -40,13 +41,13 @@ class TargetFollow:
         self._epoch, self._end = max(self._epoch, header.epoch), group.end
 
     def end(self) -> list[str]:
-        """The log ends here, for now: what does not fit."""
+        """Return the faults; the log ends here for now."""
         if self._end is not None and self._end >= self._indexed_offset:
             self._reach(self._end)
         return self.faults
 
     def _reach(self, offset: int) -> None:
-        """The log comes to the offset up to which its server's checkpoint counts it."""
+        """Compare the log with the checkpoint at the offset up to which the checkpoint counts."""
         if self._at_index:
             return
         self._at_index = True

@@ -1,7 +1,8 @@
-"""Groups as another process reads them: from files that may grow, be cut or go away meanwhile (rules L2, L6, P3).
+"""Groups: reads the groups of files that another process may extend, cut or remove meanwhile (rules L2, L6, P3).
 
 Invariant: a group is handed out only when it checks and is durable: a later group says so, or it stood in the file
-before this reader synced that file itself. So the last commit of an idle log is read too, and none that could vanish.
+before this reader synced that file itself. So the last commit of an idle log is read too, and no group is read that
+could vanish.
 """
 
 from collections import deque
@@ -16,7 +17,9 @@ from delayd.log.segment import FILE_HEADER_BYTES, Segment, UnfinishedFile, open_
 
 
 class LogMoved(Exception):
-    """A file that a reader wanted is gone, because its server moved on: start again with a new checkpoint (rule P3)."""
+    """A file that a reader wanted is gone because its server moved on: the reader must start again with a new
+    checkpoint (rule P3).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class TornTail:
 
     @property
     def sentence(self) -> str:
-        """What it is and what becomes of it, for people."""
+        """What these bytes are and what becomes of them, for people."""
         return (
             f"{self.path} ends with {self.size_bytes:,} bytes that are no whole group, from byte {self.position} "
             f"({self.reason}): an append under way, one that a crash cut short, or a damaged last group, which the "
@@ -63,7 +66,7 @@ def read_groups(
     Raises:
         DamagedData: a group does not check and was durable.
     """
-    held: deque[CommitGroup] = deque()  # Groups that check and that nobody has called durable yet.
+    held: deque[CommitGroup] = deque()  # Groups that check and that nothing has called durable yet.
     doubted = -1
     while True:
         scan = segment.scan(start, previous_crc32c)
@@ -82,10 +85,10 @@ def read_groups(
             torn.append(TornTail(segment.path, segment.position(scan.offset), size_bytes, scan.reason))
             break
         if scan.offset == doubted:
-            # Only bytes behind which a durable offset or a segment stands are damage, so all before them is durable.
+            # Damage is only possible below a durable offset or a later segment, so all groups before it are durable.
             yield from held
             raise DamagedData(segment.path, segment.position(scan.offset), scan.reason)
-        # A running server may have finished this group and written the next while we looked: look once more.
+        # A running server may have finished this group and written the next meanwhile, so the reader looks once more.
         doubted = start = scan.offset
         previous_crc32c = scan.crc32c
     if held:
@@ -138,7 +141,7 @@ def segment_bases(disk: Disk, place: LogPlace) -> list[int]:
 
 
 def log_size(disk: Disk, place: LogPlace) -> int:
-    """Offset of the end of a log by the size of its last file: nothing that is written from now on lies below it."""
+    """Offset of the end of a log by the size of its last file: all later appends lie above it."""
     bases = segment_bases(disk, place)
     return bases[-1] + file_size(disk, f"{place.folder}/{segment_name(bases[-1])}") if bases else 0
 

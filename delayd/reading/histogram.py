@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from delayd.batch import Int64s
 
 STEPS_PER_OCTAVE = 16
-MS_MAX = 1 << 41  # 70 years; what is later is counted in the last step.
+MS_MAX = 1 << 41  # 70 years; larger values are counted in the last step.
 QUANTILES = (0.5, 0.99, 0.999)
 
 
@@ -24,7 +24,7 @@ BUCKETS = len(LOWER_BOUNDS_MS)
 
 
 def count_ms(values_ms: Int64s) -> NDArray[np.int64]:
-    """Count values by step: int64[BUCKETS]; negative ones, of a clock that is behind, count as 0."""
+    """Count values by step: int64[BUCKETS]; negative values, from a clock that is behind, count as 0."""
     steps = np.searchsorted(LOWER_BOUNDS_MS, values_ms, side="right") - 1
     return np.bincount(np.maximum(steps, 0), minlength=BUCKETS).astype(np.int64)
 

@@ -1,8 +1,9 @@
-"""Groups of a realtime message log by the index files of its segments, where few of its rows are wanted.
+"""Indexed: reads groups of a realtime message log from the index files of its segments, when few of its rows are
+needed.
 
-Invariant: an index is believed only when the segment's own checksums come out of it: its groups chain from the file
-header of the segment to that of the next one, and the content checksum of each is that of the pieces. So an index that
-leaves out or changes anything is no index, and the segment is read. The next file header stands outside of it.
+Invariant: an index is used only when it gives the segment's own checksums: its groups chain from the file header of the
+segment to that of the next one, and the content checksum of each group follows from its pieces. So an index that leaves
+out or changes anything is rejected, and the segment is read. The next file header is not part of the index.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,15 +21,15 @@ from delayd.reading.crc import joined
 from delayd.reading.groups import TornTail, file_size, open_base, read_log, segment_bases
 from delayd.reading.skim import Skimmed, read_known
 
-CHECKED_BYTES = 96  # A front's bytes that its header's checksum covers, and that checksum.
+CHECKED_BYTES = 96  # The bytes of a front that its header's checksum covers, and that checksum.
 HEAP_OFFSET, COLUMNS_CRC32C = 4, 7  # Words of 32 bits in the front of a batch.
-PIECES = 4  # A batch has these: the front's beginning, the columns, the subject table, the rest of the heap.
+PIECES = 4  # The pieces of a batch: the front's beginning, the columns, the subject table, the rest of the heap.
 
 
 def read_by_index(
     disk: Disk, place: LogPlace, bounds: tuple[int, int, int], torn: list[TornTail]
 ) -> Iterator[CommitGroup | Skimmed | IndexedGroup]:
-    """As `read_known`, but of segments that have an index that proves right what that says."""
+    """As `read_known`, but segments with a valid index are read from it."""
     start, durable, stop = bounds
     bases = segment_bases(disk, place)
     offset, crc = start, None
@@ -40,7 +41,7 @@ def read_by_index(
             break
         size = file_size(disk, f"{place.folder}/{segment_name(base)}")
         groups = None
-        # What was cut, or does not follow, is for the reader of segments to name.
+        # A cut file, or one that does not follow, is reported by the reader of segments.
         if crc in (None, header.previous_crc32c) and size == following - base:
             groups = read_index(disk, place, base, following, after.previous_crc32c)
         if groups is not None and proves(groups, header, after):
@@ -64,7 +65,7 @@ def proves(groups: Sequence[CommitGroup | IndexedGroup], header: FileHeader, fol
 
 
 def _contents_check(groups: Sequence[IndexedGroup]) -> bool:
-    """Whether the content checksum of each group comes out of its pieces; groups without a batch have none."""
+    """Whether the content checksum of each group follows from its pieces; groups without a batch have none."""
     if not groups:
         return True
     fronts = np.concatenate([group.fronts for group in groups]).reshape(-1, FRONT_BYTES // 8)

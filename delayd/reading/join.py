@@ -1,8 +1,8 @@
-"""Join: which rows of another log belong to which scheduled row, without a shuffle.
+"""Join: finds the rows of another log that belong to each scheduled row, without a shuffle.
 
-Invariant: the schedule side rises in sequence, so each sequence has one place there; the other side may be in any order
-and may repeat a sequence. Where the sequences of an hour lie close together, which they do on all but the quietest
-servers, places are read from a table with an entry for each number; else a binary search finds them.
+Invariant: the schedule side rises in sequence, so each sequence has one place there. The other side may be in any order
+and may repeat a sequence. Where the sequences of an hour lie close together, as they do on all but the quietest
+servers, places are read from a table with an entry for each number; otherwise a binary search finds them.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from delayd.reading.columns import UInt64s
 Mask = NDArray[np.bool_]
 Places = NDArray[np.int64]
 
-TABLE_ENTRIES_PER_ROW_MAX = 8  # A table may be this sparse; then it has 64 bytes for a row, and is gone at once.
+TABLE_ENTRIES_PER_ROW_MAX = 8  # A table may be this sparse; then it has 64 bytes a row, and is freed at once.
 
 
 class Join:
     """Rows of another log by the schedule row that they belong to.
 
-    ``same``: each scheduled row is there once, in its order, so that columns stand beside each other.
+    ``same``: each scheduled row is there once, in the same order, so columns can be compared directly.
     """
 
     def __init__(self, scheduled: UInt64s, sequence: UInt64s) -> None:
@@ -36,10 +36,11 @@ class Join:
             return
         place = _places(scheduled, sequence)
         self.known = place >= 0
-        self.rows = np.flatnonzero(self.known)  # Rows of the other log that have a schedule row, and which.
+        # Rows of the other log that have a schedule row; ``scheduled`` has that row for each.
+        self.rows = np.flatnonzero(self.known)
         self.scheduled = place if len(self.rows) == len(place) else place[self.rows]
         self.times = np.bincount(self.scheduled, minlength=count)
-        # Filled from behind, so that the first row of each sequence is the one that stays.
+        # Filled from behind, so that the first row of each sequence is written last and stays.
         self.first = np.full(count, -1, np.int64)
         self.first[self.scheduled[::-1]] = self.rows[::-1]
 
@@ -49,7 +50,8 @@ class Join:
         return None if self.same else self.first
 
     def of_first(self, values: NDArray[Any]) -> NDArray[Any]:
-        """What the first row of each scheduled row says, anything where it has none; not to be written to.
+        """The value in the first row that belongs to each scheduled row; anything where there is none; not to be
+        written to.
 
         ``values`` is a column of the other log, which has rows.
         """
@@ -72,7 +74,9 @@ class Join:
 
 
 class Fields:
-    """The fields of a table, each one behind the other and with a zero behind the last row; made when asked."""
+    """The fields of a table as contiguous columns, each with a zero behind the last row; made when they are asked
+    for.
+    """
 
     def __init__(self, table: NDArray[np.void]) -> None:
         self.table = table
@@ -86,12 +90,14 @@ class Fields:
 
 
 class Facts:
-    """The fields of a table's rows, one for each scheduled row; zeros where it has none. A field is made when asked."""
+    """The fields of a table's rows, one value for each scheduled row; zeros where it has no row. A field is made when
+    asked for.
+    """
 
     def __init__(self, table: Fields, row_of: Int64s, first: Int64s | None) -> None:
         """``row_of`` is an index into ``table``, ``first`` one into that, -1 for none; None: each row, in its order."""
         self._table = table
-        # Behind the last row stands a zero, and -1 of an index is the last one.
+        # A zero stands behind the last row, and an index of -1 names it.
         self._index = row_of if first is None else np.append(row_of, len(table.table)).take(first)
         self._fields: dict[str, NDArray[Any]] = {}
 
@@ -103,16 +109,18 @@ class Facts:
 
 
 def reordered(columns: Sequence[NDArray[Any]], order: NDArray[np.intp]) -> list[NDArray[Any]]:
-    """Columns in another order; they are used up, for each one's memory takes the next one of its width."""
+    """Copy columns into another order; they are used up, because one column's memory takes the next one of its
+    width.
+    """
     spare: dict[int, NDArray[Any]] = {}
     moved: list[NDArray[Any]] = []
     for column in columns:
-        # Columns that say the same of each row are not rare: one subject, nothing past due, bodies of one size.
+        # Columns with the same value in each row are not rare: one subject, nothing past due, bodies of one size.
         if len(column) == len(order) and len(column) and (column == column[0]).all():
             moved.append(column)
             continue
         room = spare.pop(column.itemsize, None)
-        # With another mode than this one numpy fills memory of its own first.
+        # With any other mode numpy would fill a buffer of its own first.
         moved.append(np.take(column, order, out=None if room is None else room.view(column.dtype), mode="clip"))
         if column.flags.writeable and len(column) == len(order):
             spare[column.itemsize] = column
@@ -132,7 +140,7 @@ def rising(sequences: UInt64s) -> NDArray[np.intp]:
 class Sorter:
     """Puts the rows of several logs in the order of their sequences; a column that two of them share is moved once.
 
-    Messages are filed, handed over and noted in the order in which they are due, so the logs of an hour mostly hold
+    Messages are filed, handed over and recorded in the order in which they are due, so the logs of an hour mostly hold
     the same columns. To compare two of them costs a tenth of moving one.
     """
 
@@ -161,12 +169,12 @@ class Sorter:
 
 
 class _Order:
-    """How rows with certain sequences are sorted, and the columns of them that were."""
+    """The order of rows with certain sequences, and the columns that were moved into it."""
 
     def __init__(self, sequence: UInt64s) -> None:
         self.sequence = sequence
         self.rows = rising(sequence)
-        self._moved: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # As they were, and as they are.
+        self._moved: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # The columns before and after the move.
 
     def moved(self, name: str, column: NDArray[Any]) -> NDArray[Any]:
         before, after = self._moved.get(name, (None, None))
@@ -179,7 +187,7 @@ class _Order:
 
 
 def _are_the_same(scheduled: UInt64s, sequence: UInt64s) -> bool:
-    """Whether each scheduled row is there once, in its order: nearly all hours are so."""
+    """Whether each scheduled row is there once, in the same order, as in nearly all hours."""
     return np.array_equal(scheduled, sequence) and bool((scheduled[1:] > scheduled[:-1]).all())
 
 
@@ -189,7 +197,7 @@ def _places(scheduled: UInt64s, sequence: UInt64s) -> Places:
         return np.full(len(sequence), -1, np.int64)
     table = _table(scheduled)
     if table is not None:
-        numbers = sequence - scheduled[0]  # What is below wraps around and is far above.
+        numbers = sequence - scheduled[0]  # A number below the first one wraps around and becomes very large.
         outside = numbers >= len(table)
         if outside.any():
             numbers[outside] = 0
@@ -203,7 +211,9 @@ def _places(scheduled: UInt64s, sequence: UInt64s) -> Places:
 
 
 def _table(sequences: UInt64s) -> Places | None:
-    """The first index of each number from the lowest sequence on, -1 for none; None where it would be too sparse."""
+    """The first index of each number from the lowest sequence on, -1 for none; None if the table would be too
+    sparse.
+    """
     if not len(sequences):
         return None
     lowest = int(sequences.min())

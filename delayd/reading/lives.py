@@ -1,8 +1,9 @@
 """Lives: which servers of a data directory are up, and up to when a delay server has settled what fell due (rule S7).
 
-Invariant: a message is called lost only by the word of its delay server, which says in each checkpoint before which
-instant it holds nothing any more that is due; so a server that is away, full or fenced makes nothing lost, and what it
-forgot is found whoever starts, stops or touches files (docs/audit.md).
+Invariant: a message without an outcome is called lost only if its delay server says so: each checkpoint publishes the
+instant before which the server holds nothing any more that fell due. So a server that is away, full or fenced makes no
+message lost. A message that the server forgot is found all the same, whoever starts, stops or touches files
+(docs/audit.md).
 """
 
 import os
@@ -34,7 +35,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One server's present or last life; ``until_ms`` is the last instant that its own files name, 0 for none."""
+    """One server's present or last life; ``until_ms`` is the last instant that its own files name, 0 if they name
+    none.
+    """
 
     path: str
     role: str
@@ -50,7 +53,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From when to when nobody held up what was due; the grace counts within it."""
+    """A time during which no server held up due messages; the grace counts within it."""
 
     since_ms: int
     until_ms: int
@@ -74,14 +77,14 @@ class Spans:
 
 
 def read_life(disk: Disk, directory: Directory, seen_ms: int, now_ms: int) -> Life:
-    """How a server with logs is; ``seen_ms`` is the last instant that its logs name."""
+    """Read the life of a server with logs; ``seen_ms`` is the last instant that its logs name."""
     until_ms = min(now_ms, max(seen_ms, _checkpoint_ms(disk, directory)))
     state = State.UP if _is_held(directory.path) else State.AWAY
     return Life(directory.path, directory.role, state, until_ms)
 
 
 def read_meta_life(data: str) -> Life | None:
-    """How meta is, which has no logs; None when it is not in this data directory."""
+    """Read the life of meta, which has no logs; None when it is not in this data directory."""
     path = f"{data}/{META}"
     if not os.path.exists(f"{path}/{LOCK}"):
         return None
@@ -89,7 +92,8 @@ def read_meta_life(data: str) -> Life | None:
 
 
 def spans_of(word: Word, log_id: int, index: TargetIndex) -> Spans:
-    """For the rows of one delay server: up to when each subject's were settled, by what it has published.
+    """The spans for the rows of one delay server: up to when the rows of each subject were settled, as it has
+    published.
 
     Args:
         word: what its checkpoint says.
@@ -97,10 +101,10 @@ def spans_of(word: Word, log_id: int, index: TargetIndex) -> Spans:
         index: what the targets hold.
     """
     here = {target.log_id for target in index.targets}
-    # What a target holds whose log is not here, nobody can prove.
+    # If a target's log is not here, nobody can prove which rows it holds.
     settled_ms = {link.log_id: link.settled_ms if link.log_id in here else 0 for link in word.links}
     until_ms = {log_id: min(word.settled_ms, instant) for log_id, instant in settled_ms.items()}
-    # Nobody knows yet where a subject goes that no target has had.
+    # Nobody knows yet to which target a new subject goes.
     common = Span(0, min([word.settled_ms, *until_ms.values()]) if here else 0)
     ids = [target.log_id for target in index.targets]
     of_subject: dict[str, Span] = {}
@@ -112,7 +116,7 @@ def spans_of(word: Word, log_id: int, index: TargetIndex) -> Spans:
 
 
 def what_holds_up(word: Word) -> list[str]:
-    """Why messages wait, by the delay server's own word."""
+    """Why messages wait, as the delay server itself says."""
     found = [word.waits] if word.waits else []
     found += [f"realtime server {link.log_id:016x}: {link.waits}" for link in word.links if link.waits]
     return found
@@ -124,10 +128,10 @@ def who_is_missed(lives: Sequence[Life]) -> tuple[Life, ...]:
 
 
 def _last_targets(index: TargetIndex, log_id: int) -> list[tuple[int, int]]:
-    """For each subject that came from a delay server the target that had it last; both as numbers."""
+    """For each subject of a delay server, the target that had it last; both as numbers."""
     batches = index.batches
     own = np.flatnonzero(batches["origin_log_id"] == log_id)
-    # The youngest comes last, and stays.
+    # The youngest batch is written last, and stays.
     own = own[np.argsort(batches["appended_at_ms"][own], kind="stable")]
     last = np.full(len(index.subjects), -1, np.int64)
     last[batches["subject"][own]] = own

@@ -1,7 +1,7 @@
 """Pieces: the rows of an hour cut by sequence, small enough that what is computed of them stays in a processor's cache.
 
-Invariant: each row of each log is in exactly one piece, and rows of one sequence are in the same; so what is found of
-the pieces is what is found of the hour.
+Invariant: each row of each log is in exactly one piece, and rows of one sequence are in the same; so the findings of
+the pieces together are the findings of the hour.
 """
 
 from collections.abc import Iterator
@@ -17,18 +17,20 @@ from delayd.reading.filed import FiledByLog
 from delayd.reading.join import Fields, Sorter
 from delayd.reading.realtime import TargetRows
 
-PIECE_ROWS = 65_536  # A column of so many rows is half a MiB; an hour's would be new memory for each step.
-ROWS_A_NAME = 8  # What is done for each name of a subject is done in each piece.
+# A column of this many rows is half a MiB; a column of a whole hour would need new memory for each step.
+PIECE_ROWS = 65_536
+# Some work for each subject name is done in each piece, so a piece has at least this many rows for each name.
+ROWS_A_NAME = 8
 
 
 class Piece(NamedTuple):
-    """What the logs of an hour hold of a range of sequences, each by rising sequence."""
+    """The rows of each log within a range of sequences, by rising sequence."""
 
     schedule: ScheduleRows
     outcomes: OutcomeRows
     realtime: TargetRows
     accepted: FiledByLog
-    parts: Fields  # The outcomes' and the realtime rows' batches have them; pieces share them where they can.
+    parts: Fields  # The outcomes' parts and the realtime rows' batches, as fields; pieces share them where they can.
     batches: Fields
 
 
@@ -42,7 +44,7 @@ def cut(
     """Cut an hour, or a part of one, whose rows rise in sequence; ``accepted.before`` is that of the last piece."""
     names = len(schedule.subjects) + len(realtime.subjects) + len(accepted.rows.subjects)
     rows_max = max(rows_max, ROWS_A_NAME * names)
-    # What operators gave up is compared with a number of the whole hour.
+    # The rows that operators gave up are compared with a number for the whole hour, so that hour is not cut.
     if len(schedule) <= rows_max or accepted.dropped:
         yield Piece(schedule, outcomes, realtime, accepted, Fields(outcomes.parts), Fields(realtime.batches))
         return
@@ -120,7 +122,7 @@ def _stored_of(stored: TargetRows, rows: slice) -> TargetRows:
 
 
 def _own(table: NDArray[np.void], index: Int64s) -> tuple[NDArray[np.void], Int64s]:
-    """A table and an index into it; of a table that has more rows than the index a copy of what it names."""
+    """A table and an index into it; of a table with more rows than the index, only a copy of the rows that it names."""
     if len(table) <= len(index):
         return table, index
     return table.take(index), np.arange(len(index))

@@ -1,8 +1,9 @@
-"""The plan of an audit: what to read of a data directory, and in which order.
+"""Plan: what an audit reads of a data directory, and in which order.
 
 Invariant (rule P3): realtime logs are read first, then the sizes of the dispatch logs are taken, then the checkpoint
-and the message log's size, and at last what the realtime logs got meanwhile; later bytes are left out. So the origin of
-each row at a target is there, the schedule of each outcome, and what each outcome says is at a target.
+and the message log's size, and at last the batches that came to the realtime logs meanwhile; later bytes are left out.
+So the origin of each row at a target is read, the schedule of each outcome, and, for each DISPATCHED outcome, the row
+at its target.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -38,23 +39,24 @@ from delayd.reading.schedule import (
 from delayd.reading.seals import sealed_hours
 from delayd.reading.sides import TargetTallies, read_held
 
-PART_ROWS_MAX = 1_000_000  # An hour of more rows is read in parts: an audit takes about 300 bytes for each row.
-ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always does.
+PART_ROWS_MAX = 1_000_000  # An hour with more rows is read in parts: an audit takes about 300 bytes a row.
+ATTEMPTS_MAX = 5  # Files move on once a checkpoint, so a second attempt nearly always succeeds.
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedOrigin:
-    """What bounds the reading of one delay server's logs; ``hours`` are those to audit."""
+    """The bounds within which one delay server's logs are read; ``hours`` are those to audit."""
 
     snapshot: ScheduleSnapshot
     dispatch_sizes: dict[int, int]
     terms: AuditTerms
     hours: tuple[int, ...]
-    follows: tuple[str, ...] = ()  # What of the message log does not follow (rule S5).
-    first_sequence: int = 0  # The lowest one that the message log keeps.
-    dropped: Mapping[int, int] = field(default_factory=dict)  # What operators gave up, as the message log says, too.
+    follows: tuple[str, ...] = ()  # Where the message log's groups do not follow each other (rule S5).
+    first_sequence: int = 0  # The lowest sequence that the message log keeps.
+    # Rows that operators gave up, by hour, also according to the message log.
+    dropped: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def log_id(self) -> int:
@@ -69,11 +71,12 @@ class AuditPlan:
     origins: tuple[AuditedOrigin, ...]
     index: TargetIndex
     torn: tuple[TornTail, ...] = ()
-    deleted_rows: int = 0  # Rows of the targets whose hours the delay server's retention has removed.
+    deleted_rows: int = 0  # Rows at targets whose hours the delay server's retention has removed.
     missed: tuple[Life, ...] = ()  # The servers that keep messages waiting, if any wait.
-    holds_up: tuple[str, ...] = ()  # What keeps them waiting, by their delay server's word.
-    helds: tuple[TargetTallies, ...] = ()  # What the targets' tally logs say, in the order of the index.
-    consumption: tuple[Consumption, ...] = ()  # What their pull logs say, in the same order; () when not asked for.
+    holds_up: tuple[str, ...] = ()  # Why they wait, as their delay server says.
+    helds: tuple[TargetTallies, ...] = ()  # The contents of the targets' tally logs, in the order of the index.
+    # The contents of their pull logs, in the same order; () when the caller did not ask for it.
+    consumption: tuple[Consumption, ...] = ()
 
     @property
     def hour_count(self) -> int:
@@ -113,7 +116,7 @@ class HourBooks:
     tail: "_Tail"
     index: TargetIndex
     batches: Batches
-    torn: list[TornTail] = field(default_factory=list)  # What `outcomes` found behind the last whole group.
+    torn: list[TornTail] = field(default_factory=list)  # Tails that `outcomes` found behind the last whole group.
     part: range | None = None  # The sequences to read; None: all.
 
     @property
@@ -123,15 +126,15 @@ class HourBooks:
 
     @property
     def terms(self) -> AuditTerms:
-        """What the audit judges by."""
+        """The terms by which the audit judges."""
         return self.origin.terms
 
     def schedule(self, sorter: Sorter | None = None) -> ScheduleRows:
-        """What was scheduled, by rising sequence; ``sorter`` sorts the other logs, too."""
+        """The scheduled rows, by rising sequence; ``sorter`` sorts the other logs, too."""
         return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour, self.part, sorter)
 
     def accepted(self) -> FiledByLog:
-        """What the message log and the checkpoint say of the hour's schedule log."""
+        """What the message log and the checkpoint say about the hour's schedule log."""
         snapshot, tail = self.origin.snapshot, self.tail.get()
         word = snapshot.word
         dropped = self.origin.dropped.get(self.hour, 0)
@@ -139,7 +142,7 @@ class HourBooks:
         return FiledByLog(tail.accepted.of_hour(self.hour, self.part), *facts, word.skipped)
 
     def outcomes(self) -> OutcomeRows:
-        """What the dispatch log says became of it."""
+        """The hour's outcomes, from the dispatch log."""
         size = self.origin.dispatch_sizes.get(self.hour, 0)
         snapshot = self.origin.snapshot
         durable = snapshot.outcome_ends.get(self.hour, 0)
@@ -147,14 +150,14 @@ class HourBooks:
         return read_outcomes(self.disk, snapshot.directory, self.hour, size, self.torn, durable, self.part)
 
     def realtime(self) -> TargetRows:
-        """What the targets hold of it."""
+        """The rows of the hour that the targets hold."""
         return read_target_rows(self.disk, self.index, self.batches, self.part)
 
     def parts(self) -> "list[HourBooks]":
-        """The hour in parts that are small enough to be held in memory, by rising sequence; of most hours itself."""
+        """Split the hour into parts that fit into memory, by rising sequence; most hours are one part."""
         snapshot, tail = self.origin.snapshot, self.tail.get()
         rows = snapshot.counted(self.hour) + len(tail.of_hour(self.hour))
-        # What operators gave up is compared with a number of the whole hour.
+        # The rows that operators gave up are compared with a number for the whole hour, so that hour is not split.
         if rows <= PART_ROWS_MAX or self.hour in snapshot.word.dropped:
             return [self]
         found = part_hour(self.disk, snapshot, tail, self.hour, PART_ROWS_MAX)
@@ -185,7 +188,7 @@ def plan_audit(
     torn: list[TornTail] = []
     realtimes = [directory for directory in directories if directory.role == Role.REALTIME]
     helds = tuple(read_held(disk, directory, torn) for directory in realtimes)
-    # Before the message logs, so that each message that a group was given is there.
+    # The pull logs are read before the message logs, so that each message that a group was given is found.
     consumed = tuple(read_consumption(disk, directory, torn) for directory in realtimes) if consumption else ()
     indexer = TargetIndexer(disk, realtimes, torn, by_index=hours is not None, keep_rows=PART_ROWS_MAX)
     indexer.scan(newer=False)
@@ -211,8 +214,8 @@ def plan_audit(
         removed = {hour for hour in snapshot.hours if was_removed(disk, snapshot, hour)}
         known = (set(snapshot.hours) | set(dispatched) | set(tail.counts())) - removed
         found = set(own["hour"].tolist()) | set(tail.accepted.counts())
-        # An hour that its delay server knows nothing of, and that is over, is one that its retention has removed, and
-        # only sealed ones are: what targets and message log hold of it has nothing left to be compared with.
+        # An hour that is over and that its delay server does not know was removed by retention, which removes only
+        # sealed hours: rows of it in targets and message log have nothing left to be compared with.
         unknown = {hour for hour in found - known if hour < hour_of_ms(life.until_ms)}
         if known and unknown:
             removed |= unknown & sealed_hours(disk, snapshot)
@@ -225,7 +228,7 @@ def plan_audit(
         dropped = {hour: rows for hour, rows in snapshot.word.dropped.items() if _was_given_up(tail, hour)}
         origins.append(AuditedOrigin(snapshot, dispatched, terms, chosen, tail.faults, tail.first, dropped))
         tails.append(tail)
-    # The realtime logs are scanned twice; what the second scan saw of a tail is newer.
+    # The realtime logs are scanned twice; a tail from the second scan is newer.
     tails_torn = {tail.path: tail for tail in torn}
     missed = who_is_missed(lives)
     read = (tuple(tails_torn.values()), deleted_rows, missed, tuple(holds_up), helds, consumed)
@@ -234,7 +237,7 @@ def plan_audit(
 
 
 def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None = None) -> Iterator["HourBooks"]:
-    """The hours of a plan, nothing of them read yet; the message log's tail is read once, when it is wanted."""
+    """The hours of a plan, nothing of them read yet; the message log's tail is read once, when it is needed."""
     batches = plan.index.batches
     for number, origin in enumerate(plan.origins):
         own = np.flatnonzero(batches["origin_log_id"] == origin.snapshot.directory.log_id)
@@ -247,7 +250,7 @@ def plan_hours(disk: Disk, plan: AuditPlan, tails: Sequence[MessageTail] | None 
 
 
 def until_still(data: str, read: Callable[[], Result]) -> Result:
-    """Call ``read`` until the files stand still beneath it (rule P3); DamagedData when they never do."""
+    """Call ``read`` until the files stay unchanged during the call (rule P3); DamagedData when they never do."""
     for _ in range(ATTEMPTS_MAX):
         try:
             return read()
@@ -272,7 +275,7 @@ class _Tail:
 
 
 def _was_given_up(tail: MessageTail, hour: int) -> bool:
-    """Whether the message log has the word that gave up rows of an hour: it comes behind what it gives up."""
+    """Whether the message log has the record that gave up rows of an hour; it stands behind these rows."""
     return f"schedule/{hour_name(hour)}" in tail.given_up
 
 

@@ -1,11 +1,13 @@
-"""The realtime message log as an audit reads it: an index of handed-over batches, and their rows hour by hour.
+"""Realtime: the realtime message log as an audit reads it: an index of handed-over batches, and their rows hour by
+hour.
 
-Invariant: the log is scanned once, whole and verified, up to its size before the other logs' sizes were taken; then
-what came since, so that an outcome recorded meanwhile finds its row. What is kept is one index row a batch, and the
-columns of the first million rows; an hour's other rows are read again, columns only, each checked by its own checksum.
+Invariant: the log is scanned once, whole and verified, up to the size that it had before the other logs' sizes were
+taken. Then later batches are scanned, so that an outcome that was recorded meanwhile finds its row. One index row a
+batch is kept, and the columns of the first million rows; other rows of an hour are read again, columns only, each
+verified by its own checksum.
 
-Many batches have one row, so nothing is done for each batch alone: numpy decodes those of a group at once. The group's
-checksum covers them; that their own checksums fit too is for `delayd log verify`.
+Many batches have one row, so no work is done for each batch alone: numpy decodes those of a group at once. The group's
+checksum covers them; whether their own checksums fit too is checked by `delayd log verify`.
 """
 
 import bisect
@@ -54,8 +56,8 @@ BATCH = np.dtype(
         ("deliver_at", "<u4"),  # Where the column deliver_at_ms begins; sequence is the next one.
         ("columns_crc32c", "<u4"),
         ("decided", "u1"),  # Whether its origin's last watermark covers it (rule H1).
-        ("row", "<u4"),  # Where its rows begin among those that the scan kept, counted from 1; 0: it was not kept.
-        ("newer", "u1"),  # Whether it came after the other logs' sizes were taken, and can only prove an outcome.
+        ("row", "<u4"),  # Where its rows begin among those that the scan kept, counted from 1; 0: they were not kept.
+        ("newer", "u1"),  # Whether it came after the other logs' sizes were taken; then it can only prove an outcome.
     ]
 )
 Batches = NDArray[np.void]
@@ -74,18 +76,19 @@ FRONT = np.dtype(
 FRONT_BYTES = FRONT.itemsize
 FRONT_WORDS = np.arange(FRONT_BYTES // 8)
 KIND_AT = 5
-COLUMNS_AT = FRONT_BYTES - 16  # Where what the checksum of the columns covers begins: the directory.
+COLUMNS_AT = FRONT_BYTES - 16  # Where the bytes begin that the checksum of the columns covers: the directory.
 NAME_WORDS_MAX = 33  # A name of 255 bytes, and its length before it.
 MIXERS = np.random.default_rng(1).integers(0, 1 << 64, NAME_WORDS_MAX, np.uint64, endpoint=False) | np.uint64(1)
 NO_BATCH = "this is no batch as a delay server hands it over"
 DECODE_BATCHES = 32_768  # Fronts that are decoded at a time: 4 MB.
-GAP_BYTES = 16 << 10  # A read of this much costs no more than a call: batches that lie closer are read together.
-READ_BYTES = 1 << 20  # It stays in the processor's cache.
+# Reading this much costs no more than a call: batches that lie closer than this are read together.
+GAP_BYTES = 16 << 10
+READ_BYTES = 1 << 20  # This much stays in the processor's cache.
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A realtime server's message log; what lies below ``start`` its retention has removed."""
+    """A realtime server's message log; retention has removed what lies below ``start``."""
 
     folder: str
     log_id: int
@@ -100,7 +103,7 @@ class TargetIndex:
     batches: Batches  # BATCH[n]
     subjects: tuple[str, ...]
     last_appended_ms: tuple[int, ...]  # For each target, of its last group; 0 for an empty log.
-    faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: what of its log does not follow (rule S5).
+    faults: tuple[tuple[int, str], ...] = ()  # By log_id of the target: where its log does not follow (rule S5).
     kept: Columns | None = None  # The rows of the first batches, if they are to be read once.
 
 
@@ -114,7 +117,7 @@ class TargetRows:
     batches: Batches
     targets: tuple[Target, ...]
     subjects: tuple[str, ...]
-    content_hash: UInt64s | None = None  # 0 where it is not stated, and None where it is of no row.
+    content_hash: UInt64s | None = None  # 0 for a row without a stated hash, and None if no row has one.
 
     def hashes(self) -> UInt64s:
         """The content hash of each row, 0 where it is not stated."""
@@ -155,10 +158,10 @@ class TargetIndexer:
         self._pieces: list[Batches] = [np.empty(0, BATCH)]
         self._watermarks: dict[tuple[int, int], tuple[int, int]] = {}
         self._last_appended_ms = [0] * len(self._places)
-        # What the checkpoints count is there when the logs are scanned.
+        # The checkpoints are read before the logs, so everything that they count is there when the logs are scanned.
         published = [read_checkpoint(disk, one.path, one.log_id) or {} for one in directories]
         self._follows = [TargetFollow(payload) for payload in published]
-        # Up to where each server has published that its log is durable.
+        # Offsets up to which each server has published that its log is durable.
         offsets = [payload.get("indexed_offset", 0) for payload in published]
         self._durable = [offset if isinstance(offset, int) else 0 for offset in offsets]
         self._greeted: dict[tuple[int, int], list[Greeting]] = {}
@@ -181,7 +184,7 @@ class TargetIndexer:
             if self._keeper is not None and not self._keeper.is_full:
                 self._keeper.expect(stop - self._read[number])
             read = read_by_index if self._by_index else read_known
-            # What each group gives is copied before the next one takes its memory.
+            # The bytes of each group are copied before the next group uses their memory.
             bounds = self._read[number], self._durable[number], stop
             for group in read(self._disk, place, bounds, self._torn):
                 self._last_appended_ms[number] = max(self._last_appended_ms[number], group.header.appended_at_ms)
@@ -201,7 +204,7 @@ class TargetIndexer:
             self._take(fronts, number, newer)
 
     def index(self) -> TargetIndex:
-        """What was found so far."""
+        """Everything that was found so far."""
         targets = [
             Target(place.folder, place.log_id, start) for place, start in zip(self._places, self._starts, strict=True)
         ]
@@ -223,7 +226,7 @@ class TargetIndexer:
         )
 
     def _all_faults(self, batches: Batches) -> list[tuple[int, str]]:
-        """What of each log does not follow, by its log_id."""
+        """Where each log does not follow, with the target's log_id."""
         found = list(self._faults)
         for place, follow in zip(self._places, self._follows, strict=True):
             found += [(place.log_id, what) for what in follow.end()]
@@ -233,7 +236,9 @@ class TargetIndexer:
         return found
 
     def _follow_batches(self, target: int, origin: int, own: NDArray[np.void]) -> None:
-        """Batches of a delay server are numbered in rising order, and none is called decided before it was stored."""
+        """Check that a delay server's batches have rising numbers, and that none is called decided before it was
+        stored.
+        """
         before = self._last.get((target, origin), (0, 0))
         epochs = np.concatenate(([np.uint64(before[0])], own["epoch"]))
         ids = np.concatenate(([np.uint64(before[1])], own["batch_id"]))
@@ -248,13 +253,14 @@ class TargetIndexer:
         self._last[target, origin] = int(epochs[-1]), int(ids[-1])
 
     def _take(self, fronts: "_Fronts", target: int, newer: bool) -> None:
-        """Decode what was gathered."""
+        """Decode the gathered batches."""
         found, rows = fronts.decode()
         rows["target"], rows["newer"] = target, newer
         self._pieces.append(rows)
         for origin in np.unique(found["origin_log_id"]).tolist():
             self._follow_batches(target, origin, found[found["origin_log_id"] == origin])
-        # A later watermark may cover outcomes that were recorded after the dispatch logs' sizes were taken.
+        # Watermarks from the second scan are left out: they may cover outcomes that were recorded after the dispatch
+        # logs' sizes were taken.
         for origin in [] if newer else np.unique(found["origin_log_id"]).tolist():
             own = found[found["origin_log_id"] == origin]
             epoch = own["w_epoch"].max()
@@ -276,7 +282,7 @@ class TargetIndexer:
 
 
 def _decided_before(batches: Batches, greetings: Sequence[Greeting], origin: int) -> Iterator[str]:
-    """Batches of one origin that a greeting before them called decided: nobody knew of them yet (rule H1)."""
+    """Batches of one origin that an earlier greeting called decided, though nobody knew of them yet (rule H1)."""
     highest = (0, 0)
     for greeting in greetings:
         if greeting.watermark <= highest:
@@ -302,7 +308,7 @@ class _Fronts:
 
     @property
     def are_many(self) -> bool:
-        """Whether what was gathered is to be decoded."""
+        """Whether enough was gathered to decode it."""
         return self._count >= DECODE_BATCHES or (self._keeps is not None and self._keeps.must_decode)
 
     def add(self, group: CommitGroup, segment_base: int) -> None:
@@ -310,7 +316,7 @@ class _Fronts:
         header, buffer = group.header, group.buffer
         sizes = np.frombuffer(buffer, np.uint32, header.batch_count, HEADER.size).astype(np.int64)
         begins = np.cumsum(sizes) - sizes + content_position(header.batch_count)
-        # A batch is longer than what stands in front of its kind.
+        # A batch is longer than the bytes in front of its kind, so this reads within it.
         handed_over = np.frombuffer(buffer, np.uint8).take(begins + KIND_AT) == BatchKind.DISPATCH
         if not handed_over.all():
             sizes, begins = sizes[handed_over], begins[handed_over]
@@ -338,7 +344,7 @@ class _Fronts:
                 self._fail(segment_base, header.offset + int(begins[wrong]), what, COLUMNS_AT)
 
     def add_indexed(self, group: IndexedGroup, segment_base: int) -> None:
-        """Gather the batches of a group by an index that has proved right; all of them are DISPATCH batches."""
+        """Gather the batches of a group from an index that has proved right; all of them are DISPATCH batches."""
         sizes = group.sizes
         begins = np.cumsum(sizes) - sizes + content_position(len(sizes))
         starts = group.name_starts[:-1]
@@ -367,14 +373,14 @@ class _Fronts:
         self._count += len(sizes)
 
     def _numbers(self) -> Int64s:
-        """The numbers of the subjects of what was gathered."""
+        """The subject numbers of the gathered batches."""
         width = max(names.shape[1] for names in self._subjects)
         names = np.zeros((self._count, width), np.uint64)
         first = 0
         for piece in self._subjects:
             names[first : first + len(piece), : piece.shape[1]] = piece
             first += len(piece)
-        # Names are told apart by one word each; should two give the same word, they are compared as they are.
+        # Names are compared by one word each; if two names give the same word, they are compared as a whole.
         mixed = np.einsum("ij,j->i", names, MIXERS[:width])
         _, found, which = np.unique(mixed, return_index=True, return_inverse=True)
         if (names != names[found][which]).any():
@@ -383,7 +389,7 @@ class _Fronts:
         return np.array([self._names.setdefault(name, len(self._names)) for name in known]).take(which.ravel())
 
     def decode(self) -> tuple[NDArray[np.void], Batches]:
-        """What was gathered since the last call: FRONT[n] and BATCH[n]."""
+        """The batches gathered since the last call: FRONT[n] and BATCH[n]."""
         words = np.concatenate([np.empty((0, len(FRONT_WORDS)), np.uint64), *self._fronts])
         fronts = words.view(FRONT).ravel()
         rows = np.zeros(len(fronts), BATCH)
@@ -403,7 +409,7 @@ class _Fronts:
         return fronts, rows
 
     def _check(self, fronts: NDArray[np.void], rows: Batches) -> None:
-        """A batch is taken only when its columns lie where the index says; intake has proved that of each."""
+        """Check that the columns of each batch lie where the index says; intake has proved that of each batch."""
         bytes_a_column = 8 * fronts["count"].astype(np.int64)
         wrong = (fronts["magic"] != MAGIC) | (fronts["version"] != VERSION) | (fronts["subject_count"] != 1)
         wrong |= (fronts["kind_bytes"] != COLUMNS_AT - HEADER_BYTES) | (
@@ -424,7 +430,7 @@ class _Fronts:
 
     def _clear(self) -> None:
         self._count = 0
-        # What is kept is kept of all batches that are decoded together.
+        # Rows are kept either for all batches that are decoded together, or for none.
         self._keeps = None if self._keeper is None or self._keeper.is_full else self._keeper
         self._fronts: list[UInt64s] = []  # A row of words for each batch.
         self._offsets: list[Int64s] = []
@@ -437,7 +443,7 @@ def _names(words: UInt64s, places: Int64s, lengths: Int64s) -> UInt64s:
     """Names as rows of words: the length, then the name with zeros behind it; each begins at a word of ``places``."""
     counts = (lengths + 7) >> 3
     width = int(counts.max())
-    # Behind a shorter name stand other words, and behind the last one perhaps none.
+    # Behind a shorter name other words stand, and behind the last one perhaps none.
     names = words.take(places[:, None] + np.arange(-1, width), mode="clip")
     names[:, 0] = lengths
     if int(counts.min()) < width:
@@ -446,9 +452,9 @@ def _names(words: UInt64s, places: Int64s, lengths: Int64s) -> UInt64s:
 
 
 def read_target_rows(disk: Disk, index: TargetIndex, batches: Batches, part: range | None = None) -> TargetRows:
-    """The rows of some batches of an index, which are in its order; with a ``part`` those of its sequences.
+    """The rows of some batches of an index, in its order; with a ``part`` only those with its sequences.
 
-    Those that the scan kept are there already, the others are read.
+    Rows that the scan kept are in memory; the others are read.
 
     Raises:
         LogMoved: a segment went away meanwhile.

@@ -32,10 +32,10 @@ from delayd.reading.join import Sorter
 from delayd.reading.skim import Skimmed, Streamed, read_known, stream_groups
 from delayd.reading.word import FiledHour, Word, filed_hours, read_word
 
-SAMPLE_ROWS = 64  # One sequence of so many says where an hour is to be parted.
+SAMPLE_ROWS = 64  # One sequence in this many is sampled, to find where to split an hour.
 SEQUENCES_MAX = 1 << 64
-BESIDE_SUFFIX = ".schedule.log"  # Names the file for what is filed in an hour while its schedule log is damaged.
-FEW_HOURS = 100  # Up to this many hours are asked for one by one.
+BESIDE_SUFFIX = ".schedule.log"  # The ending of the file with rows of an hour whose schedule log is damaged.
+FEW_HOURS = 100  # Up to this many hours are looked up one by one.
 ROW_BYTES_MIN = 12  # A row of a batch has a due instant and an end.
 
 Collector = RowCollector | SequenceSampler
@@ -43,18 +43,18 @@ Collector = RowCollector | SequenceSampler
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSnapshot:
-    """What bounds the schedule side of all hours: offsets of the message log, and the table of hours."""
+    """The bounds for reading the schedule side of all hours: offsets of the message log, and the table of hours."""
 
     directory: Directory
     replay_offset: int
     message_stop: int
     hours: dict[int, FiledHour]
-    appended_at_ms: int  # The last one below the replay offset: hours that ended by then are closed (rule P5).
-    outcome_ends: dict[int, int]  # Offset in each dispatch log below which all was fsynced.
+    appended_at_ms: int  # The last stamp below the replay offset: hours that ended by then are closed (rule P5).
+    outcome_ends: dict[int, int]  # Offset in each dispatch log below which everything was fsynced.
     word: Word = field(default_factory=Word)
 
     def is_closed(self, hour: int) -> bool:
-        """Whether no message can be filed in an hour any more, so that its schedule log is all there (rule P5)."""
+        """Whether no message can be filed in an hour any more, so that its schedule log is complete (rule P5)."""
         filed = self.hours.get(hour)
         return (filed is not None and filed.sealed) or hour_start_ms(hour + 1) <= self.appended_at_ms
 
@@ -94,7 +94,7 @@ class HourRows(NamedTuple):
 class MessageTail:
     """Rows of the message log from the replay offset on, by rising hour and in each by sequence.
 
-    ``accepted`` are those below it, as far as the log is kept: what is in schedule logs must be the same. ``first`` is
+    ``accepted`` are the rows below it, as far as the log is kept: the schedule logs must hold the same. ``first`` is
     the lowest sequence that the log has, ``faults`` say where its groups do not follow each other.
     """
 
@@ -104,7 +104,7 @@ class MessageTail:
     accepted: HourRows
     first: int = 0
     faults: tuple[str, ...] = ()
-    given_up: frozenset[str] = frozenset()  # What operators gave up, as far as the log is kept.
+    given_up: frozenset[str] = frozenset()  # The ids of everything that operators gave up, as far as the log is kept.
 
     def counts(self) -> dict[int, int]:
         """Rows by hour."""
@@ -116,7 +116,7 @@ class MessageTail:
 
 
 def take_snapshot(disk: Disk, directory: Directory, *, tail: bool = True) -> ScheduleSnapshot:
-    """Read the published checkpoint, then the message log's size; without `tail` nothing of the log is looked at.
+    """Read the published checkpoint, then the message log's size; without `tail` the log is not looked at.
 
     Raises:
         DamagedData, NewerFormat: the checkpoint can't be read, or the message log ends before it.

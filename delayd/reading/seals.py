@@ -1,7 +1,7 @@
-"""Seals, as another process verifies them: from the files alone, by code of its own (docs/formats/seal.md, rule S4).
+"""Seals: verifies seals as another process, from the files alone, by code of its own (docs/formats/seal.md, rule S4).
 
 Invariant (rule P3): the published table is read first, then the seal log, then the hours' files. So each hour that the
-table calls sealed has its seal, and only hours whose rows are all there by the table are held against theirs.
+table calls sealed has its seal, and hours are compared with their seals only if all their rows are there by the table.
 """
 
 import hashlib
@@ -37,17 +37,17 @@ Progress = Callable[[int, int], None]  # Hours verified, hours in all.
 
 
 class SealState(StrEnum):
-    """What became of a seal's verification."""
+    """The result of verifying a seal."""
 
     VERIFIED = "verified"
-    DELETED = "deleted"  # Retention has removed the hour: the seal is what is left of it, and its place in the chain.
-    UNREAD = "unread"  # The hour was not asked for, or sealed after the table was published that was read.
+    DELETED = "deleted"  # Retention has removed the hour: only its seal is left, and its place in the chain.
+    UNREAD = "unread"  # The caller did not ask for the hour, or it was sealed after the published table that was read.
     BROKEN = "BROKEN"
 
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """One seal, or an hour that should have one: ``seal`` is None then. ``differs`` says what breaks it."""
+    """One seal, or an hour that should have one: then ``seal`` is None. ``differs`` says what breaks it."""
 
     log_id: int
     hour: int
@@ -65,12 +65,12 @@ class SealsReport:
 
     @property
     def broken(self) -> tuple[SealReport, ...]:
-        """Those that something contradicts."""
+        """The seals that something contradicts."""
         return tuple(report for report in self.seals if report.state is SealState.BROKEN)
 
 
 class SealBook:
-    """The seals of one delay server, and what contradicts them as far as was looked."""
+    """The seals of one delay server, with the contradictions that were found so far."""
 
     def __init__(self, disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail] | None = None) -> None:
         """Read the seal log; ``snapshot`` was taken before.
@@ -92,7 +92,7 @@ class SealBook:
         return self._seals
 
     def standing(self) -> list[int]:
-        """Hours that have a seal, and rows that it can be held against."""
+        """Hours that have a seal and rows to compare with it."""
         return [hour for hour in self._of_hour if self.has_standing(hour)]
 
     def deleted(self) -> Iterator[Seal]:
@@ -100,13 +100,13 @@ class SealBook:
         return (seal for seal in self._seals if self._is_deleted(seal.facts.hour))
 
     def has_standing(self, hour: int) -> bool:
-        """Whether an hour is one of them."""
+        """Whether an hour has a seal and rows to compare with it."""
         return hour in self._of_hour and self._snapshot.is_closed(hour) and not self._is_deleted(hour)
 
     def compare(self, hour: int, schedule: ScheduleRows, outcomes: OutcomeRows, torn: Sequence[TornTail]) -> list[str]:
-        """What the rows of a standing hour say otherwise than its seal, for `note`, here or in another process.
+        """Where the rows of a standing hour differ from its seal; for `note`, here or in another process.
 
-        ``torn`` is what lies behind the outcomes: a sealed hour gets no more, so nobody is appending.
+        ``torn`` are the bytes behind the outcomes: a sealed hour gets no more outcomes, so nobody is appending.
         """
         check = self.check(hour)
         check.add(schedule, outcomes)
@@ -117,7 +117,7 @@ class SealBook:
         return SealCheck(self._seals[self._of_hour[hour]].facts)
 
     def note(self, hour: int, differs: Sequence[str]) -> None:
-        """Note what became of the comparison of a standing hour; nothing verifies it."""
+        """Note the result of comparing a standing hour with its seal; this does not compare anything itself."""
         self._verified.add(hour)
         self._faults[self._of_hour[hour]] += differs
 
@@ -126,7 +126,7 @@ class SealBook:
         self._faults[self._of_hour[hour]].append(what)
 
     def reports(self) -> Iterator[SealReport]:
-        """What was found, seal by seal, and then hours whose seal is missing."""
+        """The results seal by seal, and then the hours whose seal is missing."""
         log_id = self._snapshot.directory.log_id
         for number, seal in enumerate(self._seals):
             hour = seal.facts.hour
@@ -208,7 +208,7 @@ def _verify_hour(disk: Disk, snapshot: ScheduleSnapshot, book: SealBook, hour: i
         book.fail(hour, error.message)
         return
     except LogMoved as moved:
-        # The table may have said in the meantime that the hour is removed; its files go after that only.
+        # The table may say by now that the hour is removed; its files are removed only after that.
         filed = take_snapshot(disk, snapshot.directory).hours.get(hour)
         if filed is not None and not filed.removed:
             book.fail(hour, f"{moved}, and retention did not remove it")
@@ -236,7 +236,7 @@ def _read_seals(disk: Disk, snapshot: ScheduleSnapshot, torn: list[TornTail]) ->
 
 
 class SealCheck:
-    """The rows of a sealed hour against its seal; they come in parts, by rising sequence."""
+    """Compares the rows of a sealed hour with its seal; the rows come in parts, by rising sequence."""
 
     def __init__(self, sealed: SealFacts) -> None:
         self._sealed = sealed
@@ -262,7 +262,7 @@ class SealCheck:
         self._tally += tally_of(outcomes)
 
     def differences(self, torn: Sequence[TornTail] = ()) -> list[str]:
-        """What they say otherwise than the seal, for people; the figures first, for they say how."""
+        """Where the rows differ from the seal, for people; the figures come first, because they say how."""
         sealed, tails = self._sealed, [tail.sentence for tail in torn]
         if not self._rows:
             return [f"{sealed.rows} rows are sealed, and none is in the schedule log", *tails]
@@ -292,7 +292,7 @@ class SealCheck:
         return digest.digest()
 
     def _add_schedule(self, schedule: ScheduleRows) -> None:
-        # Filled from behind, so that the first row of each subject is the one that stays.
+        # Filled from behind, so that the first row of each subject is written last and stays.
         first = np.full(len(schedule.subjects), len(schedule))
         if len(first) == 1:
             first[:] = 0
@@ -319,7 +319,7 @@ class SealCheck:
             parts[name] = outcomes.parts[name]
         for start in range(0, len(outcomes.sequences), PIECE_ROWS):
             piece = slice(start, start + PIECE_ROWS)
-            # One row is copied whole for what its part says; a field at a time costs three times as much.
+            # One part is copied whole for each row; copying a field at a time costs three times as much.
             packed = parts.take(outcomes.part_of[piece])
             packed["sequence"] = outcomes.sequences[piece]
             packed["deliver_at_ms"] = outcomes.deliver_at_ms[piece]

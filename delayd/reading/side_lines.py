@@ -1,7 +1,7 @@
 """The tallies of a directory as lines of text, which two machines compare without their rows (docs/formats/tally.md).
 
 Invariant: a delay server and its realtime servers print the same line for an hour that they agree on, whichever of them
-still keeps its messages. What a file of lines leaves open is not called a difference.
+still keeps its messages. If the lines do not decide a question, that is not called a difference.
 """
 
 import re
@@ -22,7 +22,7 @@ from delayd.reading.seals import SealBook
 from delayd.reading.sides import HourOf, held_now, tallies_by_target
 
 Progress = Callable[[int, int], None]
-ALL = 0  # In place of a realtime server: all of them together, as a seal says.
+ALL = 0  # Stands for all realtime servers together, as in a seal.
 _ID = "[0-9a-f]{16}"
 _DELAY = re.compile(rf"delay ({_ID})")
 _REALTIME = re.compile(rf"realtime ({_ID}) (whole|partly)")
@@ -31,10 +31,12 @@ _TALLY = re.compile(rf"([0-9]{{10}}) ({_ID}) ({_ID}|all) ([0-9]{{1,20}}) ({_ID})
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What delay servers say that they handed over, and realtime servers that they held; of sealed hours the former."""
+    """The rows that delay servers say they handed over, and that realtime servers held; ``sealed`` and ``sent`` only
+    have sealed hours.
+    """
 
     sealed: dict[HourOf, Tally] = field(default_factory=dict)
-    sent: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)  # Only hours whose files stand are in it.
+    sent: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)  # Only hours whose files are still there.
     held: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)
     delays: set[int] = field(default_factory=set)
     realtimes: dict[int, bool] = field(default_factory=dict)  # Whether nothing is left out of what they held.
@@ -50,7 +52,7 @@ class Sides:
             yield from _lines({key: each for key, each in self.held.items() if key[1] == log_id}, hours)
 
     def join(self, other: "Sides") -> "Sides":
-        """Both together; what the first one says of a server stands."""
+        """Put both together; for a server that both have, the first one counts."""
         return Sides(
             other.sealed | self.sealed,
             other.sent | self.sent,
@@ -63,7 +65,7 @@ class Sides:
 class Compared(NamedTuple):
     """A sealed hour on both sides, at one realtime server or at all; ``differs`` is "" where they agree.
 
-    ``agrees`` is None where the lines leave it open, and ``differs`` then says why.
+    ``agrees`` is None where the lines do not decide it; ``differs`` then says why.
     """
 
     log_id: int
@@ -74,7 +76,7 @@ class Compared(NamedTuple):
 
 
 def read_sides(disk: Disk, data: str, hours: Container[int] | None = None, progress: Progress | None = None) -> Sides:
-    """Read what a directory says of both sides; of realtime servers from the bytes that they keep.
+    """Read both sides from a directory; for realtime servers from the bytes that they keep.
 
     Raises:
         BadArgument: it holds no server's directory.
@@ -123,7 +125,7 @@ def parse_lines(lines: Iterable[str], name: str) -> Sides:
 
 
 def compare_sides(sides: Sides) -> list[Compared]:
-    """Compare each sealed hour at each realtime server that the lines tell of."""
+    """Compare each sealed hour at each realtime server that the lines name."""
     found: list[Compared] = []
     sent: dict[HourOf, dict[int, Tally]] = {}
     for (key, target), total in sides.sent.items():
@@ -137,7 +139,7 @@ def compare_sides(sides: Sides) -> list[Compared]:
             for target in sorted(by_target.keys() - sides.realtimes.keys()):
                 found.append(Compared(*key, target, None, "no line of this realtime server is here"))
             continue
-        # The hour is deleted: its seal has the sum of all realtime servers alone.
+        # The hour is deleted: its seal only has the sum over all realtime servers.
         theirs = Tally()
         for target in sides.realtimes:
             theirs += sides.held.get((key, target), Tally())
@@ -192,7 +194,7 @@ def _sent(disk: Disk, directory: Directory, hour: int) -> Sequence[tuple[int, Ta
     try:
         return list(tallies_by_target(read_outcomes(disk, directory, hour)).items())
     except LogMoved:
-        return ()  # Retention removed it in this moment: the seal is what is left.
+        return ()  # Retention removed it just now: only the seal is left.
 
 
 def _lines(found: dict[tuple[HourOf, int], Tally], hours: Container[int] | None) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Both sides: what realtime servers held of a delay server's hours, by their tallies, against what it calls DISPATCHED.
+"""Sides: compares the rows that realtime servers held of a delay server's hours, by their tallies, with those that it
+calls DISPATCHED.
 
-Invariant: only sealed hours are compared, for before a row may be at its target without a durable outcome; and only
-where every message that a realtime server ever had is tallied or still in its log (docs/formats/tally.md).
+Invariant: only sealed hours are compared, because in other hours a row may be at its target without a durable outcome.
+A target is compared only if each message that it ever had is tallied or still in its log (docs/formats/tally.md).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,8 @@ HourOf = tuple[int, int]  # A delay server's log_id, and the hour since the epoc
 
 @dataclass(frozen=True, slots=True)
 class TargetTallies:
-    """What the tally log of a realtime server says; ``end`` is where in its message log the entries end.
+    """The contents of the tally log of a realtime server; ``end`` is the offset in its message log at which the entries
+    end.
 
     ``whole``: every message from the first one on is in an entry or behind ``end``.
     """
@@ -38,12 +40,14 @@ class TargetTallies:
 
     @property
     def end(self) -> int:
-        """Entries speak of what is below."""
+        """The offset below which the entries count messages."""
         return int(self.entries["end"].max(initial=0))
 
     @property
     def whole(self) -> bool:
-        """Whether nothing was left out: no gap, and none between the entries and the message log."""
+        """Whether no message was left out: the entries have no gap, and there is none between them and the message
+        log.
+        """
         ranges = covered(self.entries)
         return ranges == [(0, self.end)] and self.start <= self.end if ranges else self.start == 0
 
@@ -73,7 +77,7 @@ def read_held(disk: Disk, directory: Directory, torn: list[TornTail]) -> TargetT
 
 
 def held_now(disk: Disk, directory: Directory, torn: list[TornTail]) -> tuple[TargetTallies, dict[HourOf, Tally]]:
-    """All that a realtime server held, by delay server and hour: its entries, and the bytes that stand behind them.
+    """Everything that a realtime server held, by delay server and hour: its entries, and the log behind them.
 
     Raises:
         LogMoved: segments went away meanwhile.
@@ -95,14 +99,17 @@ def held_now(disk: Disk, directory: Directory, torn: list[TornTail]) -> tuple[Ta
 
 @dataclass(slots=True)
 class SidesCheck:
-    """One sealed hour on both sides; its rows come in parts. Targets that still have all of it are not looked at."""
+    """Compares one sealed hour on both sides; its rows come in parts. Targets that still have all of it are left
+    out.
+    """
 
     helds: Sequence[TargetTallies]
     index: TargetIndex
     origin: int
     hour: int
-    _own: dict[int, Tally] = field(default_factory=dict)  # What the dispatch log says, by target.
-    _kept: dict[int, Tally] = field(default_factory=dict)  # What the targets' logs still have behind their entries.
+    _own: dict[int, Tally] = field(default_factory=dict)  # By target: the tally from the dispatch log.
+    # By target: the tally of rows that its log still has behind its entries.
+    _kept: dict[int, Tally] = field(default_factory=dict)
     _in_doubt: bool = False
 
     @property
@@ -126,7 +133,9 @@ class SidesCheck:
             self._kept[number] = self._kept.get(number, Tally()) + _tally_behind(held, number, realtime)
 
     def proved(self) -> int:
-        """How many messages the targets have removed that their tallies prove: these agree with the dispatch log."""
+        """How many messages that targets have removed are proved by the targets' tallies, which agree with the dispatch
+        log.
+        """
         if self._in_doubt:
             return 0
         batches = self.index.batches
@@ -139,7 +148,7 @@ class SidesCheck:
         return proved
 
     def differences(self) -> list[str]:
-        """What differs, for people. Rows that an operator's word calls in doubt may be at a target or not."""
+        """The differences, for people. None if rows were called in doubt: these may be at a target or not."""
         if self._in_doubt:
             return []
         found: list[str] = []
@@ -157,9 +166,9 @@ class SidesCheck:
 def deleted_hour_differs(
     disk: Disk, helds: Sequence[TargetTallies], index: TargetIndex, key: HourOf, sealed: Tally, in_doubt: int
 ) -> str:
-    """What the targets say otherwise of an hour of which the seal is all that is left; "" where nothing does.
+    """Where the targets differ from the seal of a deleted hour; "" if they do not.
 
-    Targets whose logs are not here may have the rows that are missing, so fewer than were sealed are no difference.
+    Targets whose logs are not here may have the missing rows, so fewer rows than were sealed are no difference.
     """
     origin, hour = key
     batches = index.batches
@@ -180,7 +189,7 @@ def deleted_hour_differs(
 
 
 def tally_of(outcomes: OutcomeRows, target_log_id: int | None = None) -> Tally:
-    """The tally of what an hour's outcomes call DISPATCHED, to one realtime server or to all of them."""
+    """The tally of an hour's DISPATCHED outcomes, for one realtime server or for all of them."""
     handed_over = outcomes.parts["outcome"] == Outcome.DISPATCHED
     if target_log_id is not None:
         handed_over &= outcomes.parts["target_log_id"] == np.uint64(target_log_id)
@@ -198,7 +207,7 @@ def tallies_by_target(outcomes: OutcomeRows) -> Mapping[int, Tally]:
 
 
 def segment_differs(entries: Tallies, found: Tallies) -> str:
-    """What the entries of a segment say otherwise than its bytes give; "" where nothing does."""
+    """Where the entries of a segment differ from what its bytes give; "" if they do not."""
     said = {key: (total, differing) for key, total, differing in sum_tallies(entries)}
     given = {key: (total, differing) for key, total, differing in sum_tallies(found)}
     for key in sorted(said.keys() | given.keys()):
@@ -219,7 +228,7 @@ def _sum(entries: Tallies) -> Tally:
 
 
 def _tally_behind(held: TargetTallies, number: int, realtime: TargetRows) -> Tally:
-    """The tally of a target's rows that no entry speaks of, by the hashes that stand beside them."""
+    """The tally of a target's rows behind all entries, by the hashes that are stored beside the rows."""
     batches = realtime.batches
     own = (batches["target"] == number) & (batches["offset"] >= held.end)
     rows = np.flatnonzero(own[realtime.batch_of])

@@ -1,8 +1,8 @@
-"""Skim: the groups of a log without the bodies, for a reader that wants few of its rows.
+"""Skim: reads the groups of a log without the bodies, for a reader that needs few of its rows.
 
-Invariant: whatever is handed out is proved, by fewer bytes: each group's header and table by their checksum and by the
-chain, each batch's header and columns by the batch's own checksums. A heap that nobody asked for is neither read nor
-proved; `delayd log verify` and an audit of all hours read it.
+Invariant: everything that is handed out is verified, from fewer bytes: each group's header and table by their checksum
+and by the chain, each batch's header and columns by the batch's own checksums. A heap that nobody asks for is neither
+read nor verified; `delayd log verify` and an audit of all hours read it.
 """
 
 from collections.abc import Iterator
@@ -29,15 +29,16 @@ from delayd.log.log import LogPlace
 from delayd.log.segment import Segment
 from delayd.reading.groups import LogMoved, TornTail, open_base, read_log, segment_bases
 
-AHEAD_BYTES = 16 << 10  # One read takes the header of a group, and the columns of a first batch that is not large.
-WINDOW_BYTES = 4 << 20  # Read at a time: few groups are cut by its end, and read twice.
-WHOLE_BYTES = 2 * AHEAD_BYTES  # Batches that are smaller on average cost less when their group is read in one go.
+# One read takes the header of a group, and the columns of its first batch unless they are large.
+AHEAD_BYTES = 16 << 10
+WINDOW_BYTES = 4 << 20  # Read at a time: its end cuts few groups, which are read twice.
+WHOLE_BYTES = 2 * AHEAD_BYTES  # If batches are smaller than this on average, reading their group in one go costs less.
 FEW_BATCHES = 64
 HEAP_OFFSET = slice(16, 20)  # In a batch (docs/formats/batch.md).
 
 
 class Skimmed:
-    """A group of which the columns are read: its header, and its batches without their heaps."""
+    """A group whose columns are read: its header, and its batches without their heaps."""
 
     __slots__ = ("_position", "_sizes", "_window", "header")
 
@@ -53,14 +54,14 @@ class Skimmed:
         return self.header.offset + self.header.total_bytes
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
-        """Yield each batch with its offset in the log; its columns are proved, its heap is not there."""
+        """Yield each batch with its offset in the log; its columns are verified, its heap is not there."""
         begin = content_position(len(self._sizes))
         for size in self._sizes:
             yield self.header.offset + begin, self._front(self._position + begin, size)
             begin += size
 
     def whole(self, offset: int) -> Batch:
-        """Read the batch at an offset with its heap, proved."""
+        """Read the batch at an offset with its heap, verified."""
         position = self._position + offset - self.header.offset
         try:
             front = self._window.view(position, HEADER_BYTES)
@@ -84,9 +85,9 @@ class Skimmed:
 
 
 class Streamed:
-    """A group that is read batch by batch into the same memory, for a reader that copies what it wants of each.
+    """A group that is read batch by batch into the same memory, for a reader that copies the parts that it needs.
 
-    Its batches must be taken, all of them, before the next group; then its content checksum has been checked, too.
+    All its batches must be taken before the next group; then its content checksum has been verified, too.
     """
 
     __slots__ = ("_memory", "_position", "_segment", "_sizes", "header")
@@ -104,7 +105,8 @@ class Streamed:
         return self.header.offset + self.header.total_bytes
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
-        """Yield each batch with its offset; columns and subjects are proved, the heap is when all were taken.
+        """Yield each batch with its offset; columns and subjects are verified; the heap is verified once all batches
+        were taken.
 
         Raises:
             DamagedData: the group does not check.
@@ -159,8 +161,8 @@ def skim_log(
 ) -> Iterator[CommitGroup | Skimmed]:
     """Yield the groups of a log that lie in [start, stop), all of which are known to be durable.
 
-    ``start`` is where a segment begins. What lies close together is read whole, with ``whole`` everything: then a group
-    is a `CommitGroup`. What is handed out stands in memory that the next group takes.
+    ``start`` is where a segment begins. Groups of small batches are read whole, with ``whole`` all groups: then a group
+    is a `CommitGroup`. A group's bytes are in memory that the next group uses again.
 
     Raises:
         LogMoved: segments were removed while they were to be read.
@@ -250,13 +252,13 @@ def _head(window: "_Window", position: int, offset: int) -> tuple[memoryview, Gr
 
 
 class Memory:
-    """Bytes that are used again for each batch: new ones would cost more than reading them."""
+    """Bytes that are used again for each batch: new memory would cost more than reading does."""
 
     def __init__(self, size: int = 0) -> None:
         self._bytes = bytearray(size)
 
     def kept(self, used: int, size: int) -> memoryview:
-        """Memory of a size, in which the first bytes are those that the last call gave."""
+        """Memory of a size whose first bytes are those of the last call."""
         if size > len(self._bytes):
             grown = bytearray(max(size, 2 * len(self._bytes)))
             grown[:used] = memoryview(self._bytes)[:used]
@@ -264,14 +266,14 @@ class Memory:
         return memoryview(self._bytes)[:size]
 
     def view(self, size: int) -> memoryview:
-        """Memory of a size, which the next call takes again."""
+        """Memory of a size, which the next call uses again."""
         if size > len(self._bytes):
             self._bytes = bytearray(size)
         return memoryview(self._bytes)[:size]
 
 
 class _Window:
-    """The bytes of a file that were read last; each reading takes the same memory."""
+    """The bytes of a file that were read last; each read uses the same memory."""
 
     def __init__(self, segment: Segment, ahead: int = AHEAD_BYTES) -> None:
         self._ahead = ahead

@@ -1,7 +1,7 @@
-"""The figures of an audited hour, and their sum over hours.
+"""Summary: the figures of an audited hour, and their sum over hours.
 
-Invariant: ``scheduled == dispatched + dead + cancelled + expired + in_doubt + pending + undecided + waiting
-+ missing``.
+Invariant: ``scheduled == dispatched + dead + cancelled + expired + in_doubt + pending + undecided + waiting +
+missing``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,9 +34,10 @@ class HourSummary:
     expired: int = 0
     in_doubt: int = 0
     pending: int = 0  # Not due yet.
-    undecided: int = 0  # Due, and no outcome is known yet: in flight.
-    waiting: int = 0  # Due for longer, and a server that it needs is or was just away.
-    missing: int = 0  # Without an outcome though all were up for long enough, or not where the dispatch log says.
+    undecided: int = 0  # Due, without a known outcome yet: in flight.
+    waiting: int = 0  # Due for longer, while a server that it needs is away or was away just now.
+    # Without an outcome though all servers were up for long enough, or not where the dispatch log says.
+    missing: int = 0
     lost: int = 0
     duplicate: int = 0
     early: int = 0
@@ -44,7 +45,7 @@ class HourSummary:
     mismatch: int = 0
     conservation: int = 0
     late: int = 0
-    unproven: int = 0  # Dispatched by the dispatch log's word; the target's retention has removed the place.
+    unproven: int = 0  # Dispatched by the dispatch log; the target's retention has removed the row.
     tallied: int = 0  # Unproven rows that the target's tally of the hour proves: it agrees with the dispatch log.
     past_due: int = 0  # Dispatched rows that were already due when accepted.
     late_ms_max: int = 0
@@ -53,7 +54,7 @@ class HourSummary:
 
     @property
     def balanced(self) -> bool:
-        """Whether nothing is lost, doubled, early, without origin or told in two ways; late is no imbalance."""
+        """Whether nothing is lost, doubled, early, without origin or contradictory; a late message is no imbalance."""
         faults = self.lost, self.duplicate, self.early, self.orphan, self.mismatch, self.conservation
         return not any(faults)
 
@@ -77,7 +78,7 @@ class HourSummary:
 
 CLASSES = ("dispatched", "dead", "cancelled", "expired", "in_doubt", "pending", "undecided", "waiting", "missing")
 FIGURES = tuple(figure.name for figure in fields(HourSummary))
-COUNTS = FIGURES[2:-2]  # What is a single number; the last of them is a maximum, the others are sums.
+COUNTS = FIGURES[2:-2]  # The figures that are single numbers; the last of them is a maximum, the others are sums.
 
 
 def join_parts(parts: Sequence[HourSummary]) -> HourSummary:

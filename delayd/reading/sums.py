@@ -1,4 +1,5 @@
-"""What realtime servers say in sums, as tables: their tallies by hour and segment, and their groups of consumers.
+"""Sums: the sums that realtime servers have, as tables: their tallies by hour and segment, and their groups of
+consumers.
 
 Invariant: a row is a sum over messages, so a table is as small as the hours, segments and groups are few.
 """
@@ -35,7 +36,7 @@ TALLY: Types = {
 
 
 def group_row(books: GroupBooks) -> tuple[Value, ...]:
-    """A group as a row of CONSUMPTION; names that its log keeps no more are null."""
+    """A group as a row of CONSUMPTION; names that its log does not keep any more are null."""
     names = f"{books.log_id:016x}", books.subject or None, books.group or None, f"{books.group_id:08x}"
     return (*names, *(int(getattr(books, name)) for name in GROUP_FIGURES))
 
@@ -59,7 +60,9 @@ def consumption(plan: AuditPlan, subject: str | None = None) -> Columns:
 
 
 def tallies(plan: AuditPlan, subject: str | None = None) -> Columns:
-    """The tallies of all realtime servers of a plan in all hours, deleted ones too; of one subject none are known."""
+    """The tallies of all realtime servers of a plan in all hours, deleted ones too; none if one subject is asked
+    for.
+    """
     return columns_of(TALLY, [] if subject is not None else list(_tally_rows(plan)))
 
 

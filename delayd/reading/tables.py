@@ -1,7 +1,7 @@
-"""Tables: the logs of an hour as columns, for whoever reads them elsewhere: Spark, Parquet, CSV.
+"""Tables: the logs of an hour as columns, for other engines: Spark, Parquet, CSV.
 
-Invariant: a table's columns are made one by one, so that only what is asked for is decoded. Instants are int64
-milliseconds, and timestamps in UTC beside them; ids of directories are sixteen hexadecimal digits; what is not known is
+Invariant: a table's columns are made one by one, so only columns that are asked for are decoded. Instants are int64
+milliseconds, and timestamps in UTC beside them; ids of directories are sixteen hexadecimal digits; unknown values are
 null.
 """
 
@@ -104,7 +104,7 @@ class HourTables:
         return Classes(self.schedule, self.outcomes, self.realtime, self.books.terms).states()
 
     def subjects_of(self, sequences: UInt64s) -> Cells:
-        """The subjects under which sequences were scheduled; null for what was not."""
+        """The subjects under which sequences were scheduled; null for a sequence that was not scheduled."""
         join = Join(self.schedule.sequence, sequences)
         subjects = np.zeros(len(sequences), np.int64)
         subjects[join.rows] = self.schedule.subject[join.scheduled]
@@ -171,7 +171,9 @@ def _longs(values: NDArray[np.generic], known: Mask | None = None) -> Cells:
 
 
 def _hashes(values: NDArray[np.uint64]) -> Cells:
-    """Content hashes as signed numbers of 64 bits, for engines know no others; what is not stated is null."""
+    """Content hashes as signed numbers of 64 bits, because engines have no unsigned ones; a hash that is not stated is
+    null.
+    """
     return Cells(values.view(np.int64), values != NOT_STATED)
 
 

@@ -1,6 +1,6 @@
 """The rows of handed-over batches as columns: decoded from stored bytes, and kept from a scan until they are asked for.
 
-Invariant: a batch's columns are taken only when they fit its own checksum, whoever reads them.
+Invariant: a batch's columns are used only when they fit its own checksum.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from delayd.reading.skim import Memory
 
 Batches = NDArray[np.void]  # Of `delayd.reading.realtime.BATCH`.
 
-PENDING_BYTES = 2 << 20  # Columns that wait to be decoded; they stay in the processor's cache.
-ROW_BYTES_MIN = 24  # A row of a batch that states no hash has 16 bytes of columns and a place in its heap.
+PENDING_BYTES = 2 << 20  # Columns that wait to be decoded; this much stays in the processor's cache.
+ROW_BYTES_MIN = 24  # A row of a batch without hashes has 16 bytes of columns and a place in its heap.
 
 
 class Columns(NamedTuple):
@@ -33,9 +33,9 @@ NO_COLUMNS = Columns(NO_UINT64S, NO_INT64S, NO_UINT64S)
 
 
 def columns_of(words: UInt64s, starts: Int64s, batches: Batches) -> Columns:
-    """The rows of batches that begin at the bytes ``starts`` of ``words``, of which their columns are there."""
+    """The rows of batches that begin at the bytes ``starts`` of ``words``, which hold their columns."""
     counts = batches["count"].astype(np.int64)
-    # For each row the word of its due instant; its sequence lies as many words further as its batch has rows.
+    # For each row the word of its due instant; the word of its sequence is as many words further as its batch has rows.
     first_rows = np.cumsum(counts) - counts
     places = np.repeat(((starts + batches["deliver_at"]) >> 3) - first_rows, counts)
     places += np.arange(len(places))
@@ -45,9 +45,9 @@ def columns_of(words: UInt64s, starts: Int64s, batches: Batches) -> Columns:
 
 
 def _hashes_of(words: UInt64s, starts: Int64s, batches: Batches, counts: Int64s) -> UInt64s:
-    """The content hashes of batches that begin at the words ``starts``; zeros of one that states none.
+    """The content hashes of batches that begin at the words ``starts``; zeros for a batch that states none.
 
-    No column has a higher number, so it is the last one, and ends where the columns end.
+    No column has a higher number, so the hash column is the last one, and ends where the columns end.
     """
     last_entries = words.take(starts + (batches["deliver_at"].astype(np.int64) >> 3) - 1)
     begins = (batches["columns_end"].astype(np.int64) >> 3) - counts
@@ -62,26 +62,26 @@ def _hashes_of(words: UInt64s, starts: Int64s, batches: Batches, counts: Int64s)
 
 
 class RowKeeper:
-    """Keeps the rows of the first batches of a scan, so that what fits into memory is read once.
+    """Keeps the rows of the first batches of a scan, so that rows which fit into memory are read only once.
 
-    Columns are copied out of their groups as they come, and decoded when their batches have proved to be what they
-    should; ``rows_max`` is about how many rows are kept.
+    Columns are copied out of their groups as they come, and decoded once their batches are verified; ``rows_max`` is
+    about how many rows are kept.
     """
 
     def __init__(self, rows_max: int) -> None:
         self._rows_max = rows_max
         self._rows = Growing(NO_COLUMNS)
         self._memory = Memory(PENDING_BYTES)
-        self._pending = 0  # Bytes of columns that wait.
+        self._pending = 0  # Bytes of columns that wait to be decoded.
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is kept."""
+        """Whether no more rows are kept."""
         return self._rows.count >= self._rows_max
 
     @property
     def must_decode(self) -> bool:
-        """Whether what waits is to be decoded."""
+        """Whether the waiting columns must be decoded."""
         return self._pending >= PENDING_BYTES
 
     def add(self, buffer: memoryview, begins: Int64s, ends: Int64s, crcs: Sequence[int]) -> int | None:
@@ -103,7 +103,7 @@ class RowKeeper:
         return None
 
     def decode(self, batches: Batches, columns_at: int) -> Int64s:
-        """Keep the rows of the batches that were added since the last call; where the rows of each one begin.
+        """Keep the rows of the batches that were added since the last call; return where the rows of each begin.
 
         ``columns_at`` is where in a batch its directory begins.
         """
@@ -119,11 +119,11 @@ class RowKeeper:
         return begins
 
     def expect(self, size_bytes: int) -> None:
-        """Set aside memory for what a log of a size can have; none of it is used yet."""
+        """Reserve memory for the rows that a log of this size can have."""
         self._rows.reserve(self._rows.count + min(self._rows_max, size_bytes // ROW_BYTES_MIN))
 
     def rows(self) -> Columns:
-        """All that was kept."""
+        """All rows that were kept."""
         kept = self._rows.columns()
         for column in kept:
             column.flags.writeable = False
@@ -131,7 +131,7 @@ class RowKeeper:
 
 
 def take_kept(kept: Columns, batches: Batches) -> Columns:
-    """The rows of some batches that were kept; ``row`` of each is where they begin, counted from 1."""
+    """The kept rows of some batches; ``row`` of each says where they begin, counted from 1."""
     begins, counts = batches["row"].astype(np.int64) - 1, batches["count"].astype(np.int64)
     first_rows = np.cumsum(counts) - counts
     if not len(batches) or (begins - begins[0] == first_rows).all():

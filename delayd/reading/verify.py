@@ -1,6 +1,6 @@
-"""Verification: every byte of a data directory's files, or of single files, against its checksums.
+"""Verify: checks every byte of a data directory's files, or of single files, against its checksums.
 
-Invariant: damage in one file is named, with path and position, and does not keep the others from being read.
+Invariant: damage in one file is reported with path and position, and does not keep the others from being read.
 """
 
 import os
@@ -45,7 +45,8 @@ LOGS = {
         "index": FileKind.INDEX,
     },
 }
-ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", "index")  # Others hold a folder a day or subject.
+# The other folders hold a folder for each day or subject.
+ONE_FOLDER = ("message", "pull", "seal", "quarantine", "tally", "index")
 INNER_LOGS = ("schedule", "dispatch", "consume")
 Progress = Callable[[int, int], None]  # Files read, files in all.
 
@@ -63,7 +64,7 @@ class VerifyReport:
 
     @property
     def torn(self) -> tuple[TornTail, ...]:
-        """Tails that an append left, which is under way or which a crash cut short: recovery cuts them."""
+        """Tails of appends that are under way or that a crash cut short: recovery cuts them off."""
         return tuple(file.torn for file in self.files if file.torn is not None)
 
     @property
@@ -73,7 +74,7 @@ class VerifyReport:
 
 
 class _Home(NamedTuple):
-    """A server's directory; ``log_id`` is None when nothing in it tells.
+    """A server's directory; ``log_id`` is None when no file in it tells.
 
     ``durable`` holds, by path, the offsets up to which the checkpoint file says that a log was fsynced (rule L5).
     """
@@ -85,7 +86,7 @@ class _Home(NamedTuple):
 
     @property
     def logs(self) -> dict[str, FileKind]:
-        """What its folders hold."""
+        """The logs in its folders, and their kinds."""
         return LOGS[self.role]
 
 
@@ -128,7 +129,7 @@ def verify_directory(data: str, *, progress: Progress | None = None, disk: Disk 
 
 
 def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[FileReport]) -> Iterator[FileReport]:
-    """The reports, with what consume logs say otherwise than the message logs that they are derived from."""
+    """The reports, with the entries of consume logs that differ from the message logs that they are derived from."""
     wrong: dict[str, DamagedData] = {}
     for home in homes:
         if home.role is Role.REALTIME and home.log_id is not None:
@@ -142,7 +143,7 @@ def _with_wrong_entries(disk: Disk, homes: Sequence[_Home], files: Sequence[File
 
 
 def verify_files(paths: Sequence[str], *, progress: Progress | None = None, disk: Disk | None = None) -> VerifyReport:
-    """Read single files, each on its own; what a directory around it says of a file is taken into account.
+    """Read single files, each on its own; what the directory around a file says about it is taken into account.
 
     Args:
         paths: log files and checkpoints, in a server's directory or anywhere else.
@@ -179,7 +180,7 @@ def _home_paths(disk: Disk, data: str) -> list[str]:
     if any(log in names for log in (*ONE_FOLDER, *INNER_LOGS)):
         return [data]
     paths = [f"{data}/{name}" for name in names if name.startswith(tuple(Role))]
-    # A file of such a name, as an operator's own log may have, is nobody's directory.
+    # A file of such a name, as an operator's own log may have, is not a server's directory.
     kept = (*ONE_FOLDER, *INNER_LOGS, CHECKPOINT)
     return [path for path in paths if any(disk.exists(f"{path}/{name}") for name in kept)]
 
@@ -192,7 +193,9 @@ def _read_home(disk: Disk, path: str) -> _Home:
 
 
 def _identify(disk: Disk, path: str) -> Directory | None:
-    """Whose directory it is, by the first file that tells: damage must not keep the other files from being read."""
+    """Find out whose directory it is, from the first file that tells: damage must not keep the other files from being
+    read.
+    """
     for name in _log_names(disk, f"{path}/message"):
         try:
             segment = open_any(disk, f"{path}/message/{name}")
@@ -215,7 +218,7 @@ def _role_by_folders(disk: Disk, path: str) -> Role:
 
 
 def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
-    """Files that the checkpoint counts and that are not there."""
+    """Files that the checkpoint counts and that are missing."""
     if home.log_id is None:
         return
     directory = Directory(home.path, home.role, home.log_id)
@@ -224,13 +227,13 @@ def _missing(disk: Disk, home: _Home) -> Iterator[FileReport]:
 
 
 def _tallied(disk: Disk, home: _Home, found: Sequence[FileReport]) -> Iterator[FileReport]:
-    """Entries of a tally log that say otherwise of a segment than its bytes give, and segments that were left out."""
+    """Entries of a tally log that differ from their segment's bytes, and segments without entries."""
     if home.role is not Role.REALTIME or home.log_id is None:
         return
     try:
         held = read_held(disk, Directory(home.path, home.role, home.log_id), [])
     except (DataError, LogMoved):
-        return  # Its files have reports of their own.
+        return  # Its damaged files have reports of their own.
     folder, path = f"{home.path}/message/", f"{home.path}/{FOLDER}"
     kind = FileKind.TALLY.name.lower()
     for report in found:
@@ -239,7 +242,7 @@ def _tallied(disk: Disk, home: _Home, found: Sequence[FileReport]) -> Iterator[F
         begin = report.tallies["begin"][0]
         entries = held.entries[held.entries["begin"] == begin]
         if not len(entries):
-            continue  # It is written to, or was closed a moment ago.
+            continue  # The segment is still written to, or was closed a moment ago.
         what = segment_differs(entries, report.tallies)
         if (entries["end"] != report.tallies["end"][0]).any():
             what = "it ends elsewhere"

@@ -1,10 +1,11 @@
-"""Acknowledgements on their way: gathered into ranges, one request under way for each of ack, nack and giving back.
+"""Acks: acknowledgements on their way, gathered into ranges; one request is under way for each of ack, nack and giving
+back.
 
-What nobody waits for is gathered for LINGER_MS first, for each request costs the server a write and an fsync, however
-few messages it names.
+Acknowledgements that nobody waits for are gathered for LINGER_MS first, because each request costs the server a write
+and an fsync, however few messages it names.
 
-Invariant: whoever waits learns that its messages are acknowledged only when that is durable; what fails and has nobody
-waiting is kept until somebody asks (rule Q1).
+Invariant: a waiting caller is told that its messages are acknowledged only when that is durable. A failure for which
+nobody waits is kept until the next call (rule Q1).
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from delayd.net.connection import Connection
 from delayd.wire.frame import Head, HeadValue
 from delayd.wire.requests import HANDLE_MOST, RequestType, need_rows
 
-LINGER_MS = 10.0  # At most 100 requests a second; what a consumer that is killed has not sent is delivered again.
-HANDLES_MAX = 8_192  # One request has so many: at most 27 bytes each, far below the limit of a head.
+# At most 100 requests a second; acknowledgements that a killed consumer has not sent are lost, and the messages come
+# again.
+LINGER_MS = 10.0
+HANDLES_MAX = 8_192  # One request has at most this many: at most 27 bytes each, far below the limit of a head.
 
 Handles = list[list[int]]  # Each is [incarnation, pull_first, count].
 
 
 class AckLane:
-    """ACK or NACK of one group of one subject; belongs to a loop. ``names`` is what is the same in each request."""
+    """ACK or NACK of one group of one subject; belongs to a loop. ``names`` has the fields that each request has."""
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class AckLane:
         return self._sending
 
     async def _send_all(self) -> None:
-        """Send what was given, and again as long as somebody waits."""
+        """Send what was given, again and again while somebody waits."""
         try:
             await self._send_gathered()
             while self._waiting:
@@ -125,7 +128,8 @@ class AckLane:
                     raise unreadable(connection, error) from error
                 return stale
             except (RequestFailed, RetryLater) as error:
-                # Acknowledged twice is acknowledged once, so an unknown outcome is simply tried again.
+                # To acknowledge twice is to acknowledge once, so after an unknown outcome the request is simply sent
+                # again.
                 later = isinstance(error, RetryLater)
                 wait_s = (spread_ms(error.retry_after_ms) if later else backoff.next_ms()) / 1000
                 if self._loop.time() + wait_s >= deadline:
@@ -152,7 +156,9 @@ class _Waiting(NamedTuple):
 
 
 def raise_first(failures: deque[DelaydError]) -> None:
-    """Raise what failed while nobody waited, once; from any thread, for single operations on a deque need no lock."""
+    """Raise what failed while nobody waited, once; from any thread, because single operations on a deque need no
+    lock.
+    """
     first = failures.popleft()
     more = 0
     while failures:

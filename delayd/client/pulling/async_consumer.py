@@ -77,7 +77,9 @@ class AsyncConsumer:
         return self
 
     async def __anext__(self) -> AsyncMessage:
-        """The next message; waits for it as long as it takes, also while servers are away. The close ends iteration."""
+        """Return the next message; waits as long as it takes, even while servers are away. Iteration ends with the
+        close.
+        """
         core = self.core
         given: list[tuple[AsyncMessageBatch, int]] = []
         while not core.take_next(given):
@@ -150,7 +152,9 @@ class AsyncConsumer:
             core.settle(handles, back=back)
 
     async def _settle_late(self, handles: Handles, back: bool) -> None:
-        """After the close, on a connection of its own; durably, for no later call can say what failed."""
+        """Acknowledge after the close, on a connection of its own; durably, because no later call can say what
+        failed.
+        """
         core = self._new_core()
         try:
             await core.settle_and_wait(handles, back=back)
@@ -158,7 +162,7 @@ class AsyncConsumer:
             await core.close(core.leave())
 
     def _new_core(self) -> ConsumerCore[AsyncMessageBatch]:
-        # All is on one thread, so work is done on the loop at once.
+        # Everything is on one thread, so work is done on the loop at once.
         return ConsumerCore(
             self._address, self._settings, lambda pulled: AsyncMessageBatch(pulled, self), lambda work: work()
         )

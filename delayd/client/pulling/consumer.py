@@ -73,7 +73,8 @@ class Consumer:
         self._settings = ConsumerSettings(subject, group, lease, prefetch, max_messages, timeout_ms)
         self._closed = False
         self._engine: _Engine | None = None
-        self._starting = threading.RLock()  # The handler of a signal may close the client that it interrupted.
+        # Reentrant, because a signal handler may close the client that it interrupted.
+        self._starting = threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +89,9 @@ class Consumer:
         return self
 
     def __next__(self) -> Message:
-        """The next message; waits for it as long as it takes, also while servers are away. The close ends iteration."""
+        """Return the next message; waits as long as it takes, even while servers are away. Iteration ends with the
+        close.
+        """
         engine = self._engine
         if engine is None or engine.thread.pid != os.getpid():
             if self._closed:
@@ -102,7 +105,7 @@ class Consumer:
                     raise StopIteration
             return Message(*given[0])
         except BaseException:
-            # A Ctrl-C on the way out.
+            # A Ctrl-C came on the way out.
             core.put_back_next(given)
             raise
 
@@ -161,11 +164,13 @@ class Consumer:
             else:
                 engine.settle_soon(handles, back)
         except AlreadyClosed:
-            # Acknowledged twice is acknowledged once, so it does not matter what had left when the close came.
+            # To acknowledge twice is to acknowledge once, so it does not matter what had left before the close.
             self._settle_late(handles, back)
 
     def _settle_late(self, handles: Handles, back: bool) -> None:
-        """After the close, on a connection of its own; durably, for no later call can say what failed."""
+        """Acknowledge after the close, on a connection of its own; durably, because no later call can say what
+        failed.
+        """
         engine = self._new_engine()
         try:
             engine.thread.call(engine.settle(handles, back))
@@ -180,7 +185,7 @@ class Consumer:
             if self._closed:
                 raise AlreadyClosed("this consumer was closed")
             if self._engine is None or self._engine.thread.pid != os.getpid():
-                # The parent's thread does not exist in a child, and its connection is the parent's.
+                # A child does not have the parent's thread, and the connection is the parent's.
                 self._engine = self._new_engine()
             return self._engine
 
@@ -284,13 +289,13 @@ class _Engine:
         """From any thread: acknowledge or give back soon; raises what failed before."""
         self.core.check()
         self._inbox.append((handles, back))
-        # Set before the post and cleared before the inbox is emptied: a call between the two posts once more.
+        # The flag is set before the post and cleared before the inbox is emptied: a call in between posts once more.
         if not self._posted:
             try:
                 self._posted = True
                 self.thread.post(self._empty_inbox)
             except BaseException:
-                # A Ctrl-C in between: the next call posts again.
+                # A Ctrl-C came in between: the next call posts again.
                 self._posted = False
                 raise
 
@@ -302,7 +307,7 @@ class _Engine:
             return False
 
     def end(self, until: float) -> None:
-        """The program ends; see at_exit."""
+        """Close because the program ends; see at_exit."""
         if self.thread.pid == os.getpid():
             closing = self.core.close(self.core.leave())
             if not self.thread.call_within(closing, max(until - monotonic_s(), 0)):
@@ -318,7 +323,7 @@ class _Engine:
             self.thread.close()
 
     def _post(self, work: Work) -> None:
-        # Nothing needs to be fetched any more when the thread has ended.
+        # When the thread has ended nothing needs to be fetched any more.
         with suppress(AlreadyClosed):
             self.thread.post(work)
 

@@ -1,8 +1,9 @@
-"""What the asynchronous and the blocking consumer share: pulls, what was fetched ahead, and acknowledgements.
+"""Consumer core: the part that the asynchronous and the blocking consumer share: pulls, messages fetched ahead, and
+acknowledgements.
 
-Invariant: a message whose lease is over is not handed out, for the server gives it to somebody else. What was fetched
-and not handed out goes back uncounted long before that: when the caller has stalled, when others wait for it, and at
-the close (rule Q4).
+Invariant: a message whose lease is over is not handed out, because the server gives it to another consumer. Messages
+that were fetched and not handed out go back uncounted long before that: when the caller has stalled, when other
+consumers wait for them, and at the close (rule Q4).
 """
 
 from __future__ import annotations
@@ -56,20 +57,23 @@ from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int, need_rows, need_u64
 
 LEASE = timedelta(seconds=60)
-MESSAGES_MAX = 500  # Pulled at once, unless the caller says otherwise: enough to make the way to the server cheap.
+# The most that one pull gets, unless the caller says otherwise: enough to make the way to the server cheap.
+MESSAGES_MAX = 500
 SHELVES = 2  # Up to two of the largest fetches are held ahead: one is worked off while the next one travels.
-LOOK_EVERY = 8  # Messages; looking after each would cost a fast handler more than the hand-out does.
-PULL_BYTES_MAX = 16 << 20  # One answer has no more.
-POLL_MS = 30_000  # A long poll, for each costs both sides a frame; the close ends it with its connection.
+# Looking after each message would cost a fast handler more than the hand-out does; so once in this many.
+LOOK_EVERY = 8
+PULL_BYTES_MAX = 16 << 20  # One answer has at most this many bytes.
+POLL_MS = 30_000  # The wait of a long poll: each costs both sides a frame. The close ends it with its connection.
 ROUTE_LOOK_S = 600.0  # Between looks at the route while no message has come; meta keeps it for an hour.
-AHEAD_POLL_MS = 1_000  # A fetch ahead: a caller that stalls for longer should not be given what others wait for.
-SLACK_S = 0.05  # An answer at the end of a pull's time is under way for a while.
-ANSWER_S = 0.5  # How long a server may take to answer a PULL that was ended; longer, and it counts as away.
-SHARE_S = 0.02  # What a caller works off within this is not worth the way to another consumer.
-BUSY_S = 0.005  # When a thread is just taking something out, the loop looks again after this.
+# The wait of a fetch ahead: a caller that stalls for longer should not get messages that other consumers wait for.
+AHEAD_POLL_MS = 1_000
+SLACK_S = 0.05  # An answer at the end of a pull's time needs a while to arrive.
+ANSWER_S = 0.5  # How long a server may take to answer a PULL that was ended; after that it counts as away.
+SHARE_S = 0.02  # Messages that a caller works off within this are not worth the way to another consumer.
+BUSY_S = 0.005  # When a thread is taking something out at this moment, the loop looks again after this.
 WAIT = timedelta(seconds=5)
 
-WHAT = "an AsyncConsumer"  # The blocking one makes its own loop, so that it is never the wrong one.
+WHAT = "an AsyncConsumer"  # The blocking consumer makes its own loop, so it never has a wrong one.
 _MS = timedelta(milliseconds=1)
 _SECOND = timedelta(seconds=1)
 
@@ -114,7 +118,7 @@ class ConsumerSettings:
 class ConsumerCore(Generic[Batch]):
     """Made inside the running loop and used on its thread, but for `check`, `take_next`, `take` and `put_back`.
 
-    ``make`` shows pulled messages as the consumer's batch, ``post`` has something done on the loop, from any thread.
+    ``make`` turns pulled messages into the consumer's batch; ``post`` runs work on the loop, from any thread.
     """
 
     def __init__(
@@ -130,20 +134,20 @@ class ConsumerCore(Generic[Batch]):
         self._link: ServerLink | None = None
         self._routing = asyncio.Lock()
         self._routed_at_s = 0.0  # When meta was asked for the route last.
-        self._had_messages = False  # Then the route is used, and stays.
+        self._had_messages = False  # Once messages have come the route is used, and meta keeps it.
         self._looking: asyncio.Task[None] | None = None
         lease_s = settings.lease / _SECOND
         self._stock: Stock[Batch] = Stock(make)
         self._pace = Pace(lease_s)
         self._iterates = False
-        self._enough = -1  # With so many left iteration looks whether more is to be fetched.
+        self._enough = -1  # When only this many messages are left, iteration checks whether to fetch more.
         self._looks = False
         self._watch: asyncio.TimerHandle | None = None  # Set while anything is in stock.
-        self._too_late: Handles = []  # They came while the consumer was closed.
+        self._too_late: Handles = []  # Messages that came while the consumer was closed.
         self._failure: DelaydError | None = None  # Why a PULL failed that nobody waited for; the next pull raises it.
         self._waiters: list[asyncio.Future[bool]] = []
         self._giving_back: set[asyncio.Task[None]] = set()
-        self._away = False  # Iteration waits for a server, and has said so.
+        self._away = False  # Iteration waits for a server, and has logged that.
         self._backoff = Backoff()
         group: Head = {"subject": settings.subject, "group": settings.group}
         names: Head = {
@@ -165,7 +169,7 @@ class ConsumerCore(Generic[Batch]):
         self._returns = lane(RequestType.NACK, {**group, "uncounted": True})
 
     def check(self) -> None:
-        """AlreadyClosed after the close, and what failed while nobody waited; from any thread."""
+        """Raise AlreadyClosed after the close, or what failed while nobody waited; from any thread."""
         if self.closed:
             raise AlreadyClosed("this consumer was closed")
         if self._failures:
@@ -178,7 +182,7 @@ class ConsumerCore(Generic[Batch]):
     def take_next(self, given: list[tuple[Batch, int]]) -> bool:
         """Add the next message to ``given``; False when none is here. From any thread.
 
-        A caller that does not bring it to its own caller puts it back.
+        A caller that can't hand the message on must put it back.
         """
         now = monotonic_s()
         left = self._stock.next(now, given)
@@ -191,12 +195,12 @@ class ConsumerCore(Generic[Batch]):
         return True
 
     def put_back_next(self, given: list[tuple[Batch, int]]) -> None:
-        """The message did not reach its caller: it is the next one again. From any thread."""
+        """Take a message back that did not reach its caller: it is the next one again. From any thread."""
         for batch, row in given:
             self._stock.put_back(batch.pulled.cut(row)[1].cut(1)[0], monotonic_s())
 
     def take(self, most: int | None, given: list[Pulled]) -> bool:
-        """As `take_next`, of up to ``most`` messages; None: by the pace."""
+        """As `take_next`, for up to ``most`` messages; None: as many as the pace allows."""
         now = monotonic_s()
         self._pace.came_back(now)
         most = self._size(most)
@@ -215,9 +219,9 @@ class ConsumerCore(Generic[Batch]):
             self._stock.put_back(pulled, monotonic_s())
 
     async def more(self, most: int | None, until: float) -> bool:
-        """Wait until something is in stock; False when nothing came until then, on `monotonic_s`.
+        """Wait until a message is in stock; False when none came until the instant ``until`` on `monotonic_s`.
 
-        Whoever is cancelled here leaves what comes to the next call.
+        If a caller is cancelled here, messages that arrive go to the next call.
         """
         self.check()
         asked = False
@@ -225,13 +229,13 @@ class ConsumerCore(Generic[Batch]):
             self._raise_failed_pull()
             left_s = until - monotonic_s()
             if not self._pulls.under_way:
-                # A pull without any time to wait gets what the server has now, too.
+                # A pull with no time to wait still gets the messages that the server has now.
                 if asked and left_s < 0:
                     return False
                 self._pulls.start(self._wanted(most), min(max(int(left_s * 1000), 0), POLL_MS), 0)
             asked = True
             if not self._settings.prefetch:
-                # Nothing may come when nobody waits for it, so the server's own wait decides.
+                # Without prefetch no message may arrive when nobody waits for it, so only the server's own wait counts.
                 await self._wait_for_pull(None)
             elif not await self._wait_for_pull(max(left_s, 0) + SLACK_S):
                 self._pulls.withdraw()
@@ -241,7 +245,7 @@ class ConsumerCore(Generic[Batch]):
         return True
 
     async def more_to_iterate(self) -> bool:
-        """Wait until something is in stock, however long servers are away; False after the close."""
+        """Wait until a message is in stock, however long servers are away; False after the close."""
         self._iterates = True
         while not self.closed:
             try:
@@ -281,7 +285,7 @@ class ConsumerCore(Generic[Batch]):
             raise_first(self._failures)
 
     def leave(self) -> Handles:
-        """Hand out nothing more: what `close` is to give back. From any thread."""
+        """Hand out nothing more; return the handles that `close` is to give back. From any thread."""
         self.closed = True
         return self._stock.close()
 
@@ -312,7 +316,7 @@ class ConsumerCore(Generic[Batch]):
         return self._pace.batch(self._settings.most) if most is None else most
 
     def _ahead_of(self, most: int) -> tuple[int, int]:
-        """For a caller that takes so many at once: what may be held ahead of it, and the size of one fetch."""
+        """How many messages may be held ahead of a caller that takes ``most`` at once, and the size of one fetch."""
         if not self._settings.prefetch:
             return -1, most
         target = self._pace.ahead(SHELVES * self._settings.most)
@@ -321,21 +325,23 @@ class ConsumerCore(Generic[Batch]):
         return (max(target, size) if self._pace.is_back_soon(size) else target), size
 
     def _least(self) -> int:
-        """How many messages iteration asks for at least: without prefetch too, as many as it works off soon."""
+        """The least that iteration asks for; without prefetch it is as many as the caller works off soon."""
         return 1 if self._settings.prefetch else max(1, self._pace.ahead(self._settings.most))
 
     def _wanted(self, most: int | None) -> int:
-        """How many messages are asked for when somebody waits: what is held ahead comes with them."""
+        """How many messages to ask for when somebody waits: those to be held ahead come with them."""
         return max(self._ahead_of(self._size(most))[1], len(self._waiters))
 
     def _look_soon(self) -> None:
-        """Little is left of the first answer in stock; there may be others behind it. From any thread."""
+        """Check soon whether to fetch more: little is left of the first answer in stock, though others may be behind
+        it. From any thread.
+        """
         if not self._looks and not self._pulls.under_way and self._stock.count <= self._enough:
             try:
                 self._looks = True
                 self._post(self._look)
             except BaseException:
-                # A Ctrl-C in between: the next message looks again.
+                # A Ctrl-C came in between: the next message looks again.
                 self._looks = False
                 raise
 
@@ -349,18 +355,18 @@ class ConsumerCore(Generic[Batch]):
         """Ask for more while a caller works, if little is left of what may be held ahead of it."""
         count = self._stock.count
         if count <= target - size and not self._pulls.under_way and not self.closed:
-            # A busy caller comes behind those who wait, also when it has nothing left.
+            # On the server a busy caller comes behind waiting ones, even if it has nothing left.
             self._pulls.start(size, AHEAD_POLL_MS, max(count, 1))
 
     def _pulled(self, answer: Frame | DelaydError, asked_us: int) -> None:
-        """The PULL under way has ended."""
+        """Take the end of the PULL under way."""
         failure = answer if isinstance(answer, DelaydError) else self._received(answer, asked_us)
         if failure is not None and not self._waiters:
             self._failure = failure
         self._wake(failure)
 
     def _received(self, answer: Frame, asked_us: int) -> DelaydError | None:
-        """Take an answer in; what is wrong with it."""
+        """Take an answer in; return the error if it can't be read."""
         try:
             pulled = self._read(answer, asked_us)
             wanted = _wanted(answer.head)
@@ -384,7 +390,9 @@ class ConsumerCore(Generic[Batch]):
         return None
 
     def _keep_route(self) -> None:
-        """Nothing came: meta forgets a subject without messages that nobody asks for, and may route it elsewhere."""
+        """Nothing came: ask for the route again, because meta forgets a subject without messages that nobody asks for,
+        and may route it elsewhere later.
+        """
         if self._had_messages or self.closed or monotonic_s() - self._routed_at_s < ROUTE_LOOK_S:
             return
         if self._looking is None or self._looking.done():
@@ -398,7 +406,7 @@ class ConsumerCore(Generic[Batch]):
                 log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
                 return
             self._routed_at_s = monotonic_s()
-            # Once messages have come, some may not be acknowledged yet, and their server is the one to hear it.
+            # Once messages have come, some may not be acknowledged yet, and only their server can take that.
             if not self._had_messages:
                 await self._go_to(server)
 
@@ -412,7 +420,7 @@ class ConsumerCore(Generic[Batch]):
         self._spare(_wanted(head))
 
     def _spare(self, wanted: int) -> None:
-        """Give back a part of what is in stock when others wait with empty hands, while this caller is busy."""
+        """Give back some of the stock when other consumers wait with empty hands while this caller is busy."""
         if not wanted or self._waiters:
             return
         count = self._stock.count
@@ -420,7 +428,7 @@ class ConsumerCore(Generic[Batch]):
             self._give_back(self._stock.give_back_last(min(wanted, -(-count // 2))) or [])
 
     def _look_after(self) -> None:
-        """Give back what nobody has come for."""
+        """Give back messages that no caller has come for."""
         self._watch = None
         now = monotonic_s()
         handles = self._stock.give_back_older(now - self._pace.hold_s)
@@ -442,11 +450,11 @@ class ConsumerCore(Generic[Batch]):
         try:
             await self._returns.give_and_wait(handles)
         except DelaydError as error:
-            # Nobody can do anything about it, and the server gives them to others when their lease ends.
+            # Nobody can do anything about it; the server gives the messages to other consumers when their lease ends.
             log.warning("not_given_back subject=%s code=%s", self._settings.subject, error.code)
 
     def _wake(self, failure: DelaydError | None) -> None:
-        """Whoever waits for the PULL under way looks again, or raises."""
+        """Wake everybody who waits for the PULL under way, or raise the failure there."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.done():
@@ -457,7 +465,7 @@ class ConsumerCore(Generic[Batch]):
                 waiter.set_exception(failure)
 
     async def _wait_for_pull(self, limit_s: float | None) -> bool:
-        """Wait for the PULL under way; whether it has ended in time. Raises why it failed."""
+        """Wait for the PULL under way; return whether it has ended in time. Raises its failure."""
         waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiters.append(waiter)
         limit = None if limit_s is None else self._loop.call_later(limit_s, _give_up, waiter)
@@ -465,7 +473,7 @@ class ConsumerCore(Generic[Batch]):
             return await waiter
         except asyncio.CancelledError:
             if self._waiters in ([], [waiter]):
-                # It would get messages for nobody, and keep them from others for a while.
+                # The PULL would get messages for nobody, and keep them from other consumers for a while.
                 self._pulls.withdraw()
             raise
         finally:
@@ -482,7 +490,7 @@ class ConsumerCore(Generic[Batch]):
     def _read(self, answer: Frame, asked_us: int) -> Pulled | None:
         """The messages in an answer; None when there is none."""
         assert self._link is not None, "an answer came without a connection"
-        # The likely reading is off by up to half a round trip; the answer was not received before it was given.
+        # The likely time may be wrong by up to half a round trip, but the answer was not received before it was given.
         answered_at_ms = need_instant(answer.head, "now_ms")
         now_us = monotonic_us()
         on_the_way_ms = max(0, self._link.clock.likely_ms(now_us) - answered_at_ms)
@@ -521,7 +529,7 @@ class ConsumerCore(Generic[Batch]):
                 try:
                     await self._route()
                 except DelaydError as error:
-                    # Without meta the server that is known is tried again.
+                    # Without meta, the server that is known is tried again.
                     log.debug("route_unknown subject=%s code=%s", self._settings.subject, error.code)
                 raise unavailable
 
@@ -541,7 +549,7 @@ class ConsumerCore(Generic[Batch]):
 
 
 def _wanted(head: Head) -> int:
-    """How many messages others wait for with empty hands, as an answer says it."""
+    """How many messages other consumers wait for with empty hands, as an answer says it."""
     return need_int(head, "wanted") if "wanted" in head else 0
 
 

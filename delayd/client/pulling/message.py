@@ -1,6 +1,7 @@
 """Messages as a consumer gets them: columns, and views of their rows.
 
-Invariant: what is decoded was verified against the batch's checksums, and nothing is decoded before it is asked for.
+Invariant: bytes are verified against the batch's checksums before they are decoded, and nothing is decoded before it is
+asked for.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Pulled(NamedTuple):
 
     @property
     def handles(self) -> list[list[int]]:
-        """What acknowledges all of them: (incarnation, pull_first, count) of each part (rule Q1)."""
+        """The handles that acknowledge all of them: (incarnation, pull_first, count) of each part (rule Q1)."""
         return [[self.incarnation, part.pull_first, len(part.rows)] for part in self.parts]
 
     def cut(self, count: int) -> tuple[Pulled, Pulled]:
@@ -72,7 +73,7 @@ class Pulled(NamedTuple):
 
 
 class UnreadableHeaders(Mapping[str, str | bytes]):
-    """Stands for headers that can't be decoded: whoever looks into it gets `error`, a BadHeaders."""
+    """Stands for headers that can't be decoded: any access raises `error`, a BadHeaders."""
 
     def __init__(self, error: BadHeaders) -> None:
         self.error = error
@@ -134,7 +135,7 @@ class MessageColumns:
     def headers(self) -> list[Mapping[str, str | bytes]]:
         """Decoded headers; an empty dict where a message has none.
 
-        Headers that can't be decoded concern their own message only: an `UnreadableHeaders` stands in their place.
+        Headers that can't be decoded concern their own message only: they are replaced by an `UnreadableHeaders`.
         """
         return [_readable(packed) for packed in self.headers_bytes]
 
@@ -167,7 +168,7 @@ class MessageColumns:
         """int64[n]: how long after it was due each message was received here, in milliseconds of the server's clock."""
         return self.pulled.received_at_ms - self.deliver_at_ms
 
-    # Single messages read Python's own integers, which cost a tenth of an array's.
+    # Views of single messages read Python's own integers, which costs a tenth of reading an array.
 
     @cached_property
     def instants(self) -> list[int]:
@@ -177,7 +178,7 @@ class MessageColumns:
 
     @cached_property
     def pull_sequences(self) -> list[int]:
-        """What acknowledges each, together with the incarnation."""
+        """The pull sequence that acknowledges each, together with the incarnation."""
         return [part.pull_first + row for part in self.pulled.parts for row in range(len(part.rows))]
 
 
@@ -277,10 +278,11 @@ def _items(part: PulledPart, column: ColumnId) -> list[bytes]:
     lengths = _rows(part, ends) - _rows(part, starts)
     size = int(lengths[0])
     if size and (lengths == size).all():
-        # One call cuts items of one length, in a third of the time; each takes whole words of 8 bytes in the heap.
+        # Items of one length are cut by one call, in a third of the time; each takes whole words of 8 bytes in the
+        # heap.
         items = part.batch.heap[first : padded(last)]
         return [item for (item,) in struct.iter_unpack(f"{size}s{padded(size) - size}x", items)]
-    # One copy of the whole run, as slices of bytes are bytes again and cost a third of a copy out of a view.
+    # The whole run is copied once, because slices of bytes are bytes again and cost a third of copies out of a view.
     run = bytes(part.batch.heap[first:last])
     begins, stops = (_rows(part, starts) - first).tolist(), (_rows(part, ends) - first).tolist()
     return [run[begin:stop] for begin, stop in zip(begins, stops, strict=True)]

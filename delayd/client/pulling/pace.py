@@ -1,4 +1,4 @@
-"""How fast a caller works messages off, and so how many may be fetched ahead of it (rule Q4).
+"""Pace: how fast a caller works messages off, and from that how many may be fetched ahead of it (rule Q4).
 
 Each hand-out is timed until the caller comes back for more. With a lease of 60 s this allows:
 
@@ -9,17 +9,22 @@ Each hand-out is timed until the caller comes back for more. With a lease of 60 
     1 ms              250           1,000, or what the consumer's setting allows
     10 us             what the setting allows, twice; and once
 
-Invariant: nothing is fetched ahead before a pace is known, and what is held is due to be worked off long before its
-lease ends.
+Invariant: nothing is fetched ahead before a pace is known, and at that pace held messages are worked off long before
+their lease ends.
 """
 
 from __future__ import annotations
 
-AHEAD_S = 0.25  # What is held ahead is worked off within this: fifty ways to a server, and hardly missed by others.
-ONE_AHEAD_S = 0.5  # A handler that takes less has one message ahead, so that the way to a far server costs it nothing.
-BATCH_S = 1.0  # A pull that names no number gets what takes so long, or a fixed cost for each batch would never pay.
-HOLD_S = 1.0  # What was not handed out after this goes back: the caller has stalled, or does not come back at all.
-GROWTH = 8  # At most so many times what was fetched before: the first messages may be cheaper than the others.
+# Messages held ahead are worked off within this: fifty times the way to a server, and other consumers hardly miss them.
+AHEAD_S = 0.25
+# A handler that takes less than this has one message ahead, so that the way to a far server costs it no time.
+ONE_AHEAD_S = 0.5
+# A pull that names no number gets as many messages as take this long, so that the fixed cost of a batch pays.
+BATCH_S = 1.0
+# A message that was not handed out after this goes back: the caller has stalled, or does not come back at all.
+HOLD_S = 1.0
+# A fetch is at most this many times as large as the one before: the first messages may cost less than the others.
+GROWTH = 8
 LIMIT_MAX = 1 << 20
 WEIGHT = 0.5  # A new time counts as much as all earlier ones, so a change is followed within a few messages.
 
@@ -33,7 +38,7 @@ class Pace:
     __slots__ = ("_ahead_s", "_batch_s", "_count", "_each_s", "_handed_at", "_limit", "_one_s", "hold_s")
 
     def __init__(self, lease_s: float) -> None:
-        # Shares of a short lease, so that most of it is left to the handler.
+        # The limits are shares of a short lease, so that most of it is left to the handler.
         self.hold_s = min(HOLD_S, lease_s / 4)
         self._ahead_s = min(AHEAD_S, lease_s / 16)
         self._one_s = min(ONE_AHEAD_S, lease_s / 8)
@@ -44,7 +49,7 @@ class Pace:
         self._limit = 1
 
     def came_back(self, now: float) -> None:
-        """A caller asks for more: what was handed out last is worked off."""
+        """A caller asks for more: the messages that were handed out last are worked off."""
         count = self._count
         if count:
             self._count = 0
@@ -53,7 +58,7 @@ class Pace:
             self._each_s = took_s if each_s is None else each_s + (took_s - each_s) * WEIGHT
 
     def handed_out(self, now: float, count: int) -> None:
-        """A caller has got so many messages."""
+        """Note that a caller has got ``count`` messages."""
         self._handed_at = now
         self._count = count
 
@@ -71,7 +76,7 @@ class Pace:
         self._limit = min(self._limit * GROWTH, LIMIT_MAX)
 
     def stalled(self) -> None:
-        """What was fetched ahead had to go back: begin with little again."""
+        """Messages that were fetched ahead had to go back: begin with few again."""
         self._limit = 1
 
     def ahead(self, most: int) -> int:
@@ -82,16 +87,18 @@ class Pace:
         return max(1, self._within(self._ahead_s, each_s, most))
 
     def batch(self, most: int) -> int:
-        """How many messages a caller gets that names no number, at most ``most``."""
+        """How many messages a caller gets that names no number; at most ``most``."""
         each_s = self._each_s
         return 1 if each_s is None else max(1, self._within(self._batch_s, each_s, most))
 
     def is_back_soon(self, count: int) -> bool:
-        """Whether a caller that has just got so many is expected back so soon that as many may be held for it."""
+        """Whether a caller that has just got ``count`` messages will be back so soon that as many may be held for
+        it.
+        """
         return self.takes_less(count, self._one_s)
 
     def takes_less(self, count: int, limit_s: float) -> bool:
-        """Whether so many messages are worked off within a time; False when no pace is known."""
+        """Whether ``count`` messages are worked off within a time; False when no pace is known."""
         return self._each_s is not None and self._each_s * count <= limit_s
 
     def _within(self, limit_s: float, each_s: float, most: int) -> int:

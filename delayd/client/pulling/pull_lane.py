@@ -1,8 +1,8 @@
-"""The one PULL of a consumer that is under way, tried again until it is answered or its time is up.
+"""Pull lane: the one PULL of a consumer that is under way; it is tried again until it is answered or its time is up.
 
-Invariant: messages that a server has given away reach this consumer, which gives back what nobody wants any more: a
-PULL is ended by asking the server for its answer, and never by looking away. One that goes well takes no task: its
-request leaves at once and its answer is handed on where it arrives.
+Invariant: messages that a server has given out reach this consumer, which gives back those that nobody wants any more.
+So a PULL is never just forgotten: to end it, the server is asked to answer it now. A PULL without trouble needs no
+task: its request leaves at once, and its answer is handed on where it arrives.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from delayd.net.connection import Connection
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType
 
-ANSWER_MS_MAX = 10_000.0  # How much longer than it was asked to a server may take.
-END_MS_MAX = 1_000.0  # How long a close waits for the answer to a PULL that it ends: it may hold messages.
+ANSWER_MS_MAX = 10_000.0  # A server may take this much longer than the PULL asked it to wait.
+# How long a close waits for the answer to a PULL that it ends, because the answer may hold messages.
+END_MS_MAX = 1_000.0
 
 OnEnd = Callable[[Frame | DelaydError, int], None]
-"""Takes the answer, or why there is none, and when it was asked for (monotonic us)."""
+"""Called with the answer or the error, and when it was asked for (monotonic us)."""
 
 
 class PullLane:
@@ -51,7 +52,8 @@ class PullLane:
         return self._asked is not None
 
     def start(self, most: int, wait_ms: int, ahead: int) -> None:
-        """Ask for up to ``most`` messages, with so many ahead of a busy caller (0: it waits for these).
+        """Ask for up to ``most`` messages for a busy caller that has ``ahead`` messages left; 0 means that the caller
+        waits.
 
         There must be nothing under way.
         """
@@ -67,7 +69,9 @@ class PullLane:
             self._try_in(asked, 0.0)
 
     def withdraw(self) -> None:
-        """Nobody waits any more: have the PULL under way answered at once, with what the server has given already."""
+        """Nobody waits any more: ask the server to answer the PULL under way at once, with the messages that it has
+        given out.
+        """
         asked = self._asked
         if asked is not None and asked.connection is not None:
             self._end_at_server(asked.connection, _ignore)
@@ -75,12 +79,12 @@ class PullLane:
     async def end(self) -> bool:
         """End the PULL under way for good: its answer is handed on, if it comes in time.
 
-        Returns whether it did not: the connection must be ended then, so that the server forgets the PULL.
+        Returns True if it did not come: then the connection must be ended, so that the server forgets the PULL.
         """
         asked = self._asked
         if asked is not None and asked.connection is not None:
             ended: asyncio.Future[None] = self._loop.create_future()
-            # Frames of one connection keep their order, so the PULL's own answer has come before this one.
+            # Frames of one connection keep their order, so the PULL's own answer comes before this one.
             self._end_at_server(asked.connection, lambda answer: ended.set_result(None))
             await ended
         asked, self._asked = self._asked, None
@@ -153,11 +157,11 @@ class _Asked:
         self.head = head
         self.wait_ms = wait_ms
         self.deadline = deadline
-        self.backoff: Backoff | None = None  # From the first failure on.
-        self.connection: Connection | None = None  # Where it may have left for a server.
+        self.backoff: Backoff | None = None  # Set from the first failure on.
+        self.connection: Connection | None = None  # The connection on which the request may have left.
         self.request_id = 0
         self.asked_us = 0
 
 
 def _ignore(answer: Frame | DelaydError) -> None:
-    """The PULL is answered, or tried again, in any case."""
+    """Do nothing: the PULL is answered, or tried again, in any case."""

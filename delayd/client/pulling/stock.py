@@ -1,7 +1,7 @@
-"""What a consumer has fetched and not handed out.
+"""Stock: messages that a consumer has fetched and not handed out.
 
-Invariant: each message leaves once: it is handed out, to whoever iterates or pulls on any thread, or it is given back.
-A caller that is interrupted on its way out, as by Ctrl-C, puts back what it took.
+Invariant: each message leaves once: it is handed out to a caller that iterates or pulls on any thread, or it is given
+back. A caller that is interrupted on its way out, as by Ctrl-C, puts back the messages that it took.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Stock(Generic[Batch]):
-    """Batches in the order in which they came; ``make`` shows pulled messages as the consumer's batch.
+    """Batches in the order in which they came; ``make`` turns pulled messages into the consumer's batch.
 
-    The loop puts in and gives back, any thread takes out. The loop never waits for a thread: that thread may stand in a
-    signal handler and wait for the loop.
+    The loop puts in and gives back, any thread takes out. The loop never waits for a thread, because that thread may be
+    in a signal handler and wait for the loop.
     """
 
     __slots__ = ("_closed", "_lock", "_make", "_shelves")
@@ -32,32 +32,34 @@ class Stock(Generic[Batch]):
     def __init__(self, make: Callable[[Pulled], Batch]) -> None:
         self._make = make
         self._shelves: deque[_Shelf[Batch]] = deque()
-        self._lock = threading.RLock()  # The handler of a signal may close the consumer that it interrupted.
+        # Reentrant, because a signal handler may close the consumer that it interrupted.
+        self._lock = threading.RLock()
         self._closed = False
 
     @property
     def count(self) -> int:
         """How many messages."""
-        # A list of a deque is made in one step of the interpreter, whatever other threads do.
+        # A deque is copied to a list in one step of the interpreter, whatever other threads do.
         return sum([shelf.left for shelf in list(self._shelves)])
 
     @property
     def oldest(self) -> float | None:
-        """When the first of them was put in; None when there is nothing."""
+        """When the first of them was put in; None when there is none."""
         return next((shelf.put_at for shelf in list(self._shelves) if shelf.left), None)
 
     def put(self, pulled: Pulled, now: float) -> None:
-        """More to hand out."""
+        """Add messages to hand out."""
         self._shelves.append(_Shelf(pulled, now))
 
     def next(self, now: float, given: list[tuple[Batch, int]]) -> int:
-        """Add the next message to ``given``, as its batch and row; how many its shelf has left, or -1: nothing is here.
+        """Add the next message to ``given``, as its batch and row; return how many its shelf has left, or -1 when none
+        is here.
 
-        ``given`` has it before it is taken off: who is interrupted in between loses nothing (`put_back`).
+        ``given`` has the message before it is taken off the shelf, so an interrupted caller loses nothing (`put_back`).
         """
         with self._lock:
             while True:
-                # Written out for the sake of speed: the first shelf, if one of its messages may be handed out.
+                # Written out for speed: take the first shelf, if one of its messages may be handed out.
                 shelf = self._shelves[0] if self._shelves else None
                 if shelf is None or (row := shelf.row) >= shelf.count or now >= shelf.pulled.lease_ends:
                     if self._first(now) is None:
@@ -68,7 +70,7 @@ class Stock(Generic[Batch]):
                     batch = shelf.batch = self._make(shelf.pulled)
                 given.append((batch, row))
                 if self._closed:
-                    # A signal handler closed the consumer just now, and gave this one back.
+                    # A signal handler has just closed the consumer, and gave this message back.
                     given.clear()
                     return -1
                 shelf.row = row = row + 1
@@ -88,18 +90,20 @@ class Stock(Generic[Batch]):
             return False
 
     def put_back(self, pulled: Pulled, now: float) -> None:
-        """What was taken last did not reach its caller: it is the next to be handed out."""
+        """Take back messages that did not reach their caller: they are the next to be handed out."""
         with self._lock:
             first = self._first(now)
             if first is None or first.rest.parts[0].pull_first != pulled.parts[0].pull_first:
                 self._shelves.appendleft(_Shelf(pulled, now))
 
     def give_back_older(self, put_before: float) -> Handles | None:
-        """Take out what was put in before that and is still here: its handles; None while a thread takes something."""
+        """Take out messages that were put in before ``put_before`` and are still here; return their handles, None while
+        a thread takes something.
+        """
         return self._give_back(lambda shelf: shelf.left if shelf.put_at <= put_before else 0)
 
     def give_back_last(self, count: int) -> Handles | None:
-        """Take out the last messages, at most so many; as `give_back_older`."""
+        """Take out the last messages, at most ``count``; as `give_back_older`."""
         left = self.count - count
         kept = 0
 

@@ -1,6 +1,6 @@
-"""What callers of a producer say, checked and turned into what is queued.
+"""Arguments: checks what callers of a producer say, and turns it into queued values.
 
-Invariant: nothing is queued before all of a call's arguments were checked, and every fault of theirs is a CallerError.
+Invariant: nothing is queued before all arguments of a call were checked, and every fault in them is a CallerError.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from delayd.errors import BadArgument, BadSetting, MessageTooLarge
 from delayd.hours import INSTANT_MS_MIN
 from delayd.limits import MESSAGE_BYTES_MAX
 
-LINGER_MS = 2.0  # Enough for company at 5,000 sends a second, and small beside the fsync that every batch waits for.
+# Enough to gather several messages at 5,000 sends a second, and little beside the fsync that every batch waits for.
+LINGER_MS = 2.0
 LINGER_MS_MAX = 1_000.0
-QUEUE_BYTES_MAX = 64 << 20  # What single sends may hold in memory before senders wait.
+QUEUE_BYTES_MAX = 64 << 20  # Single sends may hold this much memory; above it senders wait.
 TIMEOUT_MS = 30_000.0  # Longer than a server takes to restart and replay.
 CHECKED_MAX = 4_096  # Subjects remembered as checked.
 
@@ -57,7 +58,7 @@ class ProducerSettings:
 
 
 # One send, checked: subject, body, when, whether `when` is in us on the monotonic clock instead of ms since the epoch,
-# and packed headers. A plain tuple, as one is made for every send.
+# and packed headers. A plain tuple, because one is made for every send.
 Single = tuple[str, bytes, int, bool, bytes]
 
 
@@ -80,7 +81,7 @@ class Arguments:
 
     def __init__(self, horizon: timedelta) -> None:
         self._horizon_ms = horizon // timedelta(milliseconds=1)
-        # What was within the horizon when the producer was made is so for ever: most sends need not read the clock.
+        # An instant within the horizon at the producer's start stays within it, so most sends need not read the clock.
         self._within_ms = wall_ms() + self._horizon_ms
         self._checked: set[str] = set()
 

@@ -107,7 +107,7 @@ class AsyncProducer:
         try:
             return core.queue(row)
         except RuntimeError:
-            # Not looked at for each message, as it costs a twentieth of a send.
+            # The loop is not checked for each message, because the check costs a twentieth of a send.
             core.check_loop()
             raise
 
@@ -171,14 +171,14 @@ class AsyncProducer:
 
     def _standing_core(self) -> _AsyncCore:
         if self._core.pid != getpid():
-            # Sockets and numbers belong to the parent process, which goes on with them (rule I2).
+            # Sockets and batch numbers belong to the parent process, which goes on with them (rule I2).
             _LEFT_TO_PARENTS.append(self._core)
             self._core = _AsyncCore(self._address, self._settings)
         return self._core
 
 
 class _AsyncCore:
-    """A core, and the line of sends that its full queue has no room for."""
+    """A core, and the line of sends that wait because its queue is full."""
 
     def __init__(self, address: str, settings: ProducerSettings) -> None:
         self._loop = own_loop(WHAT)
@@ -193,12 +193,12 @@ class _AsyncCore:
         remember(self)
 
     def end(self, until: float) -> None:
-        """The program ends, and the loop has ended before; see at_exit."""
+        """Do nothing but log: the program ends, and the loop has ended before; see at_exit."""
         if self.pid == getpid():
             tell_unsent(self.core.outbox.unsent + len(self._line))
 
     def check_loop(self) -> None:
-        """WrongLoop outside of the loop that this core was made in."""
+        """Raise WrongLoop outside of the loop that this core was made in."""
         check_loop(WHAT, self._loop)
 
     def queue(self, row: Single) -> asyncio.Future[Receipt]:

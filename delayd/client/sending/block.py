@@ -1,6 +1,6 @@
-"""A piece of one `send_batch`: columns in, no Python object a message.
+"""Block: a piece of one `send_batch`, as columns, without a Python object for each message.
 
-Invariant: rows are named by their place in what the caller gave, also when a piece was split.
+Invariant: errors and receipts name rows by their place in the caller's columns, also when a piece was split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from delayd.errors import DelaydError
 
 
 class Progress:
-    """What became of the rows of one `send_batch` so far."""
+    """The results so far of the rows of one `send_batch`."""
 
     __slots__ = ("_failures", "_parts", "_remaining", "_waiter")
 
@@ -31,12 +31,12 @@ class Progress:
         self._failures: list[Failure] = []
 
     def accept(self, part: ReceiptPart) -> None:
-        """These rows are kept."""
+        """Note that these rows are kept."""
         self._parts.append(part)
         self._finish(len(part.rows))
 
     def fail(self, rows: Int64s, error: DelaydError) -> None:
-        """These rows failed."""
+        """Note that these rows failed."""
         self._failures.append(Failure(rows, error))
         self._finish(len(rows))
 
@@ -49,7 +49,7 @@ class Progress:
         if not self._failures:
             self._waiter.set_result(receipt)
         elif len(self._failures) == 1 and not self._parts:
-            # All rows share one fate, so the error is that of a single send.
+            # All rows failed together, so the error is the same as that of a single send.
             self._waiter.set_exception(self._failures[0].error)
         else:
             self._waiter.set_exception(BatchFailed.of(receipt, self._failures))
@@ -108,7 +108,7 @@ class Block:
 
     @property
     def held_bytes(self) -> int:
-        """See UnsentRows; the bodies are the caller's, who is waiting with them."""
+        """See UnsentRows; 0, because the caller holds the bodies and waits with them."""
         return 0
 
     def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:

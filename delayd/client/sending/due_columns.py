@@ -1,6 +1,7 @@
-"""When the messages of a batch are due: one instant for all, or a column of Python's, numpy's or pandas' own kinds.
+"""Due columns: when the messages of a batch are due: one instant for all, or a column of Python's, numpy's or pandas'
+own kinds.
 
-Invariant: no conversion makes an instant earlier or a delay shorter: what is finer than the unit is rounded up.
+Invariant: no conversion makes an instant earlier or a delay shorter: values finer than the unit are rounded up.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def wish_column(
     count: int,
     horizon_ms: int = HORIZON_MS,
 ) -> tuple[Int64s, bool]:
-    """As `wish` for ``count`` messages: the one of the three that was given, one for all of them or one for each.
+    """Do the same as `wish` for ``count`` messages: read the one of the three that was given, as one value for all or
+    one for each.
 
     Returns what `Wish` holds, `when` as int64[count].
 
@@ -82,7 +84,7 @@ def _whole_ms(values: DeliverAtMs) -> Int64s:
         hint = "; give it as deliver_at=" if column.dtype.kind == "M" or _of_datetimes(column) else ""
         raise BadArgument(f"deliver_at_ms must be whole milliseconds since the epoch, not {column.dtype}{hint}")
     if column.dtype.kind == "u" and column.size and int(column.max()) > INT64_MAX:
-        # The cast would turn it into a negative number.
+        # The cast would make it a negative number.
         raise PastHorizon(f"deliver_at_ms {int(column.max())} is past the horizon of any server")
     return column.astype(np.int64)
 
@@ -93,7 +95,7 @@ def _instants_ms(values: DeliverAt) -> Int64s:
     column = _typed(values, "M")
     if column is None:
         return np.array([instant_ms(value) for value in _items("deliver_at", values)], np.int64)
-    # In ms, rounded up, or a message could be delivered up to a millisecond early.
+    # In ms, rounded up, because a message must not be delivered up to a millisecond early.
     whole = column.astype("datetime64[ms]")
     if np.isnat(whole).any():
         raise BadInstant(

@@ -1,8 +1,8 @@
-"""Single sends, of any subjects, that share a batch.
+"""Gathering: single sends, of any subjects, that share a batch.
 
-Invariant: a send costs two appends and leaves no object behind that the garbage collector would visit again and again:
-a row is a tuple of plain values, which the collector stops to look at. Columns are made once, when the batch is bound
-to a server.
+Invariant: a send costs two appends and leaves no object that the garbage collector would visit again and again: a row
+is a tuple of plain values, which the collector stops tracking. Columns are made once, when the batch is bound to a
+server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from delayd.client.sending.receipt import Accepted, Receipt, receipts
 from delayd.client.sending.unsent import Waiter
 from delayd.errors import DelaydError
 
-ROW_BYTES = 160  # What a waiting row holds besides its body: the tuple, its number, and two references.
+ROW_BYTES = 160  # A waiting row holds this much besides its body: the tuple, its number, and two references.
 
 
 class Gathering:
@@ -42,7 +42,7 @@ class Gathering:
         return len(self.waiters)
 
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
-        """Take one row, which holds so many bytes; the outbox does the same without this call."""
+        """Take one row, which holds ``byte_count`` bytes; the outbox does the same without this call."""
         self.rows.append(row)
         self.waiters.append(waiter)
         self.held_bytes += byte_count
@@ -75,7 +75,7 @@ class Gathering:
     def accept(self, accepted: Accepted) -> None:
         """See UnsentRows."""
         for waiter, receipt in zip(self.waiters, receipts(accepted, self._deliver_at_ms), strict=True):
-            # A caller that was cancelled has stopped waiting; its message is kept all the same.
+            # A cancelled caller has stopped waiting; its message is kept all the same.
             if not waiter.done():
                 waiter.set_result(receipt)
 
@@ -83,7 +83,8 @@ class Gathering:
         """See UnsentRows."""
         for waiter in self.waiters:
             if not waiter.done():
-                # A copy for each: an exception that is raised in many places collects all of their tracebacks.
+                # Each waiter gets a copy, because an exception that is raised in many places collects all of their
+                # tracebacks.
                 own = copy.copy(error)
                 own.__cause__ = error.__cause__
                 waiter.set_exception(own)
@@ -98,5 +99,5 @@ class Gathering:
 
 
 def row_bytes(row: Single) -> int:
-    """What a row holds in memory while it waits."""
+    """How many bytes a row holds in memory while it waits."""
     return len(row[1]) + len(row[4]) + ROW_BYTES

@@ -1,6 +1,6 @@
 """The delay servers that a producer may send to, and which of them gets the next batch.
 
-Invariant: a batch is bound to one server group, and is unbound only while nothing of it may have left (rule I3).
+Invariant: a batch is bound to one server group, and is unbound only while none of its bytes may have left (rule I3).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DelayGroup:
 
 
 class Groups:
-    """All that meta has named so far; batches go to them in turn."""
+    """All groups that meta has named so far; batches go to them in turn."""
 
     def __init__(self, meta: MetaView) -> None:
         self._meta = meta
@@ -35,9 +35,10 @@ class Groups:
         return len(self._groups)
 
     def choose(self) -> DelayGroup | None:
-        """A group for a new batch: alive, reachable as far as is known, with the fewest batches under way, in turn.
+        """Choose a group for a new batch: one that is alive and reachable as far as is known, with the fewest batches
+        under way; equal ones in turn.
 
-        None while none is known.
+        None while no group is known.
         """
         self._take_news()
         if not self._groups:
@@ -47,7 +48,7 @@ class Groups:
             return groups[0]
         self._turn = (self._turn + 1) % len(groups)
         in_turn = groups[self._turn :] + groups[: self._turn]
-        # All of them dead only means that meta has not heard of them, which the servers themselves know better.
+        # If meta calls all of them dead it may only have lost contact; the servers themselves know better.
         return min(in_turn, key=lambda group: (group.link.failing, not group.alive, group.in_flight))
 
     async def find(self) -> DelayGroup:

@@ -1,10 +1,17 @@
-"""What a producer was given and has not brought to its outcome: single sends are gathered, batches are cut in pieces.
+"""Outbox: messages that a producer was given and that have no outcome yet: single sends are gathered, batches are cut
+in pieces.
 
 Invariant: at most two batches of single sends for each delay server are under way, and at most 16 pieces of batches, so
-a slow server makes fuller batches instead of more of them.
+a slow server leads to fuller batches instead of more of them.
 
-A lone send leaves at the end of the loop's turn, and so do many that come in one; a crowd leaves in the middle of it.
-Few wait while one batch is under way: its acknowledgement flushes them, or the linger does. While two are, all wait.
+When a gathering leaves depends on how many sends wait and how many batches are under way:
+
+1. Nothing is under way: it leaves at the end of the loop's turn, with all sends of that turn. So a lone send never
+   waits.
+2. A crowd, CROWD_ROWS or more, leaves in the middle of the turn, if there is a slot.
+3. One batch is under way, and fewer than COMPANY_ROWS sends wait: they leave when its acknowledgement comes, or when
+   the linger is over. With COMPANY_ROWS or more they leave at the end of the turn.
+4. Two batches are under way: all wait until one of them ends.
 """
 
 from __future__ import annotations
@@ -25,29 +32,31 @@ from delayd.client.sending.slots import Slots
 from delayd.client.sending.unsent import Waiter
 from delayd.errors import QueueFull
 
-SINGLES_UNDER_WAY = 2  # For each server: one is made durable while the next one travels.
-COMPANY_ROWS = 128  # They share the 0.3 ms that a batch costs both sides well enough not to linger for more.
-CROWD_ROWS = 512  # A batch of a crowd that waits for one acknowledgement: others are gathered meanwhile.
+SINGLES_UNDER_WAY = 2  # For each server: one batch is made durable while the next one travels.
+# This many rows share the 0.3 ms that a batch costs both sides well enough; waiting for more is not worth it.
+COMPANY_ROWS = 128
+# A crowd's batch leaves at this size: further sends are gathered while it waits for its acknowledgement.
+CROWD_ROWS = 512
 PIECES_UNDER_WAY = 16  # 1,035 k messages/s with 16, 784 k with 4, 876 k with 64.
-CLOSE_GATHERING_MS = 500.0  # How much later than its own limit a send may fail, while nothing gets through.
+CLOSE_GATHERING_MS = 500.0  # A send may fail this much later than its own limit, while nothing gets through.
 
 
 class Outbox:
-    """Belongs to one loop; whoever adds rows has checked them and bounds their bytes."""
+    """Belongs to one loop; the caller has checked the rows and bounds their bytes."""
 
     def __init__(self, sender: Sender, linger_ms: float, timeout_ms: float, on_free: Callable[[int], None]) -> None:
         self._sender = sender
         self._linger_s = linger_ms / 1000
         self._timeout_s = timeout_ms / 1000
-        self._on_free = on_free  # Told how many bytes of single sends have ended.
+        self._on_free = on_free  # Called with how many bytes of single sends have ended.
         self._loop = asyncio.get_running_loop()
         self._gathering = Gathering()
         self._timer: asyncio.Handle | None = None  # Set while anything is gathered.
-        self._look_at = 1  # Rows gathered at which `_look` has something to do.
+        self._look_at = 1  # `_look` is called when this many rows are gathered.
         self._singles = Slots(lambda: SINGLES_UNDER_WAY * max(1, len(sender.groups)))
         self._pieces = Slots(lambda: PIECES_UNDER_WAY)
-        self._under_way: dict[Parcel, asyncio.Future[None] | None] = {}  # With what `flush` waits for.
-        self._tasks: set[asyncio.Task[None]] = set()  # Of parcels that wait before they are carried.
+        self._under_way: dict[Parcel, asyncio.Future[None] | None] = {}  # Each with the future that `flush` waits for.
+        self._tasks: set[asyncio.Task[None]] = set()  # Tasks of parcels that wait before they are carried.
 
     @property
     def unsent(self) -> int:
@@ -55,9 +64,9 @@ class Outbox:
         return self._gathering.count + sum([parcel.rows.count for parcel in list(self._under_way)])
 
     def add(self, row: Single, byte_count: int, waiter: Waiter[Receipt]) -> None:
-        """Take one send, which holds so many bytes."""
+        """Take one send, which holds ``byte_count`` bytes."""
         gathering = self._gathering
-        # As `Gathering.add` does it: a call for each send would be a hundredth of its cost.
+        # The same as `Gathering.add`: a call for each send would be a hundredth of its cost.
         gathering.rows.append(row)
         gathering.waiters.append(waiter)
         gathering.held_bytes += byte_count
@@ -89,7 +98,7 @@ class Outbox:
             await asyncio.wait(ends)
 
     def _look(self) -> None:
-        """Decide when the gathering leaves, at its first row and whenever it has become a good deal larger."""
+        """Decide when the gathering leaves, at its first row and whenever it has become much larger."""
         count = self._gathering.count
         if count >= ROWS_TARGET or self._gathering.held_bytes >= BYTES_TARGET:
             self._close_gathering()
@@ -124,7 +133,7 @@ class Outbox:
             self._set_timer(self._loop.call_later(CLOSE_GATHERING_MS / 1000, self._close_gathering))
 
     def _close_gathering(self) -> None:
-        """End the gathering: it leaves when it has a slot, and its time limit begins."""
+        """End the gathering: it leaves when it has a slot, and its time limit begins now."""
         self._set_timer(None)
         self._look_at = 1
         parcel = self._sender.parcel(self._gathering)
@@ -154,14 +163,14 @@ class Outbox:
         slots.give()
         self._on_free(parcel.rows.held_bytes)
         if split:
-            # What is split off needs no slot: refusals are rare.
+            # Split parcels need no slot, because refusals are rare.
             self._spawn(self._carry_split(parcel, split))
         else:
             self._over(parcel)
         self._flush()
 
     async def _carry_split(self, parcel: Parcel, split: Split) -> None:
-        """Carry what was split off a parcel, which ends with it."""
+        """Carry the parts that a parcel was split into; the parcel ends with them."""
         await asyncio.gather(*(self._carry_part(part, wait_s) for part, wait_s in split))
         self._over(parcel)
 

@@ -1,7 +1,7 @@
 """Rows of a producer as one PRODUCER batch (docs/formats/batch.md).
 
-Invariant: what is packed here passes a delay server's intake: limits were checked before, layout and checksums are made
-here. One row costs as little as it can, for a lone send is common.
+Invariant: a batch that is packed here passes a delay server's intake: limits were checked before, layout and checksums
+are made here. One row costs as little as possible, because a lone send is common.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from delayd.batch import (
 from delayd.client.limits import lengths_of
 from delayd.encode import PADS, encode_one, encode_pieces, encode_subject_table, one_subject_table
 
-ROWS_TARGET = 8_192  # A batch of so many takes a few ms to make and to check: nobody else waits longer for a turn.
+# A batch of this many rows takes a few ms to make and to check: nobody else waits longer for a turn.
+ROWS_TARGET = 8_192
 BYTES_TARGET = 4 << 20  # One message of the largest size may come on top, so the limit of 16 MiB is never near.
 
 
@@ -54,7 +55,7 @@ def pack_rows(
 
 
 def pack_one(part: ProducerPart, deliver_at_ms: int, subject: bytes, body: bytes) -> bytes:
-    """Make a batch of one row without headers: the bytes of `pack_rows`, at a fraction of its cost."""
+    """Make a batch of one row without headers: the same bytes as `pack_rows`, at a fraction of its cost."""
     return encode_one(BatchKind.PRODUCER, part, (deliver_at_ms,), subject, body, len(body))
 
 
@@ -74,14 +75,16 @@ def split_rows(sizes: Int64s) -> list[range]:
 
 
 def _lay_out(items: Sequence[bytes], lengths: Int64s, begin: int, heap: list[Buffer]) -> tuple[Int64s, int]:
-    """Put items behind one another on the heap, each at a multiple of 8: their ends, and where the next one begins."""
+    """Put items behind one another on the heap, each at a multiple of 8; return their ends, and where the next one
+    begins.
+    """
     pads = -lengths & 7
     ends = (lengths + pads).cumsum()
     ends += begin
     following = int(ends[-1])
     ends -= pads
     first = int(pads[0])
-    # Messages of one length are common: their pads need no look at each.
+    # Messages of one length are common: then their pads need no look at each.
     same = bool((pads == first).all())
     if same and not first:
         heap += items

@@ -65,7 +65,8 @@ class Producer:
         self._arguments = Arguments(horizon)
         self._closed = False
         self._engine: _Engine | None = None
-        self._starting = threading.RLock()  # The handler of a signal may close the client that it interrupted.
+        # Reentrant, because a signal handler may close the client that it interrupted.
+        self._starting = threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +105,7 @@ class Producer:
         row = self._arguments.single(subject, body, delay, deliver_at, deliver_at_ms, headers)
         future = SendFuture()
         self._standing_engine().queue(row, future)
-        # Every send ends by itself; the limit only keeps a bug from looking like a slow server.
+        # Every send ends by itself; this limit only keeps a bug from looking like a slow server.
         return future.result(timedelta(milliseconds=2 * self._settings.timeout_ms, seconds=5))
 
     def send_nowait(
@@ -193,7 +194,7 @@ class Producer:
             if self._closed:
                 raise AlreadyClosed("this producer was closed")
             if self._engine is None or self._engine.thread.pid != os.getpid():
-                # The parent's thread does not exist in a child, and its numbers are the parent's.
+                # A child does not have the parent's thread, and the batch numbers are the parent's.
                 self._engine = _Engine(self._address, self._settings)
             return self._engine
 
@@ -216,18 +217,18 @@ class _Engine:
         if not self._room.take(byte_count, self._settings.timeout_ms / 1000):
             raise queue_full(self._settings)
         self._inbox.append((row, byte_count, future))
-        # Set before the post and cleared before the inbox is emptied: a send between the two posts once more.
+        # The flag is set before the post and cleared before the inbox is emptied: a send in between posts once more.
         if not self._posted:
             try:
                 self._posted = True
                 self.thread.post(self._empty_inbox)
             except BaseException:
-                # A Ctrl-C in between: the next send posts again.
+                # A Ctrl-C came in between: the next send posts again.
                 self._posted = False
                 raise
 
     def end(self, until: float) -> None:
-        """The program ends; see at_exit."""
+        """Flush because the program ends; see at_exit."""
         if self.thread.pid == os.getpid():
             self.thread.call_within(self.core.outbox.flush(), max(until - monotonic_s(), 0))
             tell_unsent(self.core.outbox.unsent + len(self._inbox))

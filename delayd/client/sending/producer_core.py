@@ -1,6 +1,8 @@
-"""What the asynchronous and the blocking producer share: outbox and connections, on one loop of one process.
+"""Producer core: the part that the asynchronous and the blocking producer share: outbox and connections, on one loop of
+one process.
 
-Invariant: all of it belongs to the loop's thread; arguments were checked, and whoever queues bounds the bytes queued.
+Invariant: all of it belongs to the loop's thread; arguments were checked before, and the caller bounds the bytes that
+it queues.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ProducerCore:
-    """Made inside the running loop; ``on_free`` is told how many queued bytes have ended."""
+    """Made inside the running loop; ``on_free`` is called with how many queued bytes have ended."""
 
     def __init__(self, address: str, settings: ProducerSettings, on_free: Callable[[int], None]) -> None:
         self.pid = os.getpid()
@@ -33,7 +35,7 @@ class ProducerCore:
         self.outbox = Outbox(self.sender, settings.linger_ms, settings.timeout_ms, on_free)
 
     def check_open(self) -> None:
-        """AlreadyClosed after the close."""
+        """Raise AlreadyClosed after the close."""
         if self.closed:
             raise AlreadyClosed("this producer was closed")
 
@@ -53,7 +55,7 @@ class ProducerCore:
 
 
 def queue_full(settings: ProducerSettings) -> QueueFull:
-    """What a send raises that found no room in time."""
+    """The error of a send that found no room in time."""
     waited_s = settings.timeout_ms / 1000
     return QueueFull(
         f"{settings.queue_bytes_max} bytes of sends are queued and none left for {waited_s:g} s; nothing was sent"
@@ -61,6 +63,6 @@ def queue_full(settings: ProducerSettings) -> QueueFull:
 
 
 def tell_unsent(messages: int) -> None:
-    """Say that a program ends before so many of its messages had an outcome."""
+    """Log that a program ends before this many of its messages had an outcome."""
     if messages:
         log.warning("ended_before_sent messages=%d", messages)

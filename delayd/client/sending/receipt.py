@@ -1,4 +1,4 @@
-"""What a producer gets back: that its messages are kept, where, and when they are due.
+"""Receipt: tells the caller of a producer that its messages are kept, where, and when they are due.
 
 Invariant: a receipt exists only for messages that a delay server has made durable (rule L2).
 """
@@ -26,7 +26,7 @@ _NO_UINT64S: NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class Accepted(NamedTuple):
-    """A delay server's word that one batch is durable; its row i has the sequence ``base_sequence + i``."""
+    """A delay server's answer that one batch is durable; its row i has the sequence ``base_sequence + i``."""
 
     log_id: LogId
     base_sequence: int
