@@ -39,6 +39,7 @@ from realtime.server import RealtimeServer
 
 R = TypeVar("R")
 SOURCES = Path(delayd.__file__).parent.parent
+PACKAGES = ("delayd", "meta", "realtime")
 SENDS = 20  # What each of them has passed is counted: an answer may come in two reads, and timers fire in between.
 WARM_SENDS = 5
 AHEAD_MS = 60_000
@@ -81,7 +82,7 @@ class Watch:
 
 def _stay(code: CodeType) -> Stay | None:
     path = Path(code.co_filename)
-    if not path.is_relative_to(SOURCES) or path == Path(__file__):
+    if not path.is_relative_to(SOURCES) or path.relative_to(SOURCES).parts[0] not in PACKAGES:
         return None
     name = code.co_qualname
     while name.rpartition(".")[2] in ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"):

@@ -32,6 +32,7 @@ from delayd.secret import open_secret
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.limits import DELAY_LIMITS
 from delayd.wire.meta import Registered, Routes
+from delayd.wire.requests import RequestType
 from delayd.wire.status import status_head
 
 REST_S = 0.02  # Pause between two parts of a checkpoint, so that group commits get their turn at the disk.
@@ -143,7 +144,9 @@ class DelayServer:
         if self._guard.serves(connection, frame):
             return
         self._requests.received(connection, frame)
-        self._rearm_soon()
+        # Nothing of a SEND is due before its commit, after which the timer is set again.
+        if frame.type != RequestType.SEND:
+            self._rearm_soon()
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
         """Forget the connection. Messages that the client sent are kept; only their answers can't be delivered."""

@@ -63,7 +63,10 @@ class Calls:
         now: bool = False,
     ) -> int:
         """Write a request; see Connection.call."""
-        request_id = self._next_id()
+        request_id = self._last_id + 1
+        if request_id > _REQUEST_ID_MAX or request_id in self._under_way:
+            request_id = self._free_id(request_id)
+        self._last_id = request_id
         pieces = encode_frame(frame_type, request_id, head, body)
         timer = None if timeout_ms is None else self._loop.call_later(timeout_ms / 1000, self._timed_out, request_id)
         several = frame_type in ANSWERED_IN_FRAMES
@@ -86,7 +89,7 @@ class Calls:
         call = self._under_way.get(frame.request_id)
         if call is None:
             return
-        answer = outcome(frame)
+        answer = outcome(frame) if frame.fault is not None or frame.flags & ERROR else frame
         if frame.flags & MORE and call.several and not isinstance(answer, DelaydError):
             self._run(call.on_answer, answer)
             return
@@ -107,12 +110,11 @@ class Calls:
             sent = self._close(call)
             self._run(call.on_answer, ending if refused else lost(ending, sent=sent))
 
-    def _next_id(self) -> int:
-        # Long polls stay under way while numbers start again from 1, so a number in use is skipped.
-        while True:
-            self._last_id = 1 if self._last_id == _REQUEST_ID_MAX else self._last_id + 1
-            if self._last_id not in self._under_way:
-                return self._last_id
+    def _free_id(self, request_id: int) -> int:
+        """The first free number from this one on: long polls stay under way while numbers start again from 1."""
+        while request_id > _REQUEST_ID_MAX or request_id in self._under_way:
+            request_id = 1 if request_id > _REQUEST_ID_MAX else request_id + 1
+        return request_id
 
     def _timed_out(self, request_id: int) -> None:
         call = self._under_way.pop(request_id)

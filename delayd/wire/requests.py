@@ -129,7 +129,8 @@ def need_u64(head: Head, name: str) -> int:
 
 def need_bool(head: Head, name: str) -> bool:
     """A field that is true or false."""
-    return _typed(_need(head, name), name, bool)
+    value = head.get(name)
+    return value if value is True or value is False else _typed(_need(head, name), name, bool)
 
 
 def need_str(head: Head, name: str, bytes_max: int = TEXT_BYTES_MAX) -> str:
@@ -150,7 +151,8 @@ def need_bytes(head: Head, name: str) -> bytes:
 
 def need_list(head: Head, name: str) -> list[HeadValue]:
     """A list whose items are not yet checked."""
-    return _typed(_need(head, name), name, list)
+    value = head.get(name)
+    return value if type(value) is list else _typed(_need(head, name), name, list)
 
 
 def need_map(head: Head, name: str) -> Head:

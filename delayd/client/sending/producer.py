@@ -106,7 +106,7 @@ class Producer:
         future = SendFuture()
         self._standing_engine().queue(row, future)
         # Every send ends by itself; this limit only keeps a bug from looking like a slow server.
-        return future.result(timedelta(milliseconds=2 * self._settings.timeout_ms, seconds=5))
+        return future.receipt(2 * self._settings.timeout_ms / 1000 + 5)
 
     def send_nowait(
         self,

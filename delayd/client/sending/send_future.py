@@ -58,11 +58,7 @@ class SendFuture:
         Raises:
             TimeoutError: there was no outcome within ``timeout``; the send goes on.
         """
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-        assert self._receipt is not None, "a send ends with a receipt or an error"
-        return self._receipt
+        return self.receipt(_seconds(timeout))
 
     def exception(self, timeout: timedelta | None = None) -> DelaydError | None:
         """Wait for the outcome, and return the error of the send; None when the message is kept.
@@ -73,9 +69,9 @@ class SendFuture:
         Raises:
             TimeoutError: there was no outcome within ``timeout``; the send goes on.
         """
-        wait_s = None if timeout is None else need_timedelta("timeout", timeout) / _SECOND
-        if not self._done and not self._wait(wait_s):
-            raise TimeoutError(f"a send had no outcome within {wait_s} s; it goes on")
+        wait_s = _seconds(timeout)
+        if not self._done:
+            self._wait(wait_s)
         return self._error
 
     def add_done_callback(self, callback: Callable[[SendFuture], None]) -> None:
@@ -89,6 +85,19 @@ class SendFuture:
                 self._callbacks = [*(self._callbacks or ()), callback]
                 return
         callback(self)
+
+    def receipt(self, wait_s: float | None) -> Receipt:
+        """As `result`, without a check of the time limit; for the producer.
+
+        Args:
+            wait_s: how many seconds to wait; None waits until there is an outcome.
+        """
+        if not self._done:
+            self._wait(wait_s)
+        if self._error is not None:
+            raise self._error
+        assert self._receipt is not None, "a send ends with a receipt or an error"
+        return self._receipt
 
     def set_result(self, receipt: Receipt) -> None:
         """It is accepted; for the producer."""
@@ -113,11 +122,16 @@ class SendFuture:
                 # One caller's bug must not take their outcomes from the others of its batch.
                 log.exception("callback_failed callback=%r", callback)
 
-    def _wait(self, wait_s: float | None) -> bool:
+    def _wait(self, wait_s: float | None) -> None:
         with _LOCK:
             if self._done:
-                return True
+                return
             woken = threading.Lock()
             woken.acquire()
             self._waiting = [*(self._waiting or ()), woken]
-        return woken.acquire(timeout=-1 if wait_s is None else max(wait_s, 0))
+        if not woken.acquire(timeout=-1 if wait_s is None else max(wait_s, 0)):
+            raise TimeoutError(f"a send had no outcome within {wait_s} s; it goes on")
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    return None if timeout is None else need_timedelta("timeout", timeout) / _SECOND

@@ -235,17 +235,15 @@ class Sender:
 
     def _heard(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> None:
         """A try has ended: so has the parcel, or it is tried again after a while."""
-        wait_ms = self._again_after_ms(parcel, outcome)
+        wait_ms = None if isinstance(outcome, Accepted) else self._again_after_ms(parcel, outcome)
         if wait_ms is None:
             self._end(parcel, outcome)
         else:
             wait_s = min(wait_ms / 1000, parcel.deadline - self._loop.time())
             self._loop.call_later(max(wait_s, 0), self._try, parcel)
 
-    def _again_after_ms(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> float | None:
+    def _again_after_ms(self, parcel: Parcel, outcome: Refusal | DelaydError) -> float | None:
         """How long to wait before the next try; None when this is the outcome."""
-        if isinstance(outcome, Accepted):
-            return None
         if isinstance(outcome, RequestFailed):
             # A try that never left adds nothing to what the last one that did was told.
             if outcome.sent:
