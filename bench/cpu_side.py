@@ -22,6 +22,8 @@ from delayd import AsyncConsumer, AsyncProducer  # Modules of the client have mo
 
 ROUNDS = 40
 ROUND_MESSAGES = 5
+ROUND_SUBJECTS = 20
+MANY_SUBJECTS = [f"cpu.many.{number}" for number in range(1_000)]
 HERD_BATCHES = 20
 HERD_LEAD_MS = 400  # Twenty batches are sent well before their instant, also on a busy machine.
 LOOK_MS = 10  # So long before the instant the clock starts.
@@ -46,6 +48,7 @@ class Side:
         self.running = running
         self.producer = producer
         self.is_filled = False  # Whether what a restart finds pending was sent.
+        self.has_many = False  # Whether the many subjects have their routes.
         self._consumers: dict[str, AsyncConsumer] = {}
 
     async def consumer(self, subject: str) -> AsyncConsumer:
@@ -81,6 +84,38 @@ async def steady(side: Side) -> Spent:
             *(side.producer.send("cpu.steady", body, deliver_at_ms=due_ms) for body in BODIES[:ROUND_MESSAGES])
         )
         await _take(consumer, ROUND_MESSAGES)
+    return _since(side, began, ROUNDS)
+
+
+async def many(side: Side) -> Spent:
+    """Rounds of twenty sends to as many of 1,000 subjects, due at once: frames of single rows, one of them pulled."""
+    return await _many(side, consumed=1)
+
+
+async def many_consumed(side: Side) -> Spent:
+    """The same, each subject with a consumer of its own, in rounds of the same twenty subjects."""
+    return await _many(side, consumed=ROUND_SUBJECTS)
+
+
+async def _many(side: Side, consumed: int) -> Spent:
+    ours, others = MANY_SUBJECTS[:consumed], MANY_SUBJECTS[ROUND_SUBJECTS:]
+    consumers = [await side.consumer(subject) for subject in ours]
+    draw = random.Random(5)
+    if not side.has_many:
+        side.has_many = True
+        # Each subject asks for its route once in its life.
+        await asyncio.gather(*(side.producer.send(name, b"", delay=timedelta(days=1)) for name in MANY_SUBJECTS))
+    began = side.clock()
+    for _ in range(ROUNDS):
+        names = [*draw.sample(others, ROUND_SUBJECTS - consumed), *ours]
+        due_ms = now_ms()
+        await asyncio.gather(
+            *(
+                side.producer.send(name, body, deliver_at_ms=due_ms)
+                for name, body in zip(names, BODIES[:ROUND_SUBJECTS], strict=True)
+            )
+        )
+        await asyncio.gather(*(_take(consumer, 1) for consumer in consumers))
     return _since(side, began, ROUNDS)
 
 
@@ -169,6 +204,8 @@ def _since(side: Side, began: Spent, rounds: float) -> Spent:
 
 CASES: dict[str, Turn] = {
     "steady": steady,
+    "many": many,
+    "many_consumed": many_consumed,
     "batches": batches,
     "unequal": unequal,
     "herd": herd,
