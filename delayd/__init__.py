@@ -1,6 +1,7 @@
 """A service that holds messages until they are due and delivers each of them once, on time.
 
-What a program uses is named here, every error too. Clients are loaded on first use: a server never pays for them.
+This module names everything that a program uses, every error too. Clients are loaded on first use, so a server never
+pays for them.
 """
 
 from importlib import import_module

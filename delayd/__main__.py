@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from delayd.reading.books import AuditReport
 
 _EXIT_NOT_INSTALLED = 1
-_SPARK_DISTRIBUTIONS = ("pyspark", "pandas", "pyarrow")  # What the extra `spark` installs.
+_SPARK_DISTRIBUTIONS = ("pyspark", "pandas", "pyarrow")  # The distributions that the extra `spark` installs.
 
 
 def main() -> int:

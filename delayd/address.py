@@ -1,4 +1,4 @@
-"""Addresses of servers, ``host:port``: how a text of one is read, and which one is meant when none was given."""
+"""Address: reads ``host:port`` texts, and chooses the meta server's address when none was given."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from delayd.host import host_fault
 
-META_VARIABLE = "DELAYD_META"  # The environment's word for the meta server, to clients and to the command line.
+# The environment variable with the meta server's address, for clients and the command line.
+META_VARIABLE = "DELAYD_META"
 META_PORT = 7400
 META_LOCAL = f"127.0.0.1:{META_PORT}"
 PORT_MAX = 65_535
 PORT_DIGITS_MAX = 5  # Python refuses to read thousands of digits as a number.
 
-_TEXT_SHOWN = 300  # So much of a text that is no address is shown: enough to see where it came from.
+_TEXT_SHOWN = 300  # This much of a text that is not an address is shown: enough to see where it came from.
 
 
 class Address(NamedTuple):
@@ -29,7 +30,7 @@ def meta_address(given: str | None) -> str:
 
 
 def read_address(text: str) -> Address | str:
-    """The address that ``host:port`` or ``[IPv6]:port`` names, or else the sentence that says what is wrong with it."""
+    """The address in ``host:port`` or ``[IPv6]:port``; otherwise the sentence that says what is wrong with the text."""
     shown = repr(text[:_TEXT_SHOWN])
     scheme, mark, rest = text.partition("://")
     if mark:

@@ -1,6 +1,6 @@
 """Batch: columns of messages followed by a heap of bytes (docs/formats/batch.md, version 1).
 
-A batch is checksummed by whoever makes it and kept as it came by everybody else: nothing here copies a body.
+The maker of a batch computes its checksums, and everybody else keeps the batch as it came: nothing here copies a body.
 """
 
 import struct
@@ -27,16 +27,17 @@ HEADER_CHECKED = HEADER_BYTES - 4  # The header's own checksum is its last field
 DIRECTORY_ENTRY = struct.Struct("<HHI")
 
 ROWS_MAX = 65_536  # A row of a batch fits the 16 bits of a location.
-BYTES_MAX = 16 << 20  # A frame of one batch stays a bounded piece of work for every thread.
+BYTES_MAX = 16 << 20  # A frame of one batch is then a bounded piece of work for every thread.
 COLUMNS_MAX = 32
-FEW_ROWS = 32  # A loop over so few is faster than numpy.
+FEW_ROWS = 32  # Up to this many rows a loop is faster than numpy.
 SUBJECTS_MAX = 65_535
-DIRECTORIES_REMEMBERED = 4_096  # Batches of one shape repeat theirs, and share one layout of at most 32 columns.
+# Batches of one shape repeat their directory, and share one layout of at most 32 columns.
+DIRECTORIES_REMEMBERED = 4_096
 SKIPPABLE_FROM = 0x4000  # Columns from this id on may be skipped by a reader that does not know them.
 
 
 class BatchKind(IntEnum):
-    """What a batch is for; each has a kind part of its own."""
+    """The use of a batch; each kind has a kind part of its own."""
 
     PRODUCER = 1
     SCHEDULE = 2
@@ -108,7 +109,9 @@ class ProducerPart(NamedTuple):
 
 
 class SchedulePart(NamedTuple):
-    """Kind part of a SCHEDULE batch: the range of the message log it was gathered from (rule P3), and its hour."""
+    """Kind part of a SCHEDULE batch: the range of the message log from which it was gathered (rule P3), and its
+    hour.
+    """
 
     source_start: int
     source_end: int
@@ -133,7 +136,7 @@ class OutcomePart(NamedTuple):
     hour: int
 
 
-SUBJECTS_CRC32C_AT = HEADER_BYTES + 20  # In a SCHEDULE batch's kind part, behind what `SchedulePart` has.
+SUBJECTS_CRC32C_AT = HEADER_BYTES + 20  # In a SCHEDULE batch's kind part, behind the fields of `SchedulePart`.
 KindPart = ProducerPart | SchedulePart | DispatchPart | OutcomePart | None
 PARTS: dict[BatchKind, tuple[struct.Struct, type[ProducerPart | SchedulePart | DispatchPart | OutcomePart]]] = {
     BatchKind.PRODUCER: (struct.Struct("<QQQ"), ProducerPart),
@@ -149,17 +152,17 @@ def padded(size: int) -> int:
 
 
 class Layout(NamedTuple):
-    """Where the columns of a batch are: what one directory says, which all batches of one shape share."""
+    """The places of a batch's columns: one decoded directory, which all batches of one shape share."""
 
-    offsets: Mapping[int, int]  # By column, of those that this version knows.
+    offsets: Mapping[int, int]  # By column, for the columns that this version knows.
     columns: frozenset[int]  # The same columns.
-    gaps: tuple[tuple[int, int, int], ...]  # Column, begin and end of the bytes behind it, where there are any.
+    gaps: tuple[tuple[int, int, int], ...]  # Column, begin and end of the unused bytes behind it, if there are any.
 
 
 class Batch:
-    """A view of one batch in ``buffer``; made by `parse`, which proves the header and the column directory.
+    """A view of one batch in ``buffer``; made by `parse`, which verifies the header and the column directory.
 
-    Columns and heap are views of the buffer, valid as long as it is. What they hold is proved by `verify` alone.
+    Columns and heap are views of the buffer, valid as long as it is. Only `verify` verifies their contents.
     """
 
     __slots__ = (
@@ -214,7 +217,9 @@ class Batch:
         return int(array.min()), int(array.max())
 
     def highest(self, column: int) -> int:
-        """The highest value of a column of u64; of a column of i64, in which a negative one is above all others."""
+        """The highest value of a column of u64. In a column of i64 a negative value counts as higher than all
+        others.
+        """
         if self.count <= FEW_ROWS:
             values: tuple[int, ...] = struct.unpack_from(f"<{self.count}Q", self.buffer, self.offsets[column])
             return max(values)
@@ -274,7 +279,7 @@ class Batch:
         return starts, ends
 
     def body_bytes(self) -> Int64s:
-        """The exact length of each body, int64[count], of those too that a schedule log leaves out."""
+        """The exact length of each body, int64[count], also of bodies that a schedule log leaves out."""
         starts, ends = self.region(ColumnId.BODY_END)
         ends -= starts
         if ColumnId.BODY_LEFT_OUT in self.offsets:
@@ -299,7 +304,7 @@ class Batch:
         return begin
 
     def verify(self) -> None:
-        """Check the checksums of columns and heap, once; BatchMalformed when one differs."""
+        """Check the checksums of columns and heap, unless that was done before; BatchMalformed when one differs."""
         if self.verified:
             return
         self.verify_columns()
@@ -316,7 +321,8 @@ class Batch:
     def verify_subjects(self) -> None:
         """Check the checksum of a SCHEDULE batch's subject table, which a load reads without the rest of the heap.
 
-        `delayd.validate.check_subjects` has proved that all of it is there. BatchMalformed when it differs.
+        `delayd.validate.check_subjects` must have proved before that the whole table is there. BatchMalformed when it
+        differs.
         """
         (known,) = struct.unpack_from("<I", self.buffer, SUBJECTS_CRC32C_AT)
         if crc32c(self.subject_table) != known:
@@ -327,11 +333,12 @@ class Batch:
             return 0
         ends_bytes = 4 * self.subject_count
         last: int = struct.unpack_from("<I", self.buffer, self.heap_offset + ends_bytes - 4)[0]
-        return (ends_bytes + 7 & ~7) + (last + 7 & ~7)  # As `padded` has it, for each batch that is dispatched.
+        # The same as `padded`, without a call, because this runs for each batch that is dispatched.
+        return (ends_bytes + 7 & ~7) + (last + 7 & ~7)
 
 
 def parse(buffer: Buffer, position: int = 0, *, front: bool = False) -> Batch:
-    """View the batch at ``position``; its bounds, header checksum and column directory are proved, nothing else.
+    """View the batch at ``position``; its bounds, header checksum and column directory are verified, nothing else.
 
     With ``front`` the buffer may end anywhere in the heap.
 
@@ -375,7 +382,7 @@ KIND_BYTES = {kind.value: PARTS[kind][0].size if kind in PARTS else 0 for kind i
 
 @lru_cache(maxsize=DIRECTORIES_REMEMBERED)
 def read_directory(entries: bytes, count: int, low: int, high: int) -> Layout:
-    """What a column directory says of ``count`` rows whose columns lie between ``low`` and ``high``.
+    """Decode a column directory for ``count`` rows whose columns lie between ``low`` and ``high``.
 
     Raises:
         BatchMalformed: a column is not known, or not where it must be.
@@ -392,7 +399,7 @@ def read_directory(entries: bytes, count: int, low: int, high: int) -> Layout:
             raise BatchMalformed(f"column {column} must be understood and is not known")
         if dtype is not None and dtype.itemsize != width:
             raise BatchMalformed(f"column {column} is {width} bytes wide instead of {dtype.itemsize}")
-        # Each begins where the one before it ended: no byte belongs to two columns, or to none.
+        # Each column begins where the one before it ended, so each byte belongs to exactly one column.
         if offset != free:
             raise BatchMalformed(f"column {column} is at {offset} and must be at {free}, behind what is before it")
         end = offset + width * count

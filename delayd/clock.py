@@ -1,7 +1,18 @@
-"""The clock that servers fire and stamp by: wall time, judged against the time since boot (rule T1).
+"""Clock: the time by which servers fire and stamp: wall time, judged against the time since boot (rule T1).
 
-Invariant: ``now_ms`` is never ahead of the last believed reading plus the time that has passed since, so a wall clock
-that jumps ahead fires nothing early; it is believed when it is still there 30 s later or when an operator says so.
+Invariant: ``now_ms`` is never ahead of the last believed reading plus the time that has passed since. So a wall clock
+that jumps ahead fires nothing early; it is believed when it is still ahead 30 s later, or when an operator says so.
+
+An example: 100 s after boot the wall clock stood at 10:00:00 and was believed. 160 s after boot, one minute later, it
+shows:
+
+1. 10:01:00, as expected: it is believed.
+2. 10:01:04, as after a small step of a time service: 4 s ahead are below JUMP_MS, so it is believed at once.
+3. 11:01:00, an hour ahead: ``now_ms`` goes on with 10:01:00, and ``confirmed`` is False. If the clock is still an hour
+   ahead at 190 s it is believed then. If it jumps by more than 5 s again before that, the 30 s begin anew.
+4. 09:01:00, an hour behind: it is believed at once, because it fires nothing early.
+5. The machine was rebooted in between: there is no expected time. ``now_ms`` is the wall clock, but ``confirmed`` is
+   False until another machine's clock agrees within 5 s, 30 s have passed, or an operator confirms it.
 """
 
 from __future__ import annotations
@@ -12,16 +23,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-JUMP_MS = 5_000  # Steps of time services stay below this; a larger one is a mistake until it has lasted.
+JUMP_MS = 5_000  # Steps of time services are smaller than this; a larger one counts as a mistake until it has lasted.
 BELIEVED_AFTER_MS = 30_000  # Long enough for a time service to take back a bad step.
-BOOT_MARK_DIGITS = 16  # A boot id is a secret of its machine; so much of a hash tells two of them apart.
+# A boot id is a secret of its machine; this many digits of a hash are enough to tell two boots apart.
+BOOT_MARK_DIGITS = 16
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 _NS_PER_MS = 1_000_000
 
 
 class Clock(Protocol):
-    """What a core needs of time."""
+    """The time as a core uses it."""
 
     def now_ms(self) -> int:
         """Judged wall time, UTC, ms since the epoch; it follows the wall clock back too."""
@@ -30,20 +42,21 @@ class Clock(Protocol):
         """For leases, back-off and timeouts (rule T3); its zero means nothing."""
 
     def stamp_ms(self) -> int:
-        """What may be stamped for good: `now_ms`, but after a boot, until the clock is confirmed, never ahead of the
-        last reading that was believed before it (rule T4)."""
+        """An instant that may be stamped for good: `now_ms`, but after a reboot, until the clock is confirmed, never
+        later than the last reading that was believed before the reboot (rule T4).
+        """
 
     @property
     def confirmed(self) -> bool:
-        """False while the wall clock is not yet believed; nothing irreversible rests on it until it is."""
+        """Whether the wall clock is believed; nothing irreversible may happen while it is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSources:
-    """Where the readings come from; each returns at once."""
+    """The sources of the readings; each returns at once."""
 
     wall_ms: Callable[[], int]
-    boottime_ms: Callable[[], int]  # Counts suspended time too, and no one can set it.
+    boottime_ms: Callable[[], int]  # Also counts the time while the machine is suspended, and nobody can set it.
     monotonic_ms: Callable[[], int]
     boot_id: Callable[[], str]
 
@@ -64,13 +77,13 @@ class _Doubt:
 
 
 class JudgedClock:
-    """Rule T1 over any sources.
+    """Judges any sources by rule T1.
 
-    With evidence of the same boot the clock is held against it, so a jump while the server was down is noticed. After
-    another boot there is nothing to hold it against: it is read as it is and stays unconfirmed until `reference`
-    agrees or 30 s have passed. Without evidence, a first start, it is believed.
+    With evidence of the same boot, the clock is compared with it, so a jump while the server was down is noticed. After
+    another boot there is nothing to compare with: the clock is used as it is, and stays unconfirmed until `reference`
+    agrees or 30 s have passed. Without evidence, at a first start, it is believed.
 
-    ``boot_mark`` tells this boot of this machine from all others, and nothing else of it.
+    ``boot_mark`` tells this boot of this machine from all others, and reveals nothing else about it.
     """
 
     def __init__(self, sources: ClockSources, previous: ClockEvidence | None = None) -> None:
@@ -81,8 +94,8 @@ class JudgedClock:
         self._jump: _Doubt | None = None
         self.boot_mark = hashlib.sha256(self._boot_id.encode()).hexdigest()[:BOOT_MARK_DIGITS]
         self._booted_at_ms: int | None = None
-        self._previous: ClockEvidence | None = None  # What an earlier boot of this machine left.
-        self.in_boot_doubt = False  # Nothing has confirmed the clock since the machine was started.
+        self._previous: ClockEvidence | None = None  # The evidence from before this boot.
+        self.in_boot_doubt = False  # The machine was rebooted, and nothing has confirmed the clock since.
         if previous is not None:
             if previous.boot_id == self._boot_id and previous.boottime_ms <= boottime_ms:
                 self._anchor = (previous.wall_ms, previous.boottime_ms)
@@ -116,20 +129,21 @@ class JudgedClock:
 
     @property
     def confirmed(self) -> bool:
-        """Judged by a fresh reading."""
+        """Whether it is believed, by a fresh reading."""
         self.now_ms()
         return self._jump is None and self._booted_at_ms is None
 
     def trust(self) -> None:
-        """Believe the wall clock as it stands: an operator's word."""
+        """Believe the wall clock as it stands, because an operator says so."""
         self._anchor = (self._sources.wall_ms(), self._sources.boottime_ms())
         self._jump = None
         self._believe_boot()
 
     def reference(self, ms: int, boot_mark: str = "") -> None:
-        """Hear another server's clock, of the boot ``boot_mark``; after a boot, one within 5 s confirms this one.
+        """Compare with another server's clock, of the boot ``boot_mark``; after a reboot, one within 5 s confirms this
+        one.
 
-        A server on this machine reads the same clock, so it agrees however wrong that is (rule T4).
+        A server on this machine reads the same clock, so it agrees however wrong that clock is (rule T4).
         """
         if boot_mark == self.boot_mark:
             return
@@ -137,11 +151,11 @@ class JudgedClock:
             self._believe_boot()
 
     def restart_evidence(self) -> ClockEvidence:
-        """What to keep in the checkpoint file, to be given as ``previous`` at the next start."""
-        # The anchor, not the wall clock: a jump that is still in doubt must be in doubt after a restart too.
+        """The evidence for the checkpoint file, to be given as ``previous`` at the next start."""
+        # The anchor is kept, not the wall clock: a jump that is in doubt must be in doubt after a restart too.
         now_ms, boottime_ms = self.now_ms(), self._sources.boottime_ms()
         if self._booted_at_ms is not None and self._previous is not None:
-            # Or a restart would make a doubtful reading one that was believed.
+            # Otherwise a restart would turn a doubtful reading into a believed one.
             return self._previous
         return ClockEvidence(self._boot_id, boottime_ms, now_ms)
 

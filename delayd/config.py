@@ -1,7 +1,8 @@
-"""What each server can be told: one frozen dataclass a server, from its defaults, a TOML file and the command line.
+"""Config: the settings of each server, as one frozen dataclass a server, from its defaults, a TOML file and the command
+line.
 
 Invariant: a configuration that exists is valid: every value has its type, lies in its range and agrees with the others;
-else BadSetting names the setting and what to do. The unit of a value is the end of its name.
+otherwise BadSetting names the setting and what to do. The unit of a value is the end of its name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from delayd.host import host_fault
 
 Value = str | int | bool
 
-DATA_DEFAULT = "delayd-data"  # In the folder where the server is started, so that a first try touches nothing else.
+DATA_DEFAULT = "delayd-data"  # In the folder where the server is started, so that a first try touches no other place.
 DELAY_PORT = META_PORT + 1
 REALTIME_PORT = META_PORT + 2
 
@@ -32,16 +33,17 @@ _ZERO = re.compile(r"(0x)?0+(\.(0x)?0+){0,3}", re.IGNORECASE)
 
 MIB = 1 << 20
 GIB = 1 << 30
-BYTES_UNBOUNDED = 1 << 46  # 64 TiB, beyond any disk: a size above it is a slip of the unit.
+BYTES_UNBOUNDED = 1 << 46  # 64 TiB, beyond any disk: a larger size is a slip of the unit.
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 YEAR_MS = 365 * DAY_MS
 HORIZON_DAYS_MAX = 2 * 366  # 17,568 schedule logs: one flush of all of them still takes seconds.
-CONNECTION_BYTES_MAX = 64 * MIB  # Bodies of unanswered requests behind which a server reads no more of a connection.
-COMMIT_BYTES_MAX = 64 * MIB  # What a group of a log can hold (docs/formats/group.md).
+# With this many bytes of unanswered requests, a server reads no more from a connection.
+CONNECTION_BYTES_MAX = 64 * MIB
+COMMIT_BYTES_MAX = 64 * MIB  # The room in a group of a log (docs/formats/group.md).
 LEASE_MS_MAX = 12 * HOUR_MS  # A consumer that works longer on one message should schedule the rest of its work.
-HEARTBEATS_A_LEASE = 3  # Two lost or late heartbeats in a row do not make a server dead.
+HEARTBEATS_A_LEASE = 3  # Two lost or late heartbeats in a row do not make a server count as dead.
 
 
 def _number(default: int, least: int, most: int) -> int:
@@ -50,15 +52,16 @@ def _number(default: int, least: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What every server has."""
+    """The settings of every server."""
 
     role: ClassVar[str]
 
     data: str = DATA_DEFAULT  # The directory of all servers of this machine; each has a folder of its own in it.
     host: str = "127.0.0.1"  # Clients are not asked for a password, so other machines must be let in on purpose.
     port: int = _number(0, 0, PORT_MAX)  # 0 lets the system choose.
-    secret_file: str = ""  # The cluster's secret; empty means cluster.secret in `data`, which is made if it is missing.
-    exit_with_stdin: bool = False  # For a child: it ends with whoever holds the other end of its stdin.
+    # The file with the cluster's secret; empty means cluster.secret in `data`, which is created if it is missing.
+    secret_file: str = ""
+    exit_with_stdin: bool = False  # For a child process: it ends when the process at the other end of its stdin ends.
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -89,8 +92,8 @@ class MetaConfig(ServerConfig):
     role: ClassVar[str] = "meta"
 
     port: int = _number(META_PORT, 0, PORT_MAX)
-    lease_ms: int = _number(5_000, 100, HOUR_MS)  # A dead server gets new subjects for at most this long.
-    heartbeat_ms: int = _number(1_000, 20, HOUR_MS)  # One small frame a server.
+    lease_ms: int = _number(5_000, 100, HOUR_MS)  # A dead server still gets new subjects for at most this long.
+    heartbeat_ms: int = _number(1_000, 20, HOUR_MS)  # Each heartbeat is one small frame for each server.
     cluster_id: str = ""  # The id of a lost meta that this one replaces; read at the first start only. Empty: draw one.
 
     @property
@@ -114,11 +117,11 @@ class RegisteringConfig(ServerConfig):
     """A server that tells meta where it is."""
 
     meta: str = META_LOCAL
-    advertise_host: str = ""  # Under which clients and servers reach it; empty: it is `host`.
+    advertise_host: str = ""  # The host by which clients and servers reach it; empty: `host`.
 
     @property
     def advertised_host(self) -> str:
-        """What meta is told."""
+        """The host that meta is told."""
         return self.advertise_host or self.host
 
     def _check_address(self) -> None:
@@ -142,7 +145,7 @@ class DelayConfig(RegisteringConfig):
 
     port: int = _number(DELAY_PORT, 0, PORT_MAX)
 
-    # What is accepted.
+    # Which messages are accepted.
     horizon_days: int = _number(HORIZON_DAYS_MAX, 1, HORIZON_DAYS_MAX)
     hour_rows_max: int = _number(40_000_000, 1, 40_000_000)  # 1.3 GB of wheel in memory, 32 B a row.
     group_bytes_max: int = _number(16 * MIB, 1, COMMIT_BYTES_MAX)  # A larger group makes its first batch wait longer.
@@ -151,28 +154,36 @@ class DelayConfig(RegisteringConfig):
     )  # Four groups: more only turns a slow disk into latency.
     producer_keep_ms: int = _number(DAY_MS, MINUTE_MS, YEAR_MS)  # Longer than any client retries (rule I1).
     free_bytes_far: int = _number(2 * GIB, 0, BYTES_UNBOUNDED)  # Below it far messages are refused (rule L8).
-    free_bytes_all: int = _number(512 * MIB, 0, BYTES_UNBOUNDED)  # Below it all are: the rest is for what is pending.
+    # Below it all messages are refused: the rest is for pending messages.
+    free_bytes_all: int = _number(512 * MIB, 0, BYTES_UNBOUNDED)
 
     # From the message log to the schedule logs.
-    checkpoint_every_ms: int = _number(MINUTE_MS, 10, HOUR_MS)  # Bounds what a restart replays when little comes in.
-    checkpoint_bytes: int = _number(GIB, 1, 64 * GIB)  # The same when much does: replay of 1 GB takes about a second.
-    replay_lag_bytes_max: int = _number(2 * GIB, 1, 64 * GIB)  # Two checkpoints: producers wait while one is overdue.
+    # Bounds what a restart replays when few messages come in.
+    checkpoint_every_ms: int = _number(MINUTE_MS, 10, HOUR_MS)
+    checkpoint_bytes: int = _number(GIB, 1, 64 * GIB)  # The same when many do: a replay of 1 GB takes about a second.
+    # Two checkpoints: producers must wait while one is overdue.
+    replay_lag_bytes_max: int = _number(2 * GIB, 1, 64 * GIB)
     load_ahead_ms: int = _number(
         5 * MINUTE_MS, 500, HOUR_MS
     )  # 40 M rows load within a minute; the rest is for slow disks.
-    tail_bytes: int = _number(64 * MIB, 0, 16 * GIB)  # Newest groups in memory: short delays never read the disk.
+    # The newest groups stay in memory: messages with short delays never read the disk.
+    tail_bytes: int = _number(64 * MIB, 0, 16 * GIB)
     source_cache_bytes: int = _number(256 * MIB, MIB, 64 * GIB)  # Batches read for dispatch, each with many due rows.
 
     # To the realtime servers.
-    frames_in_flight_max: int = _number(4, 1, 8)  # More lose throughput to queues between the two processes.
+    frames_in_flight_max: int = _number(4, 1, 8)  # More frames lose throughput to queues between the two processes.
     frame_rows_max: int = _number(8_000, 1, BATCH_ROWS_MAX)  # Gathered in one bounded piece of work.
     frame_bytes_max: int = _number(8 * MIB, 1, BATCH_BYTES_MAX - MIB)  # All of it may become one batch.
-    undecided_bytes_max: int = _number(64 * MIB, 1, GIB)  # What a realtime server keeps of us as in doubt (rule H2).
-    target_silence_ms_max: int = _number(10_000, 500, HOUR_MS)  # Stops of seconds are waited out; 8 MiB take less.
-    outcomes_flush_ms: int = _number(50, 1, 10_000)  # Dispatch logs are synced so often; late only widens the window.
-    dispatch_give_up_after_ms: int = _number(DAY_MS, 100, YEAR_MS)  # Refusals by name; then dead (rule S3).
+    # What a realtime server may have to keep of this server as in doubt (rule H2).
+    undecided_bytes_max: int = _number(64 * MIB, 1, GIB)
+    # Stops of some seconds are waited out; a frame of 8 MiB takes less.
+    target_silence_ms_max: int = _number(10_000, 500, HOUR_MS)
+    # How often dispatch logs are synced; syncing late only makes the window larger.
+    outcomes_flush_ms: int = _number(50, 1, 10_000)
+    # How long a target may refuse a row by name before the row is DEAD (rule S3).
+    dispatch_give_up_after_ms: int = _number(DAY_MS, 100, YEAR_MS)
 
-    # What stays.
+    # What is kept.
     segment_bytes: int = _number(256 * MIB, 4096, 64 * GIB)
     retention_hours: int = _number(72, 1, 100 * 366 * 24)  # Sealed hours are kept for a long weekend's audit.
 
@@ -214,14 +225,17 @@ class RealtimeConfig(RegisteringConfig):
 
     port: int = _number(REALTIME_PORT, 0, PORT_MAX)
 
-    checkpoint_every_ms: int = _number(MINUTE_MS, 10, HOUR_MS)  # Bounds what a restart indexes when little comes in.
-    checkpoint_bytes: int = _number(256 * MIB, 1, 64 * GIB)  # The same when much does: a restart indexes 1 GB a second.
-    tail_bytes: int = _number(64 * MIB, 0, 16 * GIB)  # Newest batches in memory: consumers that keep up read no disk.
+    # Bounds what a restart indexes when few messages come in.
+    checkpoint_every_ms: int = _number(MINUTE_MS, 10, HOUR_MS)
+    checkpoint_bytes: int = _number(256 * MIB, 1, 64 * GIB)  # The same when many do: a restart indexes 1 GB a second.
+    # The newest batches stay in memory: consumers that keep up read no disk.
+    tail_bytes: int = _number(64 * MIB, 0, 16 * GIB)
     lease_ms: int = _number(MINUTE_MS, 100, LEASE_MS_MAX)  # The lease of a pull that names none.
     lease_ms_max: int = _number(LEASE_MS_MAX, 100, LEASE_MS_MAX)
-    pull_bytes_max: int = _number(BATCH_BYTES_MAX, 4096, BATCH_BYTES_MAX)  # One answer: what one batch may have.
-    # Below it dispatch is refused and waits (rule L8): far below the delay server's, which may share the disk and whose
-    # pending messages are still to be taken when it refuses sends.
+    # The limit of one answer, as large as one batch may be.
+    pull_bytes_max: int = _number(BATCH_BYTES_MAX, 4096, BATCH_BYTES_MAX)
+    # Below this dispatches are refused and wait (rule L8). It is far below the delay server's limit: both may share a
+    # disk, and the delay server's pending messages must still be taken when it refuses sends.
     free_bytes_all: int = _number(64 * MIB, 0, BYTES_UNBOUNDED)
     segment_bytes: int = _number(256 * MIB, 4096, 64 * GIB)
     retention_ms: int = _number(72 * HOUR_MS, 1_000, 100 * YEAR_MS)  # After every group has acknowledged (rule Q3).
@@ -244,8 +258,8 @@ CONFIGS: Mapping[str, type[MetaConfig] | type[DelayConfig] | type[RealtimeConfig
 def load_config(role: str, path: str | None = None, overrides: Mapping[str, Value] = MappingProxyType({})) -> Config:
     """The defaults, then the TOML file, then `overrides`, such as options of the command line.
 
-    In the file settings stand at the top, or below `[meta]`, `[delay]`, `[realtime]` for one role; other roles' tables
-    are not read. Raises BadSetting, also for a setting that the role does not have.
+    In the file, settings stand at the top, or below `[meta]`, `[delay]`, `[realtime]` for one role; the tables of other
+    roles are not read. Raises BadSetting, also for a setting that the role does not have.
     """
     kind = CONFIGS.get(role)
     if kind is None:
@@ -260,7 +274,7 @@ def load_config(role: str, path: str | None = None, overrides: Mapping[str, Valu
                 where = " or ".join(f"[{owner}]" for owner in owners)
                 raise _bad(role, name, f"is a setting of the {' and '.join(owners)} server; put it below {where}")
             raise _bad(role, name, f"is not a setting; take it out or choose one of {', '.join(sorted(known))}")
-    build: Callable[..., Config] = kind  # It checks the type of each value itself.
+    build: Callable[..., Config] = kind  # The dataclass checks the type of each value itself.
     return build(**given)
 
 
@@ -312,7 +326,7 @@ def _read(role: str, path: str) -> dict[str, Value]:
 
 def _check(role: str, setting: Field[Value], value: object) -> None:
     kind = type(setting.default)
-    # A bool is an int in Python, and `port = true` is a mistake all the same.
+    # A bool is an int in Python, but `port = true` is a mistake all the same.
     if type(value) is not kind:
         names = {int: "a whole number", str: "a text", bool: "true or false"}
         raise _bad(role, setting.name, f"{value!r} is not {names[kind]}; write it so")

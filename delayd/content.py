@@ -1,7 +1,8 @@
 """Content hash: 64 bits over a message's subject, headers and body (docs/formats/content.md, version 1; rule S6).
 
-A batch is hashed in a few numpy calls, for nothing here may cost by the message: items of a region are whole words one
-behind the other, so the halves of words of items of one size are a matrix, and its values are one matrix product.
+A batch is hashed in a few numpy calls, because no work here may be done for each message. The items of a region are
+whole words one behind the other, so the halves of words of items of one size are a matrix, and their values are one
+matrix product.
 """
 
 import struct
@@ -17,7 +18,7 @@ from delayd.batch import FEW_ROWS, Batch, Buffer, ColumnId, Int64s
 
 UInt64s = NDArray[np.uint64]
 
-NOT_STATED = 0  # No hash is this number: a row with it says nothing of its content.
+NOT_STATED = 0  # No hash has this value: a row with it states nothing about its content.
 WORD_BYTES = 8
 HALVES = np.dtype("<u4")  # Factors are multiplied with halves of words, so that no product overflows.
 _MASK = (1 << 64) - 1
@@ -27,11 +28,11 @@ _HALF = np.uint64(32)
 _FACTOR_WORD = np.uint64(_FACTOR)
 _ONE = np.uint64(1)
 _SUBJECTS_REMEMBERED = 65_536  # 255 bytes each at most: 20 MB.
-FEW_SUBJECTS = 32  # Most of these are remembered; many at once are made together.
-FEW_BARE = 4  # So few messages are hashed one by one: as fast as the array calls for all of them.
-EVENED_MOST = 4  # Few items are made equally long unless that makes them so many times as long altogether.
-PIECE_WORDS = 128 << 10  # Hashed in one go: 1 MiB stays in the processor's cache between the calls.
-RAGGED_WORDS = 32 << 10  # The same of items of different sizes, which take arrays of twice the size of their words.
+FEW_SUBJECTS = 32  # Most of so few subjects are remembered; more of them are hashed together.
+FEW_BARE = 4  # So few messages are hashed one by one, as fast as with the array calls for all of them.
+EVENED_MOST = 4  # Few items are padded to equal length, unless that makes them this many times as long altogether.
+PIECE_WORDS = 128 << 10  # Words hashed in one go: 1 MiB stays in the processor's cache between the calls.
+RAGGED_WORDS = 32 << 10  # The same for items of different sizes, which need arrays of twice the size of their words.
 
 
 def content_hash(subject: bytes, headers: Buffer, body: Buffer) -> int:
@@ -42,7 +43,8 @@ def content_hash(subject: bytes, headers: Buffer, body: Buffer) -> int:
 def hash_items(states: int | UInt64s, headers: "Region | None", bodies: "Region") -> UInt64s:
     """Hash the rows of a batch: uint64[n], a new array.
 
-    ``states`` is the `subject_state` of all rows, or an array of each one's. ``headers`` is None when no row has any.
+    ``states`` is the `subject_state` of all rows, or an array with the state of each row. ``headers`` is None when no
+    row has any.
     """
     if headers is not None:
         hashes = bodies.values()
@@ -68,7 +70,7 @@ def hash_bare(subject: bytes, body: Buffer, length: int) -> int:
 
 
 def hash_bares(subjects: Sequence[bytes], bodies: Sequence[Buffer], lengths: Sequence[int]) -> list[int]:
-    """`hash_bare` of several messages, whose bodies are copied to be hashed together: below 1 us each from ten on."""
+    """`hash_bare` for several messages, whose bodies are copied to be hashed together: from ten on below 1 us each."""
     if len(subjects) < FEW_BARE:
         return [hash_bare(*each) for each in zip(subjects, bodies, lengths, strict=True)]
     hashes = Region(np.frombuffer(b"".join(bodies), np.uint64), np.array(lengths, np.int64)).values()
@@ -78,7 +80,9 @@ def hash_bares(subjects: Sequence[bytes], bodies: Sequence[Buffer], lengths: Seq
 
 
 def hash_rows(batch: Batch) -> UInt64s:
-    """Hash each row of a batch from its heap, which `Batch.verify` and `delayd.validate` have proved: uint64[n]."""
+    """Hash each row of a batch, uint64[n], from its heap, which `Batch.verify` and `delayd.validate` must have
+    verified.
+    """
     states: int | UInt64s
     names = batch.subjects()
     if ColumnId.SUBJECT in batch:
@@ -90,9 +94,9 @@ def hash_rows(batch: Batch) -> UInt64s:
 
 
 def differing_row(batch: Batch) -> int | None:
-    """The first row of a SCHEDULE or DISPATCH batch whose bytes are not those of its hash; None when all are.
+    """The first row of a SCHEDULE or DISPATCH batch whose bytes don't give its stated hash; None when all do.
 
-    Rows that state no hash, or whose body is left out, are not looked at. The batch was proved before.
+    Rows that state no hash, or whose body is left out, are not checked. The batch must have been verified before.
     """
     if ColumnId.CONTENT_HASH not in batch:
         return None
@@ -114,12 +118,12 @@ def region_of(batch: Batch, column: ColumnId) -> "Region":
 
 @lru_cache(maxsize=_SUBJECTS_REMEMBERED)
 def _bare_state(state: int) -> int:
-    """What the state of a subject is once it has taken headers that are none."""
+    """The state of a subject after empty headers."""
     return _mix(state)
 
 
 class Tally(NamedTuple):
-    """What two machines compare of rows that one handed to the other; tallies of disjoint rows add up."""
+    """Sums that two machines compare for rows that one handed to the other; tallies of disjoint rows add up."""
 
     rows: int = 0
     first: int = 0
@@ -139,7 +143,7 @@ class Tally(NamedTuple):
 def tally(sequences: UInt64s, deliver_at_ms: Int64s, hashes: UInt64s) -> Tally:
     """The tally of rows, in any order."""
     sums = [0, 0]
-    # In pieces that stay in the processor's cache between the calls.
+    # Pieces stay in the processor's cache between the calls.
     for low in range(0, len(sequences), PIECE_WORDS):
         piece = slice(low, low + PIECE_WORDS)
         for lane in (0, 1):
@@ -162,14 +166,14 @@ def subject_states(names: Sequence[bytes]) -> UInt64s:
 
 @lru_cache(maxsize=_SUBJECTS_REMEMBERED)
 def subject_state(name: bytes) -> int:
-    """What the hash is once it has taken the subject; it goes on with headers, then body."""
+    """The state of the hash after the subject; it goes on with headers, then body."""
     return _mix(_value(name))
 
 
 class Region:
     """Items of rows, one behind the other: ``words`` holds all of them, each rounded up to whole words with zeros.
 
-    ``lengths`` are exact, in bytes: int64[n], n at least 1. The words of all of them are all words.
+    ``lengths`` are exact, in bytes: int64[n], n at least 1. Together the items use all words.
     """
 
     __slots__ = ("_lengths", "_words")
@@ -221,13 +225,13 @@ class Region:
         return values
 
     def _ragged(self) -> UInt64s:
-        """What words give of items that have different numbers of them."""
+        """Sums for items that have different numbers of words."""
         counts = (self._lengths + 7) >> 3
         values = np.zeros(len(counts), np.uint64)
         ends = np.cumsum(counts)
         low = begin = 0
         while low < len(counts):
-            # A piece takes the items that fit into it, and one at least.
+            # A piece has the items that fit into it, and at least one.
             high = max(low + 1, int(np.searchsorted(ends, begin + RAGGED_WORDS, "right")))
             until = int(ends[high - 1])
             if begin < until:
@@ -237,7 +241,7 @@ class Region:
 
 
 class Regions:
-    """Regions copied one behind the other into memory that is used again, so that many are hashed as one."""
+    """Regions copied one behind the other into memory that is used again, so that many regions are hashed as one."""
 
     def __init__(self) -> None:
         self._room = np.empty(0, np.uint64)
@@ -260,14 +264,14 @@ class Regions:
         self._lengths.append(np.zeros(count, np.int64))
 
     def take(self) -> Region:
-        """All items since the last call; they stand there until the next one is added."""
+        """All items since the last call; they stay valid until the next one is added."""
         taken = Region(self._room[: self.word_count], np.concatenate(self._lengths))
         self._lengths, self.word_count = [], 0
         return taken
 
 
 def _evened(words: UInt64s, lengths: list[int], size: int) -> UInt64s:
-    """The words of few items with zeros behind each of them, up to ``size`` words: zeros change no value."""
+    """The words of few items, each filled up with zeros to ``size`` words: zeros change no value."""
     data, width = words.tobytes(), WORD_BYTES * size
     items: list[bytes] = []
     start = 0
@@ -279,15 +283,15 @@ def _evened(words: UInt64s, lengths: list[int], size: int) -> UInt64s:
 
 
 def _add_ragged(values: UInt64s, words: UInt64s, counts: Int64s) -> None:
-    """Add to ``values`` what the words of items of ``counts`` words each give."""
+    """Add to ``values`` the sums of items of ``counts`` words each."""
     starts = np.cumsum(counts)
     starts -= counts
     places = np.arange(len(words))
     places -= np.repeat(starts, counts)
-    # Both factors of a word are taken at once.
+    # The two factors of a word are taken together.
     products = _KEYS.of_halves(2 * int(counts.max())).reshape(-1, 2).take(places, axis=0).reshape(-1)
     products *= words.view(HALVES)
-    # An empty item has no word at which a sum of its own could begin.
+    # An empty item has no word at which its sum could begin.
     filled = np.flatnonzero(counts)
     values[filled] += np.add.reduceat(products, 2 * starts.take(filled))
 
@@ -320,14 +324,14 @@ def _value(part: Buffer) -> int:
 
 
 class _Keys:
-    """The factors of the places, made once for as many places as an item was seen to have."""
+    """The factors of the places, computed once for as many places as the longest item so far."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._keys = np.empty(0, np.uint64)
 
     def of_halves(self, count: int) -> UInt64s:
-        """The factors of the first ``count`` halves of an item: those of the places from 1 on."""
+        """The factors of the first ``count`` halves of an item, for the places from 1 on."""
         keys = self._keys
         if len(keys) < count:
             with self._lock:

@@ -1,9 +1,9 @@
-"""The disk as the logs use it: positioned reads and writes, and a sync for each kind of thing that must last.
+"""Disk: the disk as the logs use it: reads and writes at positions, and a sync for each kind of thing that must last.
 
-Invariant: nothing counts as durable until a sync of it returned, and a folder's entries need a sync of their own
+Invariant: nothing counts as durable until a sync of it has returned, and a folder's entries need a sync of their own
 (rule L4). A failed sync is never tried again: the kernel has dropped the dirty pages (SyncFailed, the server stops).
-Nor does any other sync of this disk count from then on: a thread may have failed at a folder, and the next sync of that
-folder would say that all is well, though the entry that another thread made there was dropped with it.
+From then on no other sync of this disk counts either: if one thread's sync of a folder fails, the kernel may drop
+another thread's new entry there, and that thread's own sync of the folder would report success.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from delayd.errors import SHORTAGES, DirectoryInUse, DiskFull, NotWritable, Shor
 Buffer = bytes | bytearray | memoryview
 
 BUFFERS_MAX = 1024  # IOV_MAX of Linux: more buffers in one pwritev are refused.
-SYNCFS_REPORTS_SINCE = (5, 8)  # Before this kernel syncfs returned success for writes that had failed.
+SYNCFS_REPORTS_SINCE = (5, 8)  # Before this kernel version syncfs returned success even if writes had failed.
 FILE_MODE = 0o644
 LOCK_BYTES_MAX = 200
-UNSYNCED_FILES_MAX = 512  # More of them in one syncfs would hold up group commits.
+UNSYNCED_FILES_MAX = 512  # A syncfs with more unsynced files would hold up group commits.
 UNSYNCED_FILES_MIN = 16
 NOTHING_TO_SYNC = (errno.EINVAL, errno.EROFS, errno.ENOTSUP)  # A file system that can't sync holds no unwritten bytes.
 
@@ -43,7 +43,7 @@ class File(Protocol):
         """Read ``size`` bytes at ``position``; short only at the end of the file."""
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
-        """Read into all of ``buffer``, without new memory: the bytes read, fewer only at the end of the file."""
+        """Read into all of ``buffer``, without new memory; return the bytes read, fewer only at the end of the file."""
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Write all buffers one after the other at ``position``; DiskFull or OSError may leave a part written."""
@@ -69,11 +69,11 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Files and folders by path. Missing things raise FileNotFoundError, existing ones FileExistsError."""
+    """Files and folders by path. A missing file raises FileNotFoundError, an existing one FileExistsError."""
 
     @property
     def reports_sync_errors(self) -> bool:
-        """Whether `sync_filesystem` raises for lost writes; where not, sync each file and folder instead."""
+        """Whether `sync_filesystem` raises for lost writes; if not, sync each file and folder instead."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         """Open an existing file, or ``create`` one that must not exist yet, for reading and writing."""
@@ -91,7 +91,7 @@ class Disk(Protocol):
         """Whether a file or folder is there."""
 
     def file_id(self, path: str) -> int | None:
-        """What tells the file under a name from one that is put in its place later; None when there is no file."""
+        """A number that tells the file under a name from one that replaces it later; None when there is no file."""
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file, replacing ``target`` at once; durable after `sync_folder`."""
@@ -110,7 +110,7 @@ class Disk(Protocol):
 
 
 class NamedReads:
-    """A file whose failed reads are named: file, position and the system's reason (rule L10)."""
+    """A file whose failed reads raise errors with file, position and the system's reason (rule L10)."""
 
     __slots__ = ("_file", "_path")
 
@@ -156,17 +156,17 @@ class NamedReads:
         self._file.close()
 
     def _named(self, error: OSError, position: int) -> Exception:
-        # A descriptor that was closed is a bug of ours, and says nothing of the file.
+        # A closed descriptor is a bug of ours, and means nothing for the file.
         return error if error.errno == errno.EBADF else read_error(self._path, position, error)
 
 
 def unsynced_files_max() -> int:
-    """How many files may be held open until one sync: a quarter of what this process may open, 512 at the most."""
+    """How many files may be held open until one sync: a quarter of this process's limit, at most 512."""
     return min(UNSYNCED_FILES_MAX, max(UNSYNCED_FILES_MIN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
 
 def open_named(disk: Disk, path: str, *, write: bool = False, create: bool = False) -> NamedReads:
-    """Open a file whose reads are named; Unreadable or Shortage when it can't be opened, though it is there."""
+    """Open a file whose reads raise named errors; Unreadable or Shortage when it exists and can't be opened."""
     try:
         return NamedReads(path, disk.open(path, write=write, create=create))
     except (FileNotFoundError, FileExistsError):
@@ -176,7 +176,7 @@ def open_named(disk: Disk, path: str, *, write: bool = False, create: bool = Fal
 
 
 def list_named(disk: Disk, path: str) -> list[str]:
-    """Names in a folder, sorted; Unreadable or Shortage when it can't be listed, though it is there."""
+    """Names in a folder, sorted; Unreadable or Shortage when it exists and can't be listed."""
     try:
         return disk.list_folder(path)
     except OSError as error:
@@ -184,14 +184,14 @@ def list_named(disk: Disk, path: str) -> list[str]:
 
 
 class SyncLatch:
-    """Remembers the first sync that failed: no later one counts (rule L1)."""
+    """Remembers the first sync that failed: no later sync counts (rule L1)."""
 
     __slots__ = ("_failed", "folders")
 
     def __init__(self) -> None:
         self.folders = (
             threading.Lock()
-        )  # Held while a folder is synced: of two at a time, one may take the error of both.
+        )  # Held while a folder is synced: if two syncs overlap, one may take the error of both.
         self._failed = ""
 
     def check(self, path: str) -> None:
@@ -200,7 +200,7 @@ class SyncLatch:
             raise SyncFailed(path, f"a sync of {self._failed} failed before")
 
     def failed(self, path: str, error: OSError) -> SyncFailed:
-        """What to raise for a sync that failed just now."""
+        """The error to raise for a sync that failed just now."""
         if error.errno not in NOTHING_TO_SYNC:
             self._failed = self._failed or path
         return SyncFailed(path, os.strerror(error.errno or 0))
@@ -219,7 +219,8 @@ class RealDisk:
         self._watches: dict[int, int] = {}  # Device number to a descriptor on that file system.
         self._durable_folders: set[str] = set()
         self._latch = SyncLatch()
-        self._watched_folders: set[str] = set()  # A checkpoint opens thousands of files in few folders.
+        # Folders with a watch; a checkpoint opens thousands of files in few folders.
+        self._watched_folders: set[str] = set()
         self._finalizer = weakref.finalize(self, _close_all, self._watches)
 
     @property
@@ -228,7 +229,7 @@ class RealDisk:
         return self._reports
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
-        """Open close-on-exec; for writing NotWritable when this user may not, Shortage without a descriptor."""
+        """Open close-on-exec; for writing, NotWritable when this user may not, Shortage without a descriptor."""
         flags = os.O_CLOEXEC | (os.O_RDWR if write or create else os.O_RDONLY)
         if create:
             flags |= os.O_CREAT | os.O_EXCL
@@ -247,7 +248,9 @@ class RealDisk:
         return RealFile(path, os.open(path, flags), self._latch)
 
     def make_folder(self, path: str) -> None:
-        """Cost: nothing for a folder that this object made durable before, else one sync a level that is new."""
+        """Cost: nothing for a folder that this object has made durable before, otherwise one sync for each new
+        level.
+        """
         path = os.path.abspath(path)
         if path in self._durable_folders and os.path.isdir(path):
             return
@@ -258,7 +261,7 @@ class RealDisk:
                 _make_one_folder(path)
                 self.sync_folder(parent)
             elif os.access(parent, os.W_OK):
-                # A process that died between its mkdir and its sync leaves one folder whose entry may not last.
+                # A process that died between its mkdir and its sync may have left a folder whose entry does not last.
                 self.sync_folder(parent)
             self._watch(path)
         self._durable_folders.add(path)
@@ -277,19 +280,19 @@ class RealDisk:
             os.close(descriptor)
 
     def list_folder(self, path: str) -> list[str]:
-        """Sorted, for the system's order is arbitrary."""
+        """Sorted, because the system's order is arbitrary."""
         try:
             return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
         except NotADirectoryError:
-            # Beneath a file there is no folder either; a file in the place of a folder is an error.
+            # Below a file there is no folder either; but a file in the place of a folder is an error.
             if self.exists(path):
                 raise
             return []
 
     def exists(self, path: str) -> bool:
-        """True also for what this user may not read."""
+        """True also for files that this user may not read."""
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -297,7 +300,7 @@ class RealDisk:
         return True
 
     def file_id(self, path: str) -> int | None:
-        """Device and inode: no other file gets that inode while a descriptor of this one is open."""
+        """Device and inode: no other file gets this inode while a descriptor of the file is open."""
         try:
             found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -318,7 +321,7 @@ class RealDisk:
                 os.unlink(path)
 
     def free_bytes(self, path: str) -> int:
-        """What is left for users other than root."""
+        """The space that is left for users other than root."""
         state = os.statvfs(path)
         return state.f_bavail * state.f_frsize
 
@@ -330,7 +333,7 @@ class RealDisk:
             raise self._latch.failed(path, OSError(number, os.strerror(number), path))
 
     def lock(self, path: str, role: str = "delayd") -> Lock:
-        """Flock on a close-on-exec descriptor, so that no child keeps it."""
+        """Flock on a close-on-exec descriptor, so that no child process keeps the lock."""
         with _named_errors(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
@@ -372,28 +375,28 @@ class RealFile:
         self._latch = latch
 
     def pread(self, size: int, position: int) -> bytes:
-        """Ask again after a short read, for the kernel reads at most 2 GB a call."""
+        """Read again after a short read, because the kernel reads at most 2 GB a call."""
         data = os.pread(self._descriptor, size, position)
         while 0 < len(data) < size and (more := os.pread(self._descriptor, size - len(data), position + len(data))):
             data += more
         return data
 
     def pread_into(self, buffer: memoryview, position: int) -> int:
-        """Ask again after a short read, as `pread`."""
+        """Read again after a short read, as `pread` does."""
         count = 0
         while count < len(buffer) and (more := os.preadv(self._descriptor, [buffer[count:]], position + count)):
             count += more
         return count
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        """In calls of at most 1,024 buffers; the GIL is released in each."""
+        """Write in calls of at most 1,024 buffers; the GIL is released in each."""
         with _named_errors(self._path):
             for start in range(0, len(buffers), BUFFERS_MAX):
                 part = buffers[start : start + BUFFERS_MAX]
                 position += self._write_all(part, position)
 
     def sync(self) -> None:
-        """Fdatasync, which also covers the length."""
+        """Fdatasync; it also makes the length durable."""
         self._latch.check(self._path)
         try:
             os.fdatasync(self._descriptor)
@@ -442,7 +445,8 @@ class RealLock:
 
 
 def _size(buffer: Buffer) -> int:
-    # The length of a view counts its items, and making a view of plain bytes costs more than asking them.
+    # The length of a view counts items, not bytes; for plain bytes making a view would cost more than asking their
+    # length.
     return len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes
 
 
@@ -451,7 +455,7 @@ def _rest(buffers: Sequence[Buffer], skip: int) -> list[Buffer]:
     for buffer in buffers:
         size = _size(buffer)
         if skip < size:
-            # Copied because a view of wider items can't be cut at any byte; a partial write is rare.
+            # Copied, because a view of wider items can't be cut at any byte; a partial write is rare.
             rest.append(memoryview(buffer).tobytes()[skip:] if skip else buffer)
         skip = max(0, skip - size)
     return rest
@@ -473,7 +477,7 @@ def _make_one_folder(path: str) -> None:
     try:
         os.mkdir(path)
     except FileExistsError:
-        # Another process made it in this moment; a file of that name is an error.
+        # Another process made it at the same moment; a file of that name is an error.
         if not os.path.isdir(path):
             raise
 

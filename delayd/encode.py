@@ -1,4 +1,4 @@
-"""Encode: batches from columns and a heap (docs/formats/batch.md); `delayd.batch` reads them."""
+"""Encode: makes batches from columns and a heap (docs/formats/batch.md); `delayd.batch` reads them."""
 
 import struct
 from collections.abc import Sequence
@@ -30,14 +30,15 @@ from delayd.batch import (
 )
 from delayd.errors import BatchMalformed
 
-RowValues = tuple[int] | tuple[int, int, int]  # The row's deliver_at_ms, and where it has them sequence and hash.
+# The row's deliver_at_ms, and for kinds that have them sequence and hash.
+RowValues = tuple[int] | tuple[int, int, int]
 
 _ONE_DUE = struct.Struct("<HHIHHI qI4x")  # Directory and columns of one row.
 _HEADER_CHECKED = struct.Struct(HEADER.format[:-1])  # The header without its own checksum.
 _DISPATCH_PART = PARTS[BatchKind.DISPATCH][0]
 _BARE_COLUMNS = struct.Struct("<qQI4xQ")
 BARE_COLUMNS_AT = HEADER_BYTES + _DISPATCH_PART.size + 4 * DIRECTORY_ENTRY.size
-# The directory of a DISPATCH batch of one row that states its hash and has no headers: all such batches share it.
+# The directory of a DISPATCH batch of one row with a hash and without headers: all such batches share it.
 BARE_DIRECTORY = struct.pack(
     "<HHIHHIHHIHHI",
     *(ColumnId.DELIVER_AT_MS, 8, BARE_COLUMNS_AT, ColumnId.SEQUENCE, 8, BARE_COLUMNS_AT + 8),
@@ -70,7 +71,7 @@ def encode_pieces(
     heap: Sequence[Buffer],
     subject_count: int = 0,
 ) -> tuple[bytes, bytes]:
-    """`encode` in two pieces, so that the heap need not be copied once more: header and columns, and the heap."""
+    """`encode` in two pieces, header and columns, and the heap, so that the heap is not copied once more."""
     kind_part = PARTS[kind][0].pack(*part) if part is not None else b""
     offset = HEADER_BYTES + len(kind_part) + DIRECTORY_ENTRY.size * len(columns)
     directory: list[int] = []
@@ -125,7 +126,7 @@ def encode_one(
 
 
 def encode_bare(part: DispatchPart, row: tuple[int, int, int], subject: bytes, body: Buffer, length: int) -> bytes:
-    """`encode` a DISPATCH batch of one row without headers: with many subjects most batches of a frame are that.
+    """`encode` a DISPATCH batch of one row without headers: with many subjects most batches of a frame are like this.
 
     Args:
         part: the kind part.
@@ -185,7 +186,9 @@ def encode_subject_table(names: Sequence[bytes]) -> bytes:
 
 
 def lay_out(items: Sequence[Buffer], begin: int) -> tuple[NDArray[np.int64], bytes]:
-    """Place ``items`` one behind the other from ``begin``, each at a multiple of 8: their ends, and the bytes."""
+    """Place ``items`` one behind the other from ``begin``, each at a multiple of 8; return their ends, and the
+    bytes.
+    """
     lengths = np.fromiter(map(len, items), np.int64, len(items))
     pads = -lengths & 7
     ends = (begin + np.cumsum(lengths + pads)) - pads

@@ -1,7 +1,8 @@
-"""Every error that delayd raises, sorted by who must act; each is one sentence: what it is, where, what to do.
+"""Every error that delayd raises, sorted by who must act; each is one sentence that says what happened, where, and what
+to do.
 
 Invariant: an error crosses the wire as (code, message, retry_after_ms, details) and `error_by_code` rebuilds an equal
-one, so a class is never renamed: its code is its name. Built-in exceptions, `AssertionError` too, mean a bug of ours.
+one, so a class is never renamed: its code is its name. Built-in exceptions, also `AssertionError`, mean a bug of ours.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from delayd.log_id import LogId
 
-# What `delayd` offers too: a program catches `delayd.QueueFull`.
+# `delayd` offers these too: a program catches `delayd.QueueFull`.
 __all__ = [
     "AlreadyClosed",
     "BadArgument",
@@ -92,13 +93,13 @@ __all__ = [
 Detail = str | int | bytes  # Each passes through msgpack unchanged.
 
 SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-RETRY_AFTER_MS_DEFAULT = 100  # About one group commit on a slow disk, for refusals that know nothing better.
+RETRY_AFTER_MS_DEFAULT = 100  # About one group commit on a slow disk, for refusals without a better hint.
 
 
 class DelaydError(Exception):
-    """Any error of delayd; `details` holds what a program may want to read without parsing the sentence."""
+    """Any error of delayd; `details` holds values that a program may want to read without parsing the sentence."""
 
-    code: str = "delayd_error"  # The class's name in snake case: what it is called on the wire.
+    code: str = "delayd_error"  # The class's name in snake case, which is its name on the wire.
     retry_after_ms: int = 0  # 0 means that waiting alone does not help.
 
     def __init_subclass__(cls) -> None:
@@ -108,7 +109,7 @@ class DelaydError(Exception):
         self._fill(message, retry_after_ms, details)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions are pickled by class and arguments, which fails for every constructor of its own shape.
+        # Exceptions are pickled by class and arguments, which fails for constructors with other parameters.
         return (error_by_code, (self.code, self.message, self.retry_after_ms, self.details))
 
     def _fill(self, message: str, retry_after_ms: int | None, details: Mapping[str, Detail]) -> None:
@@ -139,15 +140,17 @@ class BadArgument(CallerError):
 
 
 class NaiveDatetime(CallerError):
-    """A datetime without a time zone names no instant."""
+    """A datetime without a time zone, which names no instant."""
 
 
 class HeadTooLarge(CallerError):
-    """What was asked, or its answer, does not fit the head of a frame: ask for less at a time."""
+    """A request, or its answer, does not fit the head of a frame: ask for less at a time."""
 
 
 class BadInstant(CallerError):
-    """An instant of years ago: most likely seconds where milliseconds are meant, which would be delivered at once."""
+    """An instant of years ago: most likely seconds where milliseconds were meant, so the message would be delivered at
+    once.
+    """
 
 
 class PastHorizon(CallerError):
@@ -179,7 +182,7 @@ class BatchNumberReused(CallerError):
 
 
 class ProducerLost(CallerError):
-    """What a producer had sent before is not known any more, so that a repetition could be kept twice (rule L9)."""
+    """A producer's earlier batches are not known any more, so a repetition could be kept twice (rule L9)."""
 
 
 class HourFull(CallerError):
@@ -187,7 +190,7 @@ class HourFull(CallerError):
 
 
 class TooManySubjects(CallerError):
-    """More subjects were looked at, and never sent to, than meta remembers."""
+    """Meta remembers too many subjects that somebody looked at and nobody has sent to."""
 
 
 class UnknownServer(CallerError):
@@ -248,11 +251,11 @@ class NoRealtimeServer(RetryLater):
 
 
 class SlowDown(RetryLater):
-    """A server is behind, such as replay past its bound, and slows its producers."""
+    """A server is behind, for example with its replay, and slows its producers."""
 
 
 class ClockInDoubt(RetryLater):
-    """A server can't judge an instant, for its own clock is not confirmed, or behind its log (rule T4)."""
+    """A server can't judge an instant, because its own clock is not confirmed, or behind its log (rule T4)."""
 
 
 class DiskReserve(RetryLater):
@@ -268,11 +271,11 @@ class PlaceTaken(RetryLater):
 
 
 class ServerFenced(RetryLater):
-    """A server may not serve: it is a copy, was restored, or was not taken by its meta yet. Nothing was done."""
+    """A server may not serve: it is a copy, was restored, or its meta has not taken it yet. Nothing was done."""
 
 
 class Rebuilding(RetryLater):
-    """What is asked for is derived, did not check, and is being made again from its source (rule L9)."""
+    """The request needs derived data that did not check and is being made again from its source (rule L9)."""
 
     retry_after_ms = 1_000
 
@@ -281,7 +284,7 @@ class Stopping(RetryLater):
     """A server that is stopping takes no more requests; what it acknowledged is safe."""
 
 
-# Nobody knows yet: ask with the handle.
+# Nobody knows the outcome yet: ask with the handle.
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +309,7 @@ class OutcomeUnknown(DelaydError):
 
     @property
     def handle(self) -> SendHandle:
-        """What to ask with; it stays valid for as long as the server keeps the producer's batch numbers."""
+        """The handle to ask with; it stays valid for as long as the server keeps the producer's batch numbers."""
         return SendHandle(LogId(self._number("log_id")), self._number("producer_id"), self._number("producer_batch"))
 
 
@@ -327,7 +330,7 @@ class DataError(DelaydError):
 
 
 class DamagedData(DataError):
-    """Bytes that were durable no longer check; they are never skipped silently (rule L5)."""
+    """Bytes that were durable do not check any more; they are never skipped silently (rule L5)."""
 
     def __init__(self, path: str, position: int, what: str) -> None:
         message = (
@@ -342,12 +345,12 @@ class DamagedData(DataError):
 
     @property
     def what(self) -> str:
-        """What was expected there."""
+        """What is wrong there."""
         return self._text("what")
 
 
 class DamagedValue(DamagedData):
-    """A value of a server's state does not check; nothing is built on it (rule L9)."""
+    """A value of a server's state does not check; nothing is built from it (rule L9)."""
 
     def __init__(self, path: str, key: bytes, position: int = 0) -> None:
         name = key_text(key)
@@ -357,13 +360,13 @@ class DamagedValue(DamagedData):
 
     @property
     def key(self) -> bytes:
-        """Whose value it is."""
+        """The key of the value."""
         value = self.details.get("key", b"")
         return value if isinstance(value, bytes) else b""
 
 
 class Unreadable(DamagedData):
-    """The system refuses to read a file; its bytes may be as good as ever, so it is tried again (rule L10)."""
+    """The system refuses to read a file; its bytes may be undamaged, so the read is tried again (rule L10)."""
 
     def __init__(self, path: str, position: int, number: int) -> None:
         reason = f"{errno.errorcode.get(number, number)}, {os.strerror(number)}"
@@ -378,7 +381,7 @@ class Unreadable(DamagedData):
 
 
 class Shortage(DataError):
-    """This process lacks memory or descriptors to use a file; nothing is wrong with the file (rule L10)."""
+    """This process lacks memory or descriptors to use a file; the file itself is not damaged (rule L10)."""
 
     def __init__(self, path: str, number: int) -> None:
         message = (
@@ -389,7 +392,7 @@ class Shortage(DataError):
 
 
 class StateMissing(DataError):
-    """The state of a server is gone while its logs are there: nothing else says who it is."""
+    """The state of a server is gone while its logs are there: nothing else says which server this is."""
 
     def __init__(self, path: str, found: str) -> None:
         message = (
@@ -423,7 +426,7 @@ class DirectoryInUse(DataError):
 
     @property
     def holder(self) -> str:
-        """Who holds it: pid and role."""
+        """The process that holds it: pid and role."""
         return self._text("holder")
 
 
@@ -438,7 +441,7 @@ class NotWritable(DataError):
 
 
 class DiskFull(DataError):
-    """The file system or a quota has no space left; what was written is cut back by the log (rule L3)."""
+    """The file system or a quota has no space left; the log cuts back what was written (rule L3)."""
 
     def __init__(self, path: str) -> None:
         self._fill(
@@ -458,7 +461,7 @@ def key_text(key: bytes) -> str:
 
 
 def read_error(path: str, position: int, error: OSError) -> DataError:
-    """Name an OSError of a read: the file's fault, or a shortage of this process."""
+    """Turn an OSError of a read into a named error: the file's fault, or a shortage of this process."""
     number = error.errno or 0
     if number in SHORTAGES:
         return Shortage(path, number)
@@ -486,7 +489,7 @@ class SyncFailed(ServerStopped):
 
 
 class ProtocolError(DelaydError):
-    """Bytes on a connection that are no frame; the connection is closed."""
+    """Bytes on a connection that are not a frame; the connection is closed."""
 
 
 class BadMagic(ProtocolError):
@@ -557,7 +560,9 @@ class EpochOutOfRange(HandoffRefused):
 
 
 class RestoredOrigin(HandoffRefused):
-    """The delay server does not know what a target knows to be decided: it was restored from a copy (rule H8)."""
+    """The delay server does not know an outcome that a target knows to be durable there: it was restored from a copy
+    (rule H8).
+    """
 
 
 class FencedInstance(HandoffRefused):

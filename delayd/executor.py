@@ -1,7 +1,8 @@
-"""Runs pure work beside the loop: the most urgent job first, and jobs of one priority in the order of submission.
+"""Executor: runs pure work beside the loop: the most urgent job first, and jobs of one priority in the order of
+submission.
 
 Invariant: every submitted job's ``done`` is called exactly once, on the loop, in the order in which the jobs ended. A
-long job calls `Executor.give_way` between two pieces, and more urgent jobs run there, within it (rule B2).
+long job calls `Executor.give_way` between two pieces, and more urgent jobs run inside this call (rule B2).
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 Post = Callable[[Callable[[], object]], object]
-"""Has a function called on the loop, from any thread: ``loop.call_soon_threadsafe``."""
+"""Runs a function on the loop, from any thread: ``loop.call_soon_threadsafe``."""
 
 
 class Priority(IntEnum):
-    """Which of the waiting jobs runs first: the lowest number."""
+    """The priority of a job: the waiting job with the lowest number runs first."""
 
-    DUE = 0  # What messages that are due soon wait for.
-    SPACE = 1  # What frees space on the disk.
+    DUE = 0  # Jobs for which messages wait that are due soon.
+    SPACE = 1  # Jobs that free space on the disk.
     NORMAL = 2
-    SPARE = 3  # What nothing waits for.
+    SPARE = 3  # Jobs for which nothing waits.
 
 
 class Done(Generic[R_co]):
-    """What became of a job: the returned value in a tuple of one, or the error."""
+    """The result of a job: the returned value in a tuple of one, or the error."""
 
     __slots__ = ("_outcome",)
 
@@ -46,7 +47,7 @@ class Done(Generic[R_co]):
 
 
 class Executor(Protocol):
-    """Where long pure functions run: arrays in, arrays out, never a touch of the loop's state."""
+    """Runs long pure functions: arrays in, arrays out; they never touch the loop's state."""
 
     def submit(
         self, work: Callable[[], R], done: Callable[[Done[R]], None], priority: Priority = Priority.NORMAL
@@ -54,25 +55,27 @@ class Executor(Protocol):
         """Queue ``work``; ``done`` is called on the loop when it returned or raised. Never blocks."""
 
     def give_way(self) -> None:
-        """Run waiting jobs that are more urgent than the one that calls this, between two of its pieces."""
+        """Run waiting jobs that are more urgent than the calling one, between two of its pieces."""
 
 
 Job = Callable[[], Callable[[], None]]
-"""Does the work, and returns what is to be called on the loop."""
+"""Does the work, and returns the function to call on the loop."""
 
 
 class Waiting:
-    """The jobs of one executor that have not begun; any thread adds, the executor's own takes."""
+    """The jobs of one executor that have not begun; any thread adds jobs, the executor's own thread takes them."""
 
     def __init__(self) -> None:
-        self.jobs: tuple[deque[Job], ...] = tuple(deque() for _ in Priority)  # By priority, in the order they came.
-        self._running = len(Priority)  # Priority of the job that is under way: nothing is less urgent than none.
+        self.jobs: tuple[deque[Job], ...] = tuple(deque() for _ in Priority)  # By priority, in the order of submission.
+        self._running = len(Priority)  # Priority of the job that is under way; without one, lower than every priority.
 
     def __len__(self) -> int:
         return sum(map(len, self.jobs))
 
     def run_one(self, ended: Callable[[Callable[[], None]], object]) -> bool:
-        """Run the most urgent job if it is more urgent than the one under way; ``ended`` gets what it returned."""
+        """Run the most urgent job if it is more urgent than the one under way; ``ended`` is called with the function
+        that it returned.
+        """
         for priority in range(self._running):
             if self.jobs[priority]:
                 before, self._running = self._running, priority
@@ -156,13 +159,13 @@ class ThreadExecutor:
     def _run(self) -> None:
         while True:
             self._signals.get()
-            # The job of this signal may have run within another one; then there is one signal too many.
+            # The job of this signal may have run inside another job; then there is one signal too many.
             if not self._waiting.run_one(self._post) and self._closed:
                 return
 
 
 def run(work: Callable[[], R], catch: type[BaseException] = Exception) -> Done[R]:
-    """Call ``work`` here and now, and keep what became of it."""
+    """Call ``work`` here and now, and keep its result."""
     try:
         return Done((work(),))
     except catch as error:
@@ -170,5 +173,5 @@ def run(work: Callable[[], R], catch: type[BaseException] = Exception) -> Done[R
 
 
 def _finish(work: Callable[[], R], done: Callable[[Done[R]], None]) -> Callable[[], None]:
-    # The thread must outlive any job, and whoever waits for the job must hear of its end.
+    # The thread must outlive any job, and the caller must be told of the job's end.
     return partial(done, run(work, BaseException))

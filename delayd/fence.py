@@ -1,7 +1,8 @@
-"""Fence: why a server may not serve, as meta or another server has told it (rule H8).
+"""Fence: the reasons why a server may not serve, as meta or another server has given them (rule H8).
 
-A copy of a directory, a restored one, and one that was moved must not act before it is known that it is the only one of
-its log_id. Invariant: while a reason stands the server gives no receipts and hands nothing over; it answers by name.
+A copied, restored or moved directory must not act before it is certain that it is the only one with its log_id.
+Invariant: while a reason stands the server gives no receipts and hands nothing over; it answers requests with a named
+error.
 """
 
 import logging
@@ -10,7 +11,7 @@ from delayd.errors import DelaydError, RetryLater, ServerFenced
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_MS = 1_000  # Somebody has to decide, or a lease has to end.
+RETRY_AFTER_MS = 1_000  # The hint to clients: somebody has to decide, or a lease has to end.
 META = "meta"
 
 
@@ -18,7 +19,7 @@ class Fence:
     """Reasons by who gave them: meta, or the log_id of a target. `role` and `log_id` are of this server."""
 
     def __init__(self, role: str, log_id: int) -> None:
-        # Plain attributes, for they are read with each batch and each step.
+        # Plain attributes, because they are read with each batch and each step.
         self.is_up = False  # This server may not serve.
         self.by_meta = False  # Meta has not taken this server, so it speaks to no other server either.
         self._server = f"{role} server {log_id:016x}"
@@ -26,12 +27,12 @@ class Fence:
         self._commands: dict[str, str] = {}
 
     def put_up(self, by: str, reason: DelaydError, command: str) -> None:
-        """Serve no more, because of what `by` said; `command` helps. Told once for each reason."""
+        """Stop serving because of a reason that `by` gave; `command` helps. Each reason is logged once."""
         known = self._reasons.get(by)
         self._reasons[by], self._commands[by] = reason, command
         self._look()
         if known is None or known.code != reason.code:
-            # A moved directory is taken as soon as meta has been asked: only what stays so is an alarm.
+            # A moved directory is taken as soon as meta was asked, so only a lasting reason is an alarm.
             level = logging.WARNING if isinstance(reason, RetryLater) else logging.CRITICAL
             log.log(
                 level,
@@ -40,25 +41,25 @@ class Fence:
             )
 
     def take_down(self, by: str) -> None:
-        """What `by` said does not hold any more."""
+        """Remove the reason that `by` gave."""
         if self._reasons.pop(by, None) is not None:
             self._look()
             log.info("unfenced by=%s serves=%s", by, "no" if self._reasons else "yes")
 
     def error(self) -> ServerFenced:
-        """What whoever asks is told; only while the fence is up."""
+        """The error for requests; only while the fence is up."""
         by, reason = next(iter(self._reasons.items()))
         return ServerFenced(
             f"{self._server} may not serve, {by} says {reason.code}: {reason.message}", retry_after_ms=RETRY_AFTER_MS
         )
 
     def check(self) -> None:
-        """Raises ServerFenced while the fence is up."""
+        """Raise ServerFenced while the fence is up."""
         if self._reasons:
             raise self.error()
 
     def waits(self) -> list[tuple[str, str, str]]:
-        """What waits for somebody, why, and which command helps: for STATUS."""
+        """The reasons for STATUS: what waits, why, and which command helps."""
         return [
             (f"all of {self._server}", f"{by} says {reason.code}: {reason.message}", self._commands[by])
             for by, reason in self._reasons.items()

@@ -20,7 +20,7 @@ U64 = struct.Struct("<Q")
 ONE_END = struct.Struct("<I")
 TWO_ENDS = struct.Struct("<II")
 PIECE_ROWS = 8_000  # The index of a piece stays in the cache.
-# Without the look-up in the enumeration, which costs as much as what is done with them.
+# Taken out of the enumeration once, because a look-up costs as much as the work that is done with it.
 _DUE, _SEQUENCE, _HEADERS, _BODY, _HASH = (
     ColumnId.DELIVER_AT_MS,
     ColumnId.SEQUENCE,
@@ -93,7 +93,7 @@ def gather(picks: Sequence[Pick]) -> Gathered:
 
 
 def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
-    """The same as `gather` for row ``rows[i]`` of ``batches[i]``, without the fixed cost of numpy calls: 2 us a row.
+    """Do the same as `gather` for row ``rows[i]`` of ``batches[i]``, without the fixed cost of numpy calls: 2 us a row.
 
     Raises:
         BatchMalformed: a source's checksum differs.
@@ -139,14 +139,14 @@ def gather_singles(batches: Sequence[Batch], rows: Sequence[int]) -> Gathered:
 
 
 class Composed(NamedTuple):
-    """A batch of gathered rows in two pieces, so that its heap need not be copied once more, and the rows' hashes."""
+    """A batch of gathered rows in two pieces, so that its heap is not copied once more, and the rows' hashes."""
 
     front: bytes
     heap: bytes
     hashes: NDArray[np.uint64]
 
     def joined(self) -> bytes:
-        """The batch in one piece, for whoever does not write the two one behind the other."""
+        """The batch in one piece, for callers that don't write the two pieces one behind the other."""
         return b"".join((self.front, self.heap))
 
 

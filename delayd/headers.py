@@ -1,7 +1,8 @@
 """Headers of a message: one msgpack map from text to text or bytes (docs/formats/batch.md).
 
-Intake proves it of every row, so that no producer can send what a consumer can't decode (rule E2). Rows of plain short
-text are proved in arrays, a row at a time costs 0.7 us; a row without headers has no bytes at all.
+Intake checks the headers of every row, so that no producer can send headers that a consumer can't decode (rule E2).
+Rows of plain short text are checked in arrays; checking a row alone costs 0.7 us. A row without headers has no bytes at
+all.
 """
 
 import struct
@@ -16,8 +17,8 @@ from delayd.errors import BadHeaders
 
 Headers = dict[str, str | bytes]
 
-IN_ARRAYS_FROM = 16  # From this many rows on arrays prove them as quickly as a loop does.
-PIECE_ROWS = 8_192  # What is made for a piece stays in the cache.
+IN_ARRAYS_FROM = 16  # From this many rows on arrays are as fast as a loop.
+PIECE_ROWS = 8_192  # The arrays of a piece stay in the cache.
 TEXT_BYTES_MAX = 127  # A longer text has a length of two bytes, or one that looks like a byte of no ASCII text.
 
 _FIXMAP, _FIXMAP_MASK = 0x80, 0xF0
@@ -26,7 +27,7 @@ _STR8 = 0xD9
 
 
 def decode_headers(packed: bytes) -> Headers:
-    """Decode one message's headers; BadHeaders when they are something else than the format says."""
+    """Decode one message's headers; BadHeaders when they are not as the format says."""
     if not packed:
         return {}
     try:
@@ -43,7 +44,7 @@ def decode_headers(packed: bytes) -> Headers:
 
 
 def undecoded_reason(error: ValueError) -> str:
-    """Why msgpack could not decode bytes. Two of its errors have no text."""
+    """The reason why msgpack could not decode bytes. Two of its errors have no text."""
     if isinstance(error, msgpack.FormatError):
         return "a byte of it begins no value of msgpack"
     if isinstance(error, msgpack.StackError):
@@ -52,7 +53,9 @@ def undecoded_reason(error: ValueError) -> str:
 
 
 def bad_headers(batch: Batch, rows_max: int) -> Iterator[tuple[int, BadHeaders]]:
-    """Rows whose headers can't be decoded, and why: at most ``rows_max`` of them. The batch's ends were proved."""
+    """Rows whose headers can't be decoded, with the reason: at most ``rows_max`` rows. The batch's ends must have been
+    checked.
+    """
     heap, found = batch.heap, 0
     for row, start, end in _unproved(batch):
         try:
@@ -65,7 +68,7 @@ def bad_headers(batch: Batch, rows_max: int) -> Iterator[tuple[int, BadHeaders]]
 
 
 def _unproved(batch: Batch) -> Iterator[tuple[int, int, int]]:
-    """Rows with headers that arrays say nothing of, and where these begin and end."""
+    """Rows with headers that the arrays can't decide about, and where these begin and end."""
     if batch.count < IN_ARRAYS_FROM:
         start = batch.region_start(ColumnId.HEADERS_END)
         ends_at = batch.offsets[ColumnId.HEADERS_END]
@@ -84,7 +87,7 @@ def _unproved(batch: Batch) -> Iterator[tuple[int, int, int]]:
 
 
 def _plain_text(heap: NDArray[np.uint8], starts: Int64s, ends: Int64s) -> NDArray[np.bool_]:
-    """Which items are surely maps of at most 15 short ASCII texts to such texts; of the others nothing is said.
+    """Which items are certainly maps of at most 15 short ASCII texts to such texts; the others may be valid too.
 
     All items are read in step: the map's byte, then key, value, key … of each. Item i is not empty and lies before item
     i + 1, with zeros between.
@@ -106,10 +109,11 @@ def _plain_text(heap: NDArray[np.uint8], starts: Int64s, ends: Int64s) -> NDArra
             length = heap.take(position + 1, mode="clip")
             is_map &= ~(reading & long) | (length <= TEXT_BYTES_MAX)
             size = np.where(long, 2 + length.astype(np.int64), size)
-        # A text that is no text may claim anything: where it would end is only used if all of them check.
+        # An invalid text may claim any length: its end is used only if all texts check.
         position = np.minimum(position + np.where(reading, size, 0), beyond + 1)
     is_map &= position == ends
-    # The bytes of ASCII texts are below 0x80, those that say what follows are not. So their number shows other text.
+    # Bytes of ASCII texts are below 0x80, and bytes that announce a value are not. So the number of the latter shows
+    # other text.
     low, high = int(starts[0]), int(ends[-1])
     above_ascii = np.add.reduceat(heap[low:high] >> 7, starts - low, dtype=np.int64)
     is_map &= above_ascii == 1 + texts

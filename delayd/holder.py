@@ -1,8 +1,7 @@
-"""Holder: who holds the LOCK of a server's directory, and whether that process is about to end.
+"""Holder: which process holds the LOCK of a server's directory, and whether it is about to end.
 
 LOCK has one line, ``pid 42 delay``, or ``pid 42 delay of pid 40`` for a child that ends with its supervisor; a second
-line, ``stopping``, is written when the server begins to stop. Its time of change stays that of the start, for the audit
-reads from it when a server started.
+line, ``stopping``, is written when the server begins to stop. Its modification time stays that of the start.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 import re
 
 LOCK = "LOCK"
-LOCKS = "/proc/locks"  # Linux lists each held flock here, so that looking takes no lock from a server that starts.
+LOCKS = "/proc/locks"  # Linux lists each held flock here, so a look takes no lock that a starting server needs.
 LINES_BYTES_MAX = 200
 STOPPING = "stopping"
 
@@ -19,12 +18,12 @@ _LINE = re.compile(r"pid (\d+) \w+(?: of pid (\d+))?")
 
 
 def holder_name(role: str, *, supervised: bool) -> str:
-    """What a server writes into its LOCK behind its own pid."""
+    """The text that a server writes into its LOCK behind its own pid."""
     return f"{role} of pid {os.getppid()}" if supervised else role
 
 
 def is_held(lock: os.stat_result) -> bool:
-    """Whether a server holds this LOCK at this moment; False also where the system does not tell."""
+    """Whether a server holds this LOCK at this moment; also False where the system can't tell."""
     try:
         with open(LOCKS, encoding="ascii") as lines:
             held = {line.split()[5] for line in lines if " FLOCK " in line}
@@ -39,12 +38,12 @@ def leaving(path: str) -> str:
         # Without O_NONBLOCK the open of a pipe that has this name would never return.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        return ""  # No server was here, or not one of this user: the server that starts finds out which.
+        return ""  # No server was here, or only one of another user: the starting server finds out which.
     try:
         held = is_held(os.fstat(descriptor))
         lines = os.pread(descriptor, LINES_BYTES_MAX, 0).decode("utf-8", "replace").splitlines()
     except OSError:
-        return ""  # A folder or a pipe of this name: the server that starts says so.
+        return ""  # There is a folder or a pipe of this name: the starting server reports that.
     finally:
         os.close(descriptor)
     found = _LINE.fullmatch(lines[0]) if held and lines else None
@@ -70,7 +69,7 @@ def mark_stopping(path: str) -> None:
 
 
 def _parent_of(pid: int) -> int:
-    """The parent of a process; 0 when it can't be told, as for a process of another container."""
+    """The parent of a process; 0 when that is not known, as for a process of another container."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             return int(stat.read().rpartition(")")[2].split()[1])

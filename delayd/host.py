@@ -1,4 +1,4 @@
-"""Host names: which texts can be connected to at all, told before anyone tries.
+"""Host names: which texts can be a host at all, checked before anybody tries to connect.
 
 A host is an IP address, or a name that the resolver can be asked for: labels of letters, digits, hyphens and
 underscores. IDNA turns names outside of ASCII into such labels. Whether a host exists is found out by connecting.
@@ -14,7 +14,7 @@ _SCOPE = re.compile(r"[A-Za-z0-9_.-]+")  # The scope of a link-local IPv6 addres
 
 
 def host_fault(host: str) -> str | None:
-    """Why a host can't be connected to, whatever the network is like; None when it could be."""
+    """Why nobody could connect to this host, whatever the network is like; None when it may be possible."""
     if not host:
         return "it is empty"
     address, percent, scope = host.partition("%")

@@ -14,8 +14,8 @@ from delayd.errors import BadArgument
 
 HOUR_MS = 3_600_000
 HOUR_SECONDS = 3_600
-INSTANT_MS_MIN = 1_000_000_000_000  # 2001-09-09; below it lies every instant of our time that was written in seconds.
-INSTANT_MS_MAX = 253_402_300_799_999  # The last of the year 9999: no later one can be shown as a date.
+INSTANT_MS_MIN = 1_000_000_000_000  # 2001-09-09; every instant of our time that was written in seconds lies below it.
+INSTANT_MS_MAX = 253_402_300_799_999  # The end of the year 9999: no later instant can be shown as a date.
 NAME_DIGITS = 10  # YYYYMMDDHH sorts as text the way hours sort as numbers.
 
 

@@ -1,7 +1,7 @@
-"""Who a server is: the log_id of its directory for ever, and the epoch of this start (docs/formats/checkpoint.md).
+"""Identity: the log_id of a server's directory, for ever, and the epoch of this start (docs/formats/checkpoint.md).
 
 Invariant: the epoch has risen by one, durably, before the server does anything else, so no two lives of a directory
-share one (rules L7, H3). Nothing else says what these numbers are, so they are kept twice (rule L9).
+share one (rules L7, H3). No other file has these numbers, so they are stored twice (rule L9).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from delayd.state import State
 
 FORMAT = 1  # One version for everything in a server's directory.
 U64_MAX = (1 << 64) - 1
-EPOCH_MAX = (1 << 62) - 1  # Far from where any column that holds one ends.
-EPOCH_STEPS_MAX = 1_000_000  # Starts of which nobody heard, such as a server that died at each start for months.
+EPOCH_MAX = (1 << 62) - 1  # Far below the limit of any column that holds an epoch.
+# Starts that nobody heard of, such as those of a server that died at each start for months.
+EPOCH_STEPS_MAX = 1_000_000
 
 _KEYS = (b"format", b"log_id", b"epoch")
 _COPY_KEY = b"identity"  # All three in one value.
 # Any of these shows that a server has lived here.
 _FILES = ("checkpoint", "place", "message", "schedule", "dispatch", "seal", "consume", "pull")
-_CLUSTER_KEYS = (b"cluster_id", b"cluster_id.copy")  # Twice, for the same reason.
+_CLUSTER_KEYS = (b"cluster_id", b"cluster_id.copy")  # Stored twice, for the same reason.
 
 
 class Identity(NamedTuple):
@@ -38,7 +39,7 @@ class Identity(NamedTuple):
 def draw_id() -> int:
     """A random id of 64 bits whose 16 hexadecimal digits begin with a letter.
 
-    Programs that guess what a column of a CSV file holds take 1234567890123456 and 12e4567890123456 for numbers.
+    Programs that guess the types of CSV columns read 1234567890123456 and 12e4567890123456 as numbers.
     """
     return secrets.choice(range(0xA, 0x10)) << 60 | secrets.randbits(60)
 
@@ -46,7 +47,7 @@ def draw_id() -> int:
 def open_identity(state: State, path: str, draw_u64: Callable[[], int], disk: Disk | None = None) -> Identity:
     """Begin the next epoch of a server's state; a new directory draws its log_id. Commits once.
 
-    `path` is where the state lies, for errors; with `disk` a state that knows nothing is refused beside logs.
+    `path` is the state's path, for errors. With `disk` an empty state is refused if the directory has logs.
 
     Raises:
         NewerFormat: a newer delayd wrote it.
@@ -57,7 +58,7 @@ def open_identity(state: State, path: str, draw_u64: Callable[[], int], disk: Di
     version = numbers[0]
     if version is None:
         _need_new(path, disk)
-        # 0 is what an unset field holds, so no directory has it.
+        # 0 is the value of an unset field, so no directory has it.
         log_id, epoch = draw_u64() or 1, 1
     else:
         if version > FORMAT:
@@ -142,7 +143,7 @@ def _needed(path: str, index: int, number: int | None) -> int:
 
 
 def _read(state: State, path: str, index: int) -> int | None:
-    """One of the numbers, from its copy where it does not check; None when neither is there."""
+    """One of the numbers, from its copy if it does not check; None when neither exists."""
     damage: DamagedData | None = None
     for key, place in ((_KEYS[index], None), (_COPY_KEY, index)):
         try:

@@ -1,8 +1,8 @@
 """Locations: where a row of a log lies, as one u64, in memory and in the entries of consume logs.
 
 Invariant: the three parts fill the u64, and locations of one log compare as the bytes that they name. Locations in the
-message log are lower than all in schedule logs, so the lowest of many is the first byte of the message log that is
-still needed, if any is (rule P6).
+message log are lower than all in schedule logs, so the lowest of many locations is the first byte of the message log
+that is still needed, if any byte is (rule P6).
 
     bit 63       0 = message log, 1 = the schedule log of the row's hour
     bits 62..16  offset of the batch in that log, bytes
@@ -28,7 +28,7 @@ Locations = npt.NDArray[np.uint64]
 def pack_locations(
     in_schedule_log: bool, batch_offset: int | npt.NDArray[np.uint64], batch_row: npt.NDArray[np.unsignedinteger]
 ) -> Locations:
-    """Locations of rows of one kind of log: u64[n]; one offset serves all rows, or each has its own."""
+    """Locations of rows of one kind of log: u64[n]; one offset for all rows, or one for each."""
     offsets = np.asarray(batch_offset, np.uint64)
     assert not offsets.size or int(offsets.max()) <= OFFSET_MAX, "a batch lies within the first 140 TB"
     assert not len(batch_row) or int(batch_row.max()) >> ROW_BITS == 0, "a batch has at most 65,536 rows"
@@ -39,7 +39,9 @@ def pack_locations(
 
 
 def locate(location: int) -> tuple[bool, int, int]:
-    """Whether a row rests in its hour's schedule log, else in the message log; its batch's offset; its number there."""
+    """Split a location: whether the row is in its hour's schedule log or in the message log, its batch's offset, its
+    number there.
+    """
     return location >= SCHEDULE_BIT, location >> ROW_BITS & OFFSET_MAX, location & ROW_MASK
 
 

@@ -1,7 +1,7 @@
-"""Operator log: what operators have decided at a server, kept in its state with what it changed.
+"""Operator log: the decisions of operators at a server, kept in its state together with their effects.
 
-Invariant: an entry is in the same transaction as its effect, so neither is there without the other. The oldest entries
-go when there are more than ENTRIES_MAX.
+Invariant: an entry is in the same transaction as its effect, so neither exists without the other. The oldest entries
+are removed when there are more than ENTRIES_MAX.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Pairs(NamedTuple):
-    """What a transaction puts and removes."""
+    """The puts and removes of a transaction."""
 
     puts: list[tuple[bytes, bytes]]
     removes: list[bytes]

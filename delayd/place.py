@@ -1,9 +1,9 @@
-"""Place: a number for the folder in which a server's files lie, the same at each start and another one for each copy.
+"""Place: a number for the folder of a server's files; it is the same at each start, and each copy has another one.
 
-Two processes in one place exclude each other by its lock (rule L7), so that a server which is back in its place is the
-only one of its log_id there. A copy has a folder of its own, whatever is in it. A copy that was put back where its
-original was, perhaps under the same inode, is told by a marker file: nothing that copies can set the time of a file's
-last change of status (ctime). A copy tool that leaves the marker alone replaces the file of the state.
+Two processes in one place exclude each other by its lock (rule L7), so a server that starts in its old place is the
+only one with its log_id there. A copy has a folder of its own, and so another place. A copy may also be put back where
+its original was, perhaps under the same inode: then a marker file shows that, because no copying can set a file's time
+of status change (ctime). A copy tool that leaves the marker alone still replaces the file of the state.
 """
 
 import hashlib
@@ -17,13 +17,14 @@ from delayd.state import LMDB_FILE, State
 PLACE_KEY = b"place"  # In a server's state.
 MARKER = "place"  # In a server's folder.
 MARKER_TEXT = b"The time of this file tells its server whether the folder was copied or restored.\n"
-MACHINE_ID = "/etc/machine-id"  # Made by systemd; without it the file system alone tells machines apart.
+MACHINE_ID = "/etc/machine-id"  # Made by systemd; without it only the file system tells machines apart.
 
 
 def place_of(folder: str) -> int:
     """64 bits of machine, file system, inodes and marker; never 0. Copying the folder anywhere changes it.
 
-    So does ``chown`` or ``chmod`` of the marker, and a hard link to it. Makes the marker where there is none.
+    A ``chown`` or ``chmod`` of the marker, or a hard link to it, changes the place too. Makes the marker if there is
+    none.
     """
     file_system = os.statvfs(folder).f_fsid
     marker = _marker(os.path.join(folder, MARKER))
@@ -48,7 +49,7 @@ def keep_place(state: State, place: int) -> None:
 
 
 def settle_place(state: State, place: int) -> bool:
-    """Store the place if it is another one than before; whether it is, and there was one."""
+    """Store the place if it differs from the stored one; return whether there was one and it differed."""
     known = known_place(state)
     if known != place:
         keep_place(state, place)
@@ -56,7 +57,7 @@ def settle_place(state: State, place: int) -> bool:
 
 
 def _marker(path: str) -> os.stat_result:
-    """What the system says of the marker file, which is made at the first look and never changed."""
+    """The system's facts about the marker file, which is created at the first look and never changed."""
     if not os.path.exists(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

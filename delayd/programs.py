@@ -15,7 +15,7 @@ _FOLDER = Path(__file__).resolve().parent
 
 
 class ProgramNotFound(ImportError):
-    """A part of delayd is not installed, or a package of another distribution stands in its place."""
+    """A part of delayd is not installed, or a package of another distribution is in its place."""
 
 
 def find(name: str) -> ModuleType:

@@ -1,7 +1,7 @@
 """The cluster secret: a file that every server and operator of one cluster has, and the proofs made with it.
 
-Invariant: the secret itself never leaves this process. What goes over a connection is an HMAC over both sides' nonces,
-the side that speaks and the server that is spoken to, so a proof fits one connection and one direction only
+Invariant: the secret itself never leaves this process. Only an HMAC goes over a connection, over both sides' nonces,
+the side that speaks and the server that is dialled, so a proof fits one connection and one direction only
 (docs/protocol.md, Trust).
 """
 
@@ -19,19 +19,19 @@ SECRET_FILE = "cluster.secret"  # In the data directory.
 SECRET_BYTES = 32
 NONCE_BYTES = 32
 FILE_MODE = 0o600
-FILE_BYTES_MAX = 1024  # A secret is one short line; a larger file is another one.
+FILE_BYTES_MAX = 1024  # A secret is one short line; a larger file is something else.
 
-# Each side proves under a label of its own, so that neither can be given back its own proof.
+# Each side proves under a label of its own, so that nobody can send a side its own proof back.
 _SERVER = b"delayd 1, the server proves: "
 _DIALLER = b"delayd 1, the dialler proves: "
 
 
 class Exchange(NamedTuple):
-    """What both sides of a connection have said: a proof binds all of it."""
+    """The values that both sides of a connection have exchanged: a proof covers all of them."""
 
     dialler_nonce: bytes
     server_nonce: bytes
-    role: str  # The server's role, so that a proof of one kind of server is none of another.
+    role: str  # The server's role, so that a proof of one kind of server is not valid for another.
     log_id: int
     cluster_id: int
 
@@ -44,11 +44,11 @@ class Secret:
         self._key = key
 
     def server_proof(self, exchange: Exchange) -> bytes:
-        """What the side that was dialled shows."""
+        """The proof of the side that was dialled."""
         return self._proof(_SERVER, exchange)
 
     def dialler_proof(self, exchange: Exchange) -> bytes:
-        """What the side that dialled shows."""
+        """The proof of the side that dialled."""
         return self._proof(_DIALLER, exchange)
 
     def _proof(self, label: bytes, exchange: Exchange) -> bytes:
@@ -66,7 +66,7 @@ class Secret:
 
 
 def same_proof(shown: bytes, expected: bytes) -> bool:
-    """Whether a proof is the expected one, in a time that tells nothing of it."""
+    """Whether a proof is the expected one, in a time that reveals nothing about it."""
     return hmac.compare_digest(shown, expected)
 
 
@@ -124,7 +124,7 @@ def _make(data: str, path: str) -> None:
         os.makedirs(data, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
-            os.fchmod(descriptor, FILE_MODE)  # Whatever the umask is.
+            os.fchmod(descriptor, FILE_MODE)  # Set explicitly, because the umask may differ.
             os.write(descriptor, os.urandom(SECRET_BYTES).hex().encode() + b"\n")
             os.fsync(descriptor)
         finally:

@@ -1,7 +1,8 @@
-"""Small durable key-value state of one server: registry, routes, checkpoint rows, group progress.
+"""State: small durable key-value state of one server: registry, routes, checkpoint rows, group progress.
 
-Invariant: a commit is one transaction that is durable when it returns (LMDB's default sync), or nothing of it is there.
-Each value is stored with a checksum over its key and itself, and one that does not check is never returned (rule L9).
+Invariant: a commit is one transaction: either it is durable when it returns (LMDB's default sync), or nothing of it is
+stored. Each value is stored with a checksum over its key and itself, and a value that does not check is never returned
+(rule L9).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from delayd.errors import (
 )
 from delayd.state_file import Pair, read_pairs
 
-MAP_BYTES = 1 << 40  # Address space only: the file is as long as what it holds.
+MAP_BYTES = 1 << 40  # Address space only: the file is only as long as its contents.
 KEY_BYTES_MAX = 511  # LMDB's own limit.
 LMDB_FILE = "data.mdb"
 CHECKSUM_BYTES = 4
-READERS_MAX = 16  # The loop and its worker; each thread that reads takes one for good.
+READERS_MAX = 16  # The loop and its worker; each thread that reads takes one slot for good.
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class State(Protocol):
         """
 
     def waits(self) -> list[tuple[str, str, str]]:
-        """What waits for an operator because of its file, why, and which command helps: for STATUS."""
+        """What waits for an operator because of the state's file, why, and which command helps: for STATUS."""
 
     def close(self) -> None:
         """End the use of the files; a second close does nothing."""
@@ -74,12 +75,12 @@ class LmdbState:
         disk.sync_folder(path)
         disk.close()
         self._inode = _inode_of(self._file)
-        self._copied: int | None = None  # The copy that stands in the place of a file that was removed.
+        self._copied: int | None = None  # The copy that was put in place of a file that was removed.
         self._closed = False
         self.replaced = False  # Whether somebody removed or replaced the file that this process has open.
 
     def look(self) -> None:
-        """Find out whether the file is still the one that is open: one call of the system."""
+        """Check whether the file is still the one that is open: one system call."""
         self.replaced = self.replaced or _inode_of(self._file) != self._inode
 
     def waits(self) -> list[tuple[str, str, str]]:
@@ -138,9 +139,9 @@ class LmdbState:
             self._environment.close()
 
     def _write_again(self) -> None:
-        """Put a copy in the place of a file that was removed or replaced: LMDB goes on with the one that it has open.
+        """Put a copy in place of a file that was removed or replaced: LMDB goes on with the file that it has open.
 
-        Each commit does so again, for none of them reaches another file.
+        Each commit does this again, because a commit changes only the open file.
         """
         found = _inode_of(self._file)
         if found == self._inode:
@@ -171,12 +172,12 @@ def check_key(key: bytes) -> None:
 
 
 def with_checksum(key: bytes, value: bytes) -> bytes:
-    """What is stored under a key: the value, then CRC32C over key and value."""
+    """The stored form of a value: the value, then CRC32C over key and value."""
     return value + crc32c(value, crc32c(key)).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def check_stored(path: str, key: bytes, stored: bytes, position: int = 0) -> bytes:
-    """The value of what is stored under a key; DamagedValue when it does not check."""
+    """The value in stored bytes; DamagedValue when it does not check."""
     value = stored[:-CHECKSUM_BYTES]
     if len(stored) < CHECKSUM_BYTES or with_checksum(key, value) != stored:
         raise DamagedValue(path, key, position)
@@ -186,7 +187,7 @@ def check_stored(path: str, key: bytes, stored: bytes, position: int = 0) -> byt
 def check_pairs(
     path: str, pairs: Iterable[tuple[bytes, bytes]], damaged: list[DamagedValue] | None
 ) -> list[tuple[bytes, bytes]]:
-    """Pairs of keys and values of what is stored; see `State.scan` for ``damaged``."""
+    """Keys and values from stored pairs; see `State.scan` for ``damaged``."""
     found: list[tuple[bytes, bytes]] = []
     for key, stored in pairs:
         try:
@@ -199,7 +200,7 @@ def check_pairs(
 
 
 def read_state_file(path: str) -> list[Pair]:
-    """Read the file of a state that no server has open, without LMDB: what is stored under each key.
+    """Read the file of a state that no server has open, without LMDB: the stored bytes of each key.
 
     Raises:
         DamagedData, NewerFormat: LMDB could not read it, or would fault on it.
@@ -219,7 +220,7 @@ def read_state_file(path: str) -> list[Pair]:
 
 def _open(path: str) -> lmdb.Environment:
     file = os.path.join(path, LMDB_FILE)
-    # LMDB has made an environment of a file that is empty or not there.
+    # LMDB creates an environment if the file is empty or missing.
     if os.path.exists(file) and os.path.getsize(file):
         read_state_file(file)
     try:

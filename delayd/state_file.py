@@ -1,7 +1,8 @@
-"""The file of an LMDB environment, read page by page without LMDB (docs/formats/checkpoint.md, LMDB).
+"""State file: reads the file of an LMDB environment page by page, without LMDB (docs/formats/checkpoint.md, LMDB).
 
-LMDB has no checksums: it follows a wrong page number to a SIGBUS, and an impossible page to an abort. So its file is
-walked before it is opened, and `delayd log verify` reads one that it must not open (rule L6). Nothing is changed.
+LMDB has no checksums: a wrong page number leads it to a SIGBUS, and an impossible page to an abort. So its file is
+walked before LMDB opens it. `delayd log verify` reads a file this way that it must not open (rule L6). Nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Read = Callable[[int, int], bytes]
 
 
 class Pair(NamedTuple):
-    """A key and what is stored under it, and the byte of the file where the entry begins."""
+    """A key and its stored bytes, and the byte of the file where the entry begins."""
 
     key: bytes
     stored: bytes
@@ -51,10 +52,10 @@ class _Meta(NamedTuple):
 
 
 def read_pairs(path: str, read: Read, size_bytes: int) -> list[Pair]:
-    """Read all pairs of the last transaction, by rising key; every page that LMDB could come to is checked.
+    """Read all pairs of the last transaction, by rising key; every page that LMDB could reach is checked.
 
     Raises:
-        DamagedData: a page is not there or not what it should be; ``path`` is named with the byte.
+        DamagedData: a page is missing or wrong; ``path`` is named with the byte.
         NewerFormat: it was written by a newer LMDB.
     """
     meta = _newest_meta(path, read, size_bytes)
@@ -68,14 +69,14 @@ def read_pairs(path: str, read: Read, size_bytes: int) -> list[Pair]:
     live = set(walk.seen)
     for _, stored, position in list(walk.pairs(meta.free_root, meta.free_depth)):
         free = [number for (number,) in NUMBER.iter_unpack(stored[: len(stored) & ~7])]
-        # The next transaction writes over free pages.
+        # The next transaction overwrites free pages.
         if not free or free[0] != len(free) - 1 or not live.isdisjoint(free[1:]) or max(free) > meta.last_page:
             raise DamagedData(path, position, "a page that is in use is called free")
     return pairs
 
 
 class _Walk:
-    """One reading of the trees of a file; a page is met once."""
+    """One reading of the trees of a file; each page may be reached once only."""
 
     def __init__(self, path: str, read: Read, size_bytes: int, page_bytes: int, last_page: int) -> None:
         self.seen: set[int] = set()
@@ -137,7 +138,7 @@ class _Walk:
 
     def _page(self, number: int) -> bytes:
         position = number * self._page_bytes
-        # The first two pages say where the trees begin.
+        # The first two pages are not tree pages: they say where the trees begin.
         if not 1 < number <= self._last_page or position + self._page_bytes > self._size_bytes:
             raise DamagedData(self._path, min(position, self._size_bytes), f"page {number} is not there")
         self._meet((number,))

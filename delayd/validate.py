@@ -1,8 +1,8 @@
-"""Validation: what intake proves of a batch before it keeps it (docs/formats/batch.md).
+"""Validation: what intake checks in a batch before it keeps it (docs/formats/batch.md).
 
-A batch that passed can't make a later gather read out of bounds, whatever its bytes are. Checksums are not part of
-it: `Batch.verify` checks them, before or after. Bytes that no reader looks at, such as those between items, are proved
-to be zeros, so that nobody can hide anything there that a later version would read.
+A batch that passed can't make a later gather read out of bounds, whatever its bytes are. Checksums are checked
+elsewhere: `Batch.verify` does that, before or after. Bytes that no reader uses, such as those between items, must be
+zeros, so that nobody can hide anything there that a later version would read.
 """
 
 import struct
@@ -19,21 +19,22 @@ from delayd.headers import bad_headers
 from delayd.limits import HEADERS_BYTES_MAX, MESSAGE_BYTES_MAX, SUBJECT_BYTES_MAX
 
 SUBJECT_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%/-"
-ROWS_NAMED_MAX = 1_000  # An answer names no more rows at fault than these.
+ROWS_NAMED_MAX = 1_000  # An answer names at most this many rows at fault.
 OUTCOME_PART_BYTES = 64
 
-# By how many bytes of its last word an item has: the bits of the others. With 0 the item ends with the word before.
+# By how many bytes of its last word an item uses: a mask of the others. With 0 the item ends with the word before.
 _BEHIND = np.array([0, *((1 << 64) - (1 << 8 * inside) for inside in range(1, 8))], np.uint64)
 
 _REMEMBERED_TABLES = 4_096
-_REMEMBERED_BYTES_MAX = 4_096  # Longer tables are checked each time, so that what is remembered stays below 16 MiB.
+_REMEMBERED_BYTES_MAX = 4_096  # Longer tables are checked each time, so that the remembered ones stay below 16 MiB.
 
 _MESSAGE = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.BODY_END})
 _STORED = _MESSAGE | {ColumnId.SEQUENCE}
 _FILED = _STORED | {ColumnId.CONTENT_HASH}
 _OUTCOME = frozenset({ColumnId.DELIVER_AT_MS, ColumnId.SEQUENCE, ColumnId.CONTENT_HASH})
 _COLUMNS: dict[BatchKind, tuple[frozenset[ColumnId], frozenset[ColumnId]]] = {
-    # Required and allowed ones. A producer names no sequence and no instant of acceptance: the server gives both.
+    # Required columns, and allowed ones. A producer gives no sequence and no instant of acceptance: the server gives
+    # both.
     BatchKind.PRODUCER: (_MESSAGE, _MESSAGE | {ColumnId.SUBJECT, ColumnId.HEADERS_END}),
     BatchKind.SCHEDULE: (
         _FILED,
@@ -52,7 +53,7 @@ _WITH_RESERVE = frozenset({BatchKind.DISPATCH, BatchKind.OUTCOME})  # Their part
 
 
 def check_batch(batch: Batch) -> None:
-    """Prove that columns, subject table and heap of a parsed batch fit each other and the limits of a message.
+    """Check that columns, subject table and heap of a parsed batch fit each other and the limits of a message.
 
     Raises:
         BatchMalformed: they do not fit; says which row and column.
@@ -74,7 +75,7 @@ def check_batch(batch: Batch) -> None:
 
 
 def check_headers(batch: Batch) -> None:
-    """Prove that the headers of each row can be decoded, of a batch that `check_batch` proved (rule E2).
+    """Check that the headers of each row of a batch, which `check_batch` has checked, can be decoded (rule E2).
 
     Raises:
         BadHeaders: with the rows at fault.
@@ -95,7 +96,7 @@ def refused_rows(error: CallerError) -> list[int]:
 
 
 def check_subjects(batch: Batch) -> int:
-    """Prove the subject table and the column that refers to it: where the heap's first region begins.
+    """Check the subject table and the column that refers to it; return where the heap's first region begins.
 
     Raises:
         BatchMalformed, BadSubject: what is wrong with them.
@@ -108,7 +109,8 @@ def check_subjects(batch: Batch) -> int:
     if count == 0 or (count > 1 and batch.kind is BatchKind.DISPATCH):
         raise BatchMalformed(f"a {batch.kind.name} batch can't have {count} subjects")
     if count > batch.count:
-        # Each is that of a row, and this is told before the names are looked at, which costs as much as rows do.
+        # Each subject must be that of a row. This is checked before the names, because checking names costs as much as
+        # rows do.
         raise BatchMalformed(f"{count} subjects for {batch.count} rows")
     ends_bytes = 4 * count
     (last,) = struct.unpack_from("<I", batch.buffer, batch.heap_offset + ends_bytes - 4)
@@ -129,7 +131,7 @@ def check_subjects(batch: Batch) -> int:
 
 
 def check_subject(name: bytes) -> None:
-    """Prove that a subject has 1 to 255 bytes of the alphabet; BadSubject says what it has instead."""
+    """Check that a subject has 1 to 255 bytes of the alphabet; BadSubject says what is wrong."""
     if not 0 < len(name) <= SUBJECT_BYTES_MAX:
         raise BadSubject(f"a subject of {len(name)} bytes; it has 1 to {SUBJECT_BYTES_MAX}")
     if name.translate(None, SUBJECT_ALPHABET):
@@ -151,7 +153,7 @@ def _check_columns(kind: BatchKind, found: frozenset[int]) -> None:
 
 
 def _check_zeros(batch: Batch) -> None:
-    """Nothing stands in what the kind part reserves, nor between the columns."""
+    """Check that the reserved bytes of the kind part and the bytes between columns are zeros."""
     reserve = HEADER_BYTES + batch.kind_bytes - 4
     if batch.kind in _WITH_RESERVE and batch.buffer[reserve : reserve + 4] != PADS[4]:
         raise BatchMalformed(f"the last four bytes of its {batch.kind.name} part are reserved and not zeros")
@@ -161,7 +163,7 @@ def _check_zeros(batch: Batch) -> None:
 
 
 def _check_subject_of(batch: Batch, count: int) -> None:
-    """Each row has a subject of the table, and in what producers send each subject of the table has a row."""
+    """Check that each row has a subject of the table; in batches of producers each subject must also have a row."""
     subject_of = batch.uint32s(ColumnId.SUBJECT)
     beyond = subject_of >= count
     if beyond.any():
@@ -178,7 +180,7 @@ def _check_table(table: bytes, count: int) -> None:
     if min(lengths) < 1 or max(lengths) > SUBJECT_BYTES_MAX:
         index = next(at for at, length in enumerate(lengths) if not 1 <= length <= SUBJECT_BYTES_MAX)
         raise _BadName(index, f"a subject of {lengths[index]} bytes; it has 1 to {SUBJECT_BYTES_MAX}")
-    # The ends rise by now, and the last one was seen to be inside.
+    # The ends rise, and the last one is known to be inside.
     names = padded(4 * count)
     if table[4 * count : names].strip(b"\0") or table[names + ends[-1] :].strip(b"\0"):
         raise BatchMalformed("the bytes behind the ends or the names of its subject table are not zeros")
@@ -209,7 +211,7 @@ def names_one_subject(table: bytes) -> bool:
 
 
 class _BadName(Exception):
-    """A name of a subject table that is none, before its rows are known."""
+    """An invalid name in a subject table, before its rows are known."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
@@ -226,7 +228,7 @@ def _bad_subject(batch: Batch, index: int, reason: str) -> BadSubject:
 
 
 def _check_few_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
-    """The same as `_check_rows`, without the fixed cost of numpy calls, for the batches that single sends make."""
+    """Do the same as `_check_rows`, without the fixed cost of numpy calls, for the batches of single sends."""
     if heap_bytes <= HEADERS_BYTES_MAX and _fit_well(batch, begin, heap_bytes):
         return
     start, size, too_large = begin, [0] * batch.count, set[int]()
@@ -251,7 +253,7 @@ def _check_few_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
 
 
 def _fit_well(batch: Batch, begin: int, heap_bytes: int) -> bool:
-    """Whether items are surely as they must be, of a heap that is too small for any of them to be too large."""
+    """Whether all items are certainly valid, in a heap that is too small for any of them to be too large."""
     buffer, heap_offset, start = batch.buffer, batch.heap_offset, begin
     for column in REGIONS:
         offset = batch.offsets.get(column)
@@ -266,7 +268,7 @@ def _fit_well(batch: Batch, begin: int, heap_bytes: int) -> bool:
                     return False
             else:
                 start = end
-    # Where each one begins behind the one before it, the last is the highest.
+    # Each item begins behind the one before it, so the last end is the highest.
     return start == heap_bytes
 
 

@@ -368,7 +368,7 @@ def _stored_servers(state: State, path: str) -> list[Registered]:
 
 
 def _stored_moves(state: State, path: str) -> tuple[list[Move], int]:
-    """What operators have moved, by number, and how many of these do not check."""
+    """The moves by operators, by number, and how many of them do not check."""
     moves: list[Move] = []
     damaged: list[DamagedValue] = []
     for key, value in state.scan(MOVE_PREFIX, damaged):

@@ -133,7 +133,7 @@ class MetaService:
         await self._server.close()
         self._close()
 
-    # What connections call.
+    # Calls of connections.
 
     def connected(self, connection: Connection) -> None:
         """Whoever connects may ask at once."""

@@ -36,7 +36,7 @@ OnCheckpoint = Callable[[DelaydError | None], None]
 
 
 class Entry(NamedTuple):
-    """What is wrong with one file, and since when that is known."""
+    """The damage of one file, and since when it is known."""
 
     damage: DamagedData
     since_ms: int

@@ -260,7 +260,7 @@ class _Replay:
         self._producers = producers
         self._targets = targets
         self._stored: list[Stored] = []  # Batches whose rows are not indexed yet.
-        self._appended_at_ms: list[int] = []  # Of each of them.
+        self._appended_at_ms: list[int] = []  # For each of them, when it was appended.
         self._rows = 0
 
     def index(self) -> None:

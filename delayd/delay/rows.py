@@ -184,7 +184,7 @@ class SequenceSet:
         if not len(self._sorted):
             return np.zeros(len(sequences), np.bool_)
         if self._table is not None:
-            # What is far below wraps around to a huge difference, or to a negative one: both are clipped to an end.
+            # A number far below wraps around to a huge difference, or to a negative one: both are clipped to an end.
             found = self._table.take((sequences - self._before).view(np.int64), mode="clip")
             return found
         places = np.searchsorted(self._sorted, sequences)

@@ -199,7 +199,7 @@ class DelayServer:
             delay_ms = min(delay_ms, due_ms - clock.now_ms() - fraction_ms)
         timer.set_after_ms(max(0.0, delay_ms))
 
-    # What the core asks of the network.
+    # Calls of the core that need the network.
 
     def _dial(
         self, host: str, port: int, connected: Callable[[Wire], None], lost: Callable[[DelaydError], None]

@@ -256,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # What the server that has accepted this connection calls, and the budget of all of its connections.
+    # Calls of the server that has accepted this connection, and of the budget of all its connections.
 
     def look(self, now: float) -> None:
         """Free memory that an idle connection does not need, and end one whose peer makes this side wait for a
@@ -305,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
             self._drop_untaken()
 
-    # What the transport calls.
+    # Calls of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open."""

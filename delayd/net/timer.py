@@ -20,7 +20,7 @@ DELAY_MS_MAX = 86_400_000.0  # A day; a later time must be set again, so that ev
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK = os.O_NONBLOCK
 _TFD_CLOEXEC = os.O_CLOEXEC
-_COUNT_BYTES = 8  # What a read of a timerfd returns: how often it expired.
+_COUNT_BYTES = 8  # A read of a timerfd returns this many bytes: how often it expired.
 
 
 class _TimeSpec(ctypes.Structure):

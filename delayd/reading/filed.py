@@ -24,7 +24,7 @@ Numbers = NDArray[np.generic] | int
 
 
 class FiledByLog(NamedTuple):
-    """What the message log and the checkpoint say of an hour's schedule log.
+    """The facts about an hour's schedule log that the message log and the checkpoint have.
 
     ``rows`` are those of the hour below the replay offset, ``first`` the lowest sequence that the message log keeps (0:
     none), ``next_sequence`` the one that the checkpoint gives next; ``counted`` rows are in the schedule log by the

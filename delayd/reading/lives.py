@@ -27,7 +27,7 @@ LOCK = "LOCK"
 
 
 class State(StrEnum):
-    """What a server is doing while the books are read."""
+    """The state of a server while the books are read."""
 
     UP = "up"
     AWAY = "away"  # Stopped, dead, or this is a copy of its directory.

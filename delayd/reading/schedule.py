@@ -145,7 +145,9 @@ def take_snapshot(disk: Disk, directory: Directory, *, tail: bool = True) -> Sch
 
 
 def was_removed(disk: Disk, snapshot: ScheduleSnapshot, hour: int) -> bool:
-    """Whether retention removed an hour that the published checkpoint still names; it is told there before."""
+    """Whether retention removed an hour that the published checkpoint still names; retention publishes a removal
+    first.
+    """
     filed = snapshot.hours.get(hour)
     return filed is not None and filed.removed and not disk.exists(schedule_path(snapshot.directory.path, hour))
 
@@ -156,13 +158,13 @@ def read_tail(
     torn: list[TornTail] | None = None,
     hours: Container[int] | None = None,
 ) -> MessageTail:
-    """Read the message log, columns only: what is not filed, and what is, as far as the log is kept.
+    """Read the message log, columns only: rows that are not filed, and filed rows as far as the log is kept.
 
     Args:
         disk: where the log is.
-        snapshot: what bounds it.
-        torn: receives what lies behind the last group that checks.
-        hours: which hours' filed rows are wanted, None for all; batches without one of them are passed over.
+        snapshot: the bounds of the reading.
+        torn: receives the bytes behind the last group that checks.
+        hours: which hours' filed rows are wanted, None for all; batches without a row of these hours are skipped.
 
     Raises:
         LogMoved: its segments are gone: take a new snapshot.
@@ -171,7 +173,7 @@ def read_tail(
     start = min([snapshot.replay_offset, *segment_bases(disk, snapshot.place)[:1]])
     tail, accepted = RowCollector(), RowCollector(rows_expected=_kept_rows(snapshot, start))
     check = Follow(snapshot.word, snapshot.replay_offset, snapshot.appended_at_ms)
-    # Where few rows are wanted, the bodies of others are not read.
+    # Where only some rows are wanted, the bodies of the others are not read.
     bounds = start, snapshot.replay_offset, snapshot.message_stop
     for group in read_known(disk, snapshot.place, bounds, [] if torn is None else torn, whole=hours is None):
         header = group.header
@@ -200,7 +202,9 @@ def read_tail(
 
 
 def _kept_rows(snapshot: ScheduleSnapshot, start: int) -> int:
-    """How many rows the message log keeps below the replay offset at most, by its bytes and by what was given."""
+    """An upper bound of the rows that the message log keeps below the replay offset, by its bytes and by the given
+    sequences.
+    """
     return min(snapshot.word.next_sequence, (snapshot.replay_offset - start) // ROW_BYTES_MIN)
 
 
@@ -236,7 +240,7 @@ def read_hour(
     part: range | None = None,
     sorter: Sorter | None = None,
 ) -> ScheduleRows:
-    """Read the schedule side of an hour, by rising sequence; with a ``part`` those of its sequences.
+    """Read the schedule side of an hour, by rising sequence; with a ``part`` only rows with its sequences.
 
     ``sorter`` sorts the other logs of the hour, too.
 
@@ -250,7 +254,7 @@ def read_hour(
     early = collector.rows()
     if not len(late):
         return _rising(early, sorter or Sorter())
-    # Tables of subjects differ, so the numbers of the second part move up behind those of the first.
+    # The two tables of subjects differ, so the numbers of the second are moved up behind those of the first.
     subjects = early.subjects + late.subjects
     moved = (late.subject + np.uint32(len(early.subjects))).astype(np.uint32)
     rows = ScheduleRows(
@@ -268,7 +272,7 @@ def read_hour(
 
 
 def _expected(rows: int, part: range | None) -> int:
-    """How many of an hour's rows a part of it has, about."""
+    """About how many of an hour's rows a part of it has."""
     return rows if part is None else min(rows, len(range(part.start, min(part.stop, part.start + rows))))
 
 
@@ -284,7 +288,8 @@ def _rising(rows: ScheduleRows, sorter: Sorter) -> ScheduleRows:
 
 
 def part_hour(disk: Disk, snapshot: ScheduleSnapshot, tail: MessageTail, hour: int, rows_max: int) -> list[range]:
-    """Parts of all sequences, rising, that have about so many rows of an hour each; read from one row of a few.
+    """Split all sequences into parts, rising, with about ``rows_max`` rows of an hour each; found from a sample of
+    rows.
 
     Raises:
         LogMoved, DamagedData: as `read_hour`.
@@ -324,12 +329,12 @@ def read_body(disk: Disk, snapshot: ScheduleSnapshot, hour: int, location: int) 
 
 
 def beside_path(folder: str, hour: int) -> str:
-    """Name the file that takes what is filed in an hour while its schedule log is damaged."""
+    """Path of the file that takes rows of an hour while its schedule log is damaged."""
     return f"{folder}/quarantine/{hour_name(hour)}{BESIDE_SUFFIX}"
 
 
 def _collect(disk: Disk, snapshot: ScheduleSnapshot, hour: int, collector: Collector) -> None:
-    """Add the batches of an hour that are filed."""
+    """Add the filed batches of an hour."""
     filed, beside = snapshot.hours.get(hour), snapshot.word.beside.get(hour)
     if filed is not None and filed.length:
         _read_filed(disk, snapshot, hour, filed, collector)
@@ -346,7 +351,7 @@ def _read_beside(disk: Disk, snapshot: ScheduleSnapshot, hour: int, beside: File
     if disk.exists(path):
         _read_part(disk, snapshot, hour, path, beside, collector)
         return
-    # It has joined the schedule log since, group by group, behind what the published table counts of that.
+    # Its rows were appended to the schedule log since, group by group, behind what the published table counts.
     filed = snapshot.hours.get(hour)
     path = schedule_path(snapshot.directory.path, hour)
     segment = open_hour(disk, path, FileKind.SCHEDULE, snapshot.directory.log_id, hour)
@@ -370,7 +375,7 @@ def _read_part(
     filed: FiledHour,
     collector: Collector,
 ) -> None:
-    """Read what a checkpoint counts of a file of SCHEDULE batches."""
+    """Read the part of a file of SCHEDULE batches that a checkpoint counts."""
     segment = open_hour(disk, path, FileKind.SCHEDULE, snapshot.directory.log_id, hour)
     if segment is None:
         raise LogMoved(f"{path} is gone")

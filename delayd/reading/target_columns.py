@@ -15,7 +15,7 @@ from delayd.content import NOT_STATED
 from delayd.reading.columns import NO_INT64S, NO_UINT64S, Growing, UInt64s
 from delayd.reading.skim import Memory
 
-Batches = NDArray[np.void]  # Of `delayd.reading.realtime.BATCH`.
+Batches = NDArray[np.void]  # Its dtype is `delayd.reading.realtime.BATCH`.
 
 PENDING_BYTES = 2 << 20  # Columns that wait to be decoded; this much stays in the processor's cache.
 ROW_BYTES_MIN = 24  # A row of a batch without hashes has 16 bytes of columns and a place in its heap.

@@ -256,7 +256,7 @@ def _tallied(disk: Disk, home: _Home, found: Sequence[FileReport]) -> Iterator[F
 
 
 def _state(disk: Disk, path: str) -> Iterator[FileReport]:
-    """The state of a stopped server, value by value; that of a running one is for itself alone (rule L6)."""
+    """The state of a stopped server, value by value; the state of a running one can't be read here (rule L6)."""
     folder = f"{path}/state.lmdb"
     file = f"{folder}/{LMDB_FILE}"
     lock = f"{path}/LOCK"
@@ -278,7 +278,7 @@ def _state(disk: Disk, path: str) -> Iterator[FileReport]:
             and not pairs
             and any(disk.exists(f"{path}/{name}") for name in (*ONE_FOLDER, CHECKPOINT, MARKER))
         ):
-            # As a start leaves it that found no state and refused to go on.
+            # A start leaves it so when it found no state and refused to go on.
             yield damage_report(file, STATE_KIND, DamagedData(file, 0, "it holds nothing, and this server has lived"))
         elif not damaged:
             yield FileReport(file, STATE_KIND, State.OK, size, rows=len(pairs))
@@ -297,10 +297,12 @@ def _value_error(path: str, pair: Pair) -> DamagedValue | None:
 
 
 def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
-    """What the checkpoint calls durable, by path; nothing when it can't be read, which is reported."""
+    """The offsets up to which the checkpoint calls files durable, by path; nothing when it can't be read, which is
+    reported.
+    """
     try:
         published = read_checkpoint(disk, directory.path, directory.log_id) or {}
-        # The message log may be what is damaged, so what the checkpoint says of the other files does not depend on it.
+        # The message log may be damaged, so what the checkpoint says of other files must not depend on it.
         snapshot = take_snapshot(disk, directory, tail=False) if directory.role == Role.DELAY else None
     except DataError:
         return {}
@@ -310,7 +312,7 @@ def _published_ends(disk: Disk, directory: Directory) -> dict[str, int]:
         ends |= {beside_path(directory.path, hour): each.length for hour, each in snapshot.word.beside.items()}
     if snapshot:
         ends |= {dispatch_path(directory.path, hour): end for hour, end in snapshot.outcome_ends.items()}
-    # An hour seals when all of its outcomes are durable, and gets none after that.
+    # An hour is sealed when all of its outcomes are durable, and gets none after that.
     sealed = [dispatch_path(directory.path, hour) for hour, each in filed.items() if each.sealed]
     ends |= {path: _size(disk, path) for path in sealed}
     for log, name in PUBLISHED_OFFSETS[directory.role].items():
@@ -346,7 +348,7 @@ def _places(disk: Disk, home: _Home) -> Iterator[Place]:
 
 
 def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
-    """A single file and what the directory around it says, if it lies where a server keeps such a file."""
+    """A single file with what the directory around it says, if it lies where a server keeps such a file."""
     full = os.path.abspath(path)
     folder, _, name = full.rpartition("/")
     above, _, log = folder.rpartition("/")
@@ -368,7 +370,7 @@ def _place_of(disk: Disk, path: str, homes: dict[str, _Home]) -> Place:
 
 
 def _kind_of(kind: FileKind, name: str) -> FileKind:
-    """What a file of a folder holds: beside damaged files stand outcomes, and under another name what is filed."""
+    """The kind of a file in a folder: files beside damaged ones hold outcomes, or filed rows if the name says so."""
     return FileKind.SCHEDULE if name.endswith(BESIDE_SUFFIX) else kind
 
 

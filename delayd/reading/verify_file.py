@@ -1,4 +1,4 @@
-"""One file of a data directory against its checksums: what it holds, and where it does not check.
+"""Verify file: checks one file of a data directory against its checksums: what it holds, and where it does not check.
 
 Invariant: nothing is changed or locked, and a file that a running server writes or removes meanwhile is no damage.
 """
@@ -47,19 +47,19 @@ KINDS = {
 
 
 class State(Enum):
-    """What a verification found."""
+    """The result of verifying a file."""
 
     OK = "ok"
     EMPTY = "empty"  # Nothing was published to it yet.
-    TORN = "torn"  # Its end is unfinished: an append under way or cut short by a crash, which its server takes off.
+    TORN = "torn"  # Its end is unfinished, an append under way or cut short by a crash; its server takes it off.
     DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What one file holds; ``sentence`` says what is not as it should be, for people.
+    """The contents of one file; ``sentence`` says what is wrong with it, for people.
 
-    ``damage`` and ``position`` are what and where of a damaged file, ``torn`` the unfinished end of a file of groups.
+    ``damage`` and ``position`` say what is damaged and where; ``torn`` is the unfinished end of a file of groups.
     """
 
     path: str
@@ -73,15 +73,16 @@ class FileReport:
     damage: str = ""
     position: int = 0
     sentence: str = ""
-    tallies: Tallies | None = None  # What the bytes of a segment of a realtime message log give.
+    tallies: Tallies | None = None  # The tallies of the bytes of a segment of a realtime message log.
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A file to be read, and what its directory says of it; a file outside of one speaks for itself.
+    """A file to be read, with what its directory says of it; nothing for a file outside of a directory.
 
-    ``kind`` None takes the header's word, ``named`` says whether its name must be the one that its header asks for,
-    ``last`` whether no later segment of its log exists, ``durable`` the offset that a checkpoint says is reached.
+    With a ``kind`` of None the header's kind is accepted. ``named`` says whether its name must be the one that its
+    header asks for, ``last`` whether no later segment of its log exists, ``durable`` up to which offset a checkpoint
+    calls it durable.
     """
 
     path: str
@@ -93,7 +94,7 @@ class Place:
 
 
 class LogSoFar(NamedTuple):
-    """What the next file of a log must follow: its base offset, and the checksum that its header must name.
+    """The end of a log so far: the base offset of its next file, and the checksum that this file's header must name.
 
     ``sent`` are the numbers of the batches that were accepted so far, in a message log of a delay server.
     """
@@ -115,7 +116,7 @@ class Sent:
         self._numbers.append(batch.producer.producer_batch)
 
     def twice(self) -> tuple[int, int] | None:
-        """A producer and a number that stand there twice, if any do."""
+        """A producer and a number that occur twice, if any do."""
         pairs = np.zeros(len(self._numbers), [("producer", "<u8"), ("number", "<u8")])
         pairs["producer"], pairs["number"] = self._producers, self._numbers
         pairs.sort()
@@ -129,7 +130,7 @@ def damage_report(path: str, kind: str, error: DataError, size_bytes: int = 0) -
 
 
 def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple[FileReport, LogSoFar | None] | None:
-    """Read one file: the report, and what the next file of its log must follow; None when the file is gone."""
+    """Read one file; return the report, and the end of its log so far; None when the file is gone."""
     found = _Found(place.path, place.kind.name.lower() if place.kind else "unknown")
     following: LogSoFar | None = None
     try:
@@ -143,7 +144,7 @@ def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple
             finally:
                 segment.close()
     except FileNotFoundError:
-        return None  # Retention of a running server removed it in this moment.
+        return None  # Retention of a running server removed it just now.
     except UnfinishedFile:
         if not place.last or place.durable:
             reason = "a checkpoint counts what is in it" if place.last else "later segments exist"
@@ -157,15 +158,17 @@ def verify_file(disk: Disk, place: Place, link: LogSoFar | None = None) -> tuple
 
 @dataclass(slots=True)
 class _Filed:
-    """Where the rows of a schedule log stand: docs/formats/schedule.md has their order."""
+    """The order of rows in a schedule log: docs/formats/schedule.md defines it."""
 
-    source: tuple[int, int] = (0, 0)  # The range of the message log that the rows before were gathered from.
-    above: int = -1  # The highest sequence of the ranges before that one, and of it so far.
+    source: tuple[int, int] = (0, 0)  # The range of the message log from which the rows before were gathered.
+    above: int = -1  # The highest sequence of the earlier ranges; ``highest`` includes this range.
     highest: int = -1
     last: tuple[int, int] = (0, -1)  # Due instant and sequence of the row before.
 
     def check_order(self, batch: Batch) -> None:
-        """Rows of one range rise by due instant and sequence; those of the next one have higher sequences."""
+        """Check that rows of one range rise by due instant and sequence, and that rows of the next range have higher
+        sequences.
+        """
         part = batch.schedule
         if (part.source_start, part.source_end) != self.source:
             if not self.source[1] <= part.source_start <= part.source_end:
@@ -185,7 +188,7 @@ class _Filed:
 
 @dataclass(slots=True)
 class _Found:
-    """What was read of a file so far."""
+    """The findings in a file so far."""
 
     path: str
     kind: str
@@ -203,18 +206,18 @@ class _Found:
     tallier: Tallier | None = None  # Counts the rows of a realtime message log.
 
     def ends(self, state: State, sentence: str) -> None:
-        """Note that there is nothing to read on from here, and why."""
+        """Note that reading ends here, and why."""
         self.state, self.sentence = state, sentence
 
     def report(self, damage: str = "", position: int = 0) -> FileReport:
-        """Sum it up."""
+        """Make the report."""
         counts = (self.size_bytes, self.groups, self.batches, self.rows)
         torn = self.torn[0] if self.torn else None
         tallies = self.tallier.entries() if self.tallier is not None and not damage else None
         return FileReport(self.path, self.kind, self.state, *counts, torn, damage, position, self.sentence, tallies)
 
     def damaged(self, error: DataError) -> FileReport:
-        """Sum up what was read before the damage, and name that."""
+        """Make the report of what was read before the damage, with the damage."""
         self.ends(State.DAMAGED, error.message)
         if isinstance(error, DamagedData):
             return self.report(error.what, error.position)
@@ -265,7 +268,7 @@ def _check_name(path: str, header: FileHeader) -> None:
 
 
 def _is_beside(path: str, hour: int) -> bool:
-    """Whether a file is the second or a later one that stands beside a damaged dispatch log of this hour."""
+    """Whether a file is the second or a later one beside a damaged dispatch log of this hour."""
     return re.search(rf"/quarantine/{hour_name(hour)}\.[0-9]+\.log$", path) is not None
 
 
@@ -300,7 +303,7 @@ def _read_groups(place: Place, segment: Segment, found: _Found) -> LogSoFar | No
 
 
 def _check_index(file: Segment, found: _Found) -> None:
-    """An index says what its segment says: the segment is read, and indexed once more."""
+    """Check that an index says the same as its segment: the segment is read, and indexed once more."""
     header = file.header
     folder = file.path.rpartition("/")[0].rpartition("/")[0]
     place = LogPlace(f"{folder}/message", FileKind.REALTIME, header.log_id)
@@ -332,7 +335,7 @@ def _check_index(file: Segment, found: _Found) -> None:
 
 
 def _sets_back(group: CommitGroup) -> bool:
-    """Whether a group says that an operator has set the log's time back (rule T4)."""
+    """Whether a group has the record that an operator has set the log's time back (rule T4)."""
     if group.header.kind != GroupKind.CONTROL:
         return False
     try:
@@ -343,8 +346,8 @@ def _sets_back(group: CommitGroup) -> bool:
 
 def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
     header = group.header
-    # Replay and hours rest on the instants of a delay server's message log. A realtime server whose clock was set back
-    # may stamp earlier after a start, when that reads no message again; nothing rests on it.
+    # Replay and hours depend on the instants of a delay server's message log. A realtime server whose clock was set
+    # back may stamp earlier after a start, if that start reads no message again; nothing depends on it.
     falls = header.appended_at_ms < found.appended_at_ms and not _sets_back(group)
     if falls and segment.header.kind is FileKind.MESSAGE:
         what = f"its instant {header.appended_at_ms} is before that of the group before it"
@@ -359,7 +362,8 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
     try:
         for offset, batch in group.batches():
             position = segment.position(offset)
-            # The group's checksum says that these bytes were written; the batch's own, that its maker made them.
+            # The group's checksum proves that these bytes were written; the batch's own proves that its maker made
+            # them.
             batch.verified = False
             batch.verify()
             if batch.kind != expected:
@@ -375,7 +379,7 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
             found.batches += 1
             found.rows += 0 if batch.kind == BatchKind.CONTROL else batch.count
         if found.tallier is not None:
-            # All of a group at once, for many batches have one row.
+            # All batches of a group at once, because many of them have one row.
             found.tallier.take(group)
             for first in found.tallier.differing[:1]:
                 position = segment.position(first.offset)
@@ -385,7 +389,7 @@ def _check_group(segment: Segment, group: CommitGroup, found: _Found) -> None:
 
 
 def _check_content(batch: Batch) -> None:
-    """What is there of headers and bodies has the hash that stands beside it (rule S6)."""
+    """Check that headers and bodies that are there have the hash that is stored beside them (rule S6)."""
     if ColumnId.CONTENT_HASH not in batch:
         return
     starts, ends = batch.region(ColumnId.BODY_END)
@@ -393,14 +397,16 @@ def _check_content(batch: Batch) -> None:
     if ColumnId.HEADERS_END in batch:
         starts, ends = batch.region(ColumnId.HEADERS_END)
         there |= ends > starts
-    # A row that was handed over before it was filed has neither; an empty body stays empty when it is left out.
+    # A row that was handed over before it was filed has neither; an empty body can't be told from one that is left out.
     differs = np.flatnonzero(there & (hash_rows(batch) != batch.content_hashes()))
     if len(differs):
         raise BatchMalformed(f"row {differs[0]} has another content hash than its content gives")
 
 
 def _read_entries(place: Place, segment: Segment, found: _Found) -> LogSoFar:
-    """Full pages of a consume log have checksums; that of the last page is in its server's state."""
+    """Check the full pages of a consume log by their checksums; the checksum of the last page is in its server's
+    state.
+    """
     header = segment.header
     consume = ConsumePlace(os.path.dirname(place.path), header.log_id, header.number)
     found.rows, rest = check_pages(consume, segment, header.base_offset)

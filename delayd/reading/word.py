@@ -1,6 +1,7 @@
-"""Word: what a delay server's checkpoint file says of its books (docs/formats/checkpoint.md).
+"""Word: what a delay server's checkpoint file says about its books (docs/formats/checkpoint.md). A *word* is such a
+statement.
 
-Invariant: it is a file like any other, so each field is checked for its type before anything rests on it.
+Invariant: the checkpoint file may hold anything, so each field's type is checked before it is used.
 """
 
 from collections.abc import Mapping
@@ -20,13 +21,13 @@ class FiledHour:
     length: int
     rows: int
     sealed: bool
-    removed: bool = False  # Retention takes its files, or has.
+    removed: bool = False  # Retention removes its files, or has removed them.
     dead: bool = False  # Some of its rows are DEAD.
     last_crc32c: int = 0  # The checksum of its last group.
 
 
 class LinkWord(NamedTuple):
-    """What a delay server says of one target: up to when all that is due for it has an outcome, and why not later."""
+    """What a delay server says of one target: up to when all its due rows have an outcome, and why not later."""
 
     log_id: int
     settled_ms: int
@@ -35,17 +36,18 @@ class LinkWord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a checkpoint says for the audit alone (rules S5, S7); zeros while nothing was published."""
+    """The part of a checkpoint that only the audit reads (rules S5, S7); zeros while nothing was published."""
 
     next_sequence: int = 1
     replay_crc32c: int = 0
     skipped: tuple[Skipped, ...] = ()
     dropped: Mapping[int, int] = field(default_factory=dict)  # By hour: filed rows that operators gave up.
     keep_from: int = 0  # Where the message log may begin.
-    beside: Mapping[int, FiledHour] = field(default_factory=dict)  # What stands beside damaged schedule logs.
-    seals: int = 0  # That were durable, and the digest of the last one.
+    # How much of the files beside damaged schedule logs is valid, by hour.
+    beside: Mapping[int, FiledHour] = field(default_factory=dict)
+    seals: int = 0  # How many seals were durable; ``seals_sha256`` is the digest of the last one.
     seals_sha256: bytes = b""
-    settled_ms: int = 0  # What fell due before has an outcome, as far as no target holds it up.
+    settled_ms: int = 0  # All rows that fell due before this have an outcome, except rows that a target holds up.
     waits: str = ""
     links: tuple[LinkWord, ...] = ()
     epoch: int = 0
@@ -67,7 +69,7 @@ def filed_hours(table: bytes) -> dict[int, FiledHour]:
 
 
 def read_word(directory: Directory, published: Payload) -> Word:
-    """Read the fields of a published checkpoint that the audit needs; DamagedData when one is not as it should be."""
+    """Read the fields of a published checkpoint that the audit needs; DamagedData when one has a wrong type."""
     try:
         count, digest = (0, b"") if published["seals"] is None else _pair(published["seals"])
         links = [_triple(link) for link in _list(published["links"])]

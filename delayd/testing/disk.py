@@ -1,9 +1,9 @@
 """A disk in memory that loses power, fails syncs and fills up where a test says so.
 
-Invariant: every operation that changes the disk is counted, and the same calls give the same counts, so a workload of
-n operations can be replayed n times, dying at each. Reads are not counted: dying at one leaves what dying at the next
-change leaves. Not for two threads at a time; ``before_each`` is called before each operation and each read, so that a
-test may let something else happen there.
+Invariant: every operation that changes the disk is counted, and the same calls give the same counts, so a workload of n
+operations can be replayed n times, dying at each. Reads are not counted: dying at a read leaves the same disk as dying
+at the next change. Not for two threads at a time. ``before_each`` is called before each operation and each read, so
+that a test can do something else there.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class Crash(BaseException):
 
 @dataclass(slots=True)
 class Misread:
-    """One read whose data has a flipped bit, though the disk holds it well: all others are right."""
+    """One read whose data has a flipped bit, though the disk's own data is right, and all other reads are."""
 
-    reads: int  # Which of the next ones it is, from 1.
+    reads: int  # Which of the next reads it is, counted from 1.
     bit: int  # Modulo the bits that are read.
 
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong, by count from 1; None never. May be changed at any time."""
+    """The faults, by count from 1; None: never. May be changed at any time."""
 
     crash_at: int | None = None  # The number of an operation: its effect is in the page cache only, then `Crash`.
     crash_on: str | None = None  # The same at the first operation whose description contains this.
     fail_sync_at: int | None = None  # The number of a sync: SyncFailed, and what was dirty never becomes durable.
-    skip_sync_at: int | None = None  # The number of a sync: reported as done and not done, to see that a test notices.
+    # The number of a sync that is reported as done and not done, so that a test must notice.
+    skip_sync_at: int | None = None
     fail_write_at: int | None = None  # The number of a write: half is written, then OSError (EIO).
     fail_reads: dict[str, int] = field(default_factory=dict)  # By part of a path: how many reads of it raise OSError.
     misreads: dict[str, Misread] = field(default_factory=dict)  # By part of a path: one read of it that is wrong.
@@ -63,7 +64,7 @@ class MemoryDisk:
         self.faults = faults or Faults()
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self.operations: list[str] = []  # What was counted, to be read when a replay fails.
+        self.operations: list[str] = []  # The counted operations, to be read when a replay fails.
         self.syncs = 0
         self.writes = 0
         self.closed_unsynced: list[str] = []  # Files closed while dirty, against rule L4.
@@ -98,7 +99,7 @@ class MemoryDisk:
 
     @property
     def last_operation(self) -> str:
-        """What was counted last; "" at first."""
+        """The operation that was counted last; "" at first."""
         return self.operations[-1] if self.operations else ""
 
     @property
@@ -214,7 +215,7 @@ class MemoryDisk:
         self.count(f"remove {path}")
 
     def free_bytes(self, path: str) -> int:
-        """What is left of the capacity."""
+        """The rest of the capacity."""
         self.before_each()
         self.check_alive()
         if not self.exists(path):
@@ -305,7 +306,7 @@ class MemoryDisk:
             raise OSError(errno.EIO, READ_FAILED, path)
 
     def misread(self, path: str, data: bytes) -> bytes:
-        """What a read returns, which is wrong if it is one that shall be."""
+        """The data that a read returns, with a flipped bit if a fault asks for it."""
         for part, which in list(self.faults.misreads.items()):
             if data and part in path:
                 which.reads -= 1

@@ -20,11 +20,13 @@ class MemoryState:
     def __init__(self, disk: MemoryDisk | None = None) -> None:
         self.commits = 0
         self._disk = disk
-        self._pairs: dict[bytes, bytes] = {}  # What is stored: values with their checksums.
+        self._pairs: dict[bytes, bytes] = {}  # The stored bytes: values with their checksums.
         self._durable: dict[bytes, bytes] | None = None  # Kept only while the last commit's sync was skipped.
 
     def after_crash(self, disk: MemoryDisk | None = None) -> MemoryState:
-        """What the next start finds: every commit that returned. Dying at a commit is dying before it."""
+        """The state that the next start finds: every commit that returned. Dying at a commit is the same as dying
+        before it.
+        """
         state = MemoryState(disk)
         state._pairs = dict(self._pairs if self._durable is None else self._durable)
         return state

@@ -16,7 +16,7 @@ SECTOR_BYTES = 512  # The unit that disks write whole.
 
 
 class PowerLoss(Enum):
-    """What becomes of changes that no sync covered; the first two are exact, the others draw from a seed."""
+    """The fate of changes that no sync covered; the first two are exact, the others draw from a seed."""
 
     ALL_LOST = "nothing unsynced is there"
     ALL_KEPT = "everything unsynced is there, as after a SIGKILL, which loses no page cache"
@@ -107,7 +107,7 @@ class Folder:
         self.pending.append(names)
 
     def sync(self) -> None:
-        """Make the names durable, not what they stand for."""
+        """Make the names durable, but not the files that they name."""
         for names in self.pending:
             _set_names(self.durable, names)
         self.pending.clear()

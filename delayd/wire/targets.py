@@ -1,6 +1,7 @@
-"""What a delay server says of its targets, on both sides of a connection (docs/protocol.md, requests 23 to 25).
+"""Targets: the realtime servers as a delay server sees them, on both sides of a connection (docs/protocol.md, requests
+23 to 25).
 
-Invariant: every answer fits one head, however many targets there are: it pages by log_id.
+Invariant: every answer fits one head, however many targets there are: it is paged by log_id.
 """
 
 from __future__ import annotations

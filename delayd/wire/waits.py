@@ -1,7 +1,8 @@
-"""What waits for an operator at a server, and what it refuses for now, as STATUS tells it (docs/protocol.md).
+"""Waits: what waits for an operator at a server, and what the server refuses for now, as STATUS tells it
+(docs/protocol.md).
 
-Invariant: an entry says what waits, why, and which command helps, each in at most `TEXT_MAX` bytes; an answer has
-at most `WAITS_MAX` of them, so that it always fits a head.
+Invariant: an entry says what waits, why, and which command helps, each in at most `TEXT_MAX` bytes; an answer has at
+most `WAITS_MAX` of them, so that it always fits a head.
 """
 
 from __future__ import annotations

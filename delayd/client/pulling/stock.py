@@ -171,5 +171,5 @@ class _Shelf(Generic[Batch]):
 
     @property
     def rest(self) -> Pulled:
-        """What is left."""
+        """The messages that are left."""
         return self.pulled.cut(self.row)[1] if self.row else self.pulled

@@ -1,6 +1,6 @@
-"""How many bytes of sends may be queued, for callers on threads.
+"""Room: how many bytes of sends may be queued, for callers on threads.
 
-Invariant: no more are taken than the limit, and whoever waits for room is woken when there may be some.
+Invariant: no more bytes are taken than the limit, and a waiting caller is woken when there may be room.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Room:
         self._more = threading.Condition(self._lock)
 
     def take(self, byte_count: int, limit_s: float) -> bool:
-        """Take room, waiting for it; False when there is none for so long."""
+        """Take room, waiting for it; False when there is none for ``limit_s``."""
         with self._lock:
             if self._taken + byte_count > self._limit:
                 self._waiting += 1

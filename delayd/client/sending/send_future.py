@@ -1,6 +1,6 @@
-"""The outcome of one send, for threads.
+"""Send future: the outcome of one send, for threads.
 
-Invariant: it is set once, by the loop's thread; who waits, on any thread, and each callback hears of it once.
+Invariant: it is set once, by the loop's thread; each waiting thread and each callback is told once.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ class SendFuture:
         return self._receipt
 
     def set_result(self, receipt: Receipt) -> None:
-        """It is accepted; for the producer."""
+        """Note that the message is accepted; for the producer."""
         self._receipt = receipt
         self._end()
 
     def set_exception(self, error: DelaydError) -> None:
-        """It failed; for the producer."""
+        """Note that the send failed; for the producer."""
         self._error = error
         self._end()
 
@@ -119,7 +119,7 @@ class SendFuture:
             try:
                 callback(self)
             except Exception:
-                # One caller's bug must not take their outcomes from the others of its batch.
+                # One caller's bug must not keep the other callers of its batch from their outcomes.
                 log.exception("callback_failed callback=%r", callback)
 
     def _wait(self, wait_s: float | None) -> None:

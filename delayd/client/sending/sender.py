@@ -1,4 +1,4 @@
-"""Batches on their way: numbered, bound to a server, sent, and repeated until their outcome is known.
+"""Sender: it numbers batches, binds them to a server, sends them, and repeats them until their outcome is known.
 
      gathered ──▶ bound ──▶ sent ──▶ ACCEPTED, REFUSED
                    ▲          ├─ try later: again, same number, same group
@@ -58,19 +58,20 @@ from delayd.wire.requests import (
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_KEPT_MS = 60_000  # How long the handle of an unknown outcome holds the low-water mark, for who asks at once.
-UNKNOWN_KEPT_MAX = 1_000  # A server remembers every number above the mark, so it is not held for any more than these.
+# For how long the handle of an unknown outcome holds the low-water mark back, for callers that ask at once.
+UNKNOWN_KEPT_MS = 60_000
+UNKNOWN_KEPT_MAX = 1_000  # A server remembers every number above the mark, so at most this many handles hold it back.
 
 
 class Refusal(NamedTuple):
-    """A delay server's word that it kept nothing of a batch, because of these rows (all of them, if none is named)."""
+    """A delay server's answer that it kept no row of a batch, because of these rows (all of them, if none is named)."""
 
     error: DelaydError
     rows: list[int]
 
 
 class Parcel:
-    """Rows, and what is known of them on their way."""
+    """Rows, and the state of their way to a server."""
 
     __slots__ = ("_backoff", "data", "deadline", "ended", "failure", "group", "may_be_kept", "number", "rows")
 
@@ -81,7 +82,8 @@ class Parcel:
         self.number = 0
         self.data: Sequence[bytes] = ()  # The pieces of the batch, once it is bound.
         self.may_be_kept = False  # Bytes left and no outcome came: from now on it belongs to this group.
-        self.failure: DelaydError | None = None  # Why the last try brought no outcome; None before the first one has.
+        # Why the last try brought no outcome; None before the first try has failed.
+        self.failure: DelaydError | None = None
         self.ended: Ended | None = None
         self._backoff: Backoff | None = None
 
@@ -94,10 +96,10 @@ class Parcel:
 
 
 Split = list[tuple[Parcel, float]]
-"""What was split off a parcel because a server refused other rows of it: each is carried too, after so many seconds."""
+"""The parts of a parcel whose other rows a server refused: each part is carried too, after this many seconds."""
 
 Ended = Callable[[Parcel, Split], None]
-"""Told once of each parcel that its rows have heard their outcome."""
+"""Called once for each parcel, when its rows were told their outcome."""
 
 
 class Sender:
@@ -116,7 +118,7 @@ class Sender:
         self._connecting: set[asyncio.Task[None]] = set()
 
     def parcel(self, rows: UnsentRows) -> Parcel:
-        """Rows whose time limit begins now."""
+        """A parcel of rows whose time limit begins now."""
         return Parcel(rows, self._loop.time() + self._timeout_s)
 
     def carry(self, parcel: Parcel, ended: Ended) -> None:
@@ -128,7 +130,7 @@ class Sender:
         self._try(parcel)
 
     async def ask(self, handle: SendHandle) -> Accepted | None:
-        """What became of a batch whose outcome was unknown; None when it was not kept and never will be."""
+        """Ask what became of a batch whose outcome was unknown; None when it was not kept and never will be."""
         if not isinstance(handle, SendHandle):
             raise BadArgument(f"a handle is that of an OutcomeUnknown, not {type(handle).__name__}")
         group = await self.groups.named(handle.log_id)
@@ -234,7 +236,7 @@ class Sender:
             self._heard(parcel, outcome)
 
     def _heard(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> None:
-        """A try has ended: so has the parcel, or it is tried again after a while."""
+        """Take the result of a try: the parcel has ended, or it is tried again after a while."""
         wait_ms = None if isinstance(outcome, Accepted) else self._again_after_ms(parcel, outcome)
         if wait_ms is None:
             self._end(parcel, outcome)
@@ -243,9 +245,9 @@ class Sender:
             self._loop.call_later(max(wait_s, 0), self._try, parcel)
 
     def _again_after_ms(self, parcel: Parcel, outcome: Refusal | DelaydError) -> float | None:
-        """How long to wait before the next try; None when this is the outcome."""
+        """How long to wait before the next try; None when this result is the outcome."""
         if isinstance(outcome, RequestFailed):
-            # A try that never left adds nothing to what the last one that did was told.
+            # If the try never left, the error of the last try that did leave stays.
             if outcome.sent:
                 parcel.failure, parcel.may_be_kept = outcome, True
             if not parcel.may_be_kept:
@@ -253,7 +255,7 @@ class Sender:
             self._meta.refresh_soon()
             return parcel.backoff.next_ms()
         if isinstance(outcome, InternalError):
-            # It failed in the middle of something, which may have been the append.
+            # The server failed in the middle of the work, perhaps after the append.
             parcel.failure, parcel.may_be_kept = outcome, True
             return parcel.backoff.next_ms()
         if isinstance(outcome, Refusal):
@@ -266,7 +268,7 @@ class Sender:
         return spread_ms(outcome.retry_after_ms)
 
     def _end(self, parcel: Parcel, outcome: Accepted | Refusal | DelaydError) -> None:
-        """Tell the rows of a parcel what became of them."""
+        """Tell the rows of a parcel their outcome."""
         assert parcel.ended is not None, "it is being carried"
         self._unbind(parcel, unknown=isinstance(outcome, OutcomeUnknown))
         split: Split = []
@@ -284,7 +286,7 @@ class Sender:
             parcel.ended(parcel, split)
 
     def _fail_by_bug(self, parcel: Parcel) -> None:
-        """A bug must not leave anybody waiting for ever, nor be raised from the send that happened to meet it."""
+        """End a parcel after a bug: nobody may wait for ever, and the bug must not be raised from an unrelated send."""
         assert parcel.ended is not None, "it is being carried"
         self._unbind(parcel)
         parcel.rows.fail(InternalError("this client met a bug of its own while it sent a batch; its log says more"))
@@ -307,7 +309,7 @@ class Sender:
         return split
 
     def given_up(self, parcel: Parcel) -> DelaydError:
-        """What its rows are told when its time is over."""
+        """The error for the rows of a parcel when its time is over."""
         failure = parcel.failure or ServerUnavailable("no delay server was reached in time; nothing was sent")
         group = parcel.group
         if not parcel.may_be_kept or group is None:

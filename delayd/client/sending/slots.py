@@ -1,6 +1,7 @@
-"""Places that a bounded number of batches take while they are under way.
+"""Slots: places that a bounded number of batches take while they are under way.
 
-Invariant: no more are taken than the limit at that moment allows, and who waited longest gets the next one.
+Invariant: no more are taken than the limit at that moment allows, and the task that has waited longest gets the next
+one.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Slots:
             raise
 
     def give(self) -> None:
-        """Give one back: to the first who waits, or to nobody."""
+        """Give one back; the task that has waited longest gets it."""
         self.taken -= 1
         while self._waiting and self.taken < self._limit():
             turn = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""Rows on their way to a delay server, and who is told what became of them.
+"""Unsent: rows on their way to a delay server, and the callers that wait for their outcome.
 
 Invariant: each row ends exactly once, accepted or failed, however often it was regrouped on the way.
 """
@@ -17,37 +17,37 @@ Outcome = TypeVar("Outcome", contravariant=True)
 
 
 class Waiter(Protocol[Outcome]):
-    """Who waits for one outcome: futures of asyncio and of threads alike."""
+    """A caller that waits for one outcome: a future of asyncio or of a thread."""
 
     def done(self) -> bool:
-        """Nobody waits any more."""
+        """Whether nobody waits any more."""
 
     def set_result(self, outcome: Outcome, /) -> None:
-        """It is accepted."""
+        """Tell that it is accepted."""
 
     def set_exception(self, error: DelaydError, /) -> None:
-        """It failed."""
+        """Tell that it failed."""
 
 
 class UnsentRows(Protocol):
-    """What a batch is made of, and who is told what became of it."""
+    """The rows of a batch, with the callers that wait for them."""
 
     @property
     def count(self) -> int:
-        """How many."""
+        """How many rows."""
 
     @property
     def held_bytes(self) -> int:
-        """What they hold in memory."""
+        """How many bytes of memory they hold."""
 
     def encode(self, part: ProducerPart, clock: ServerClock) -> Sequence[bytes]:
-        """The batch for one server, whose clock resolves `delay=`: pieces that follow one another."""
+        """Encode the batch for one server, whose clock resolves `delay=`, in pieces that follow one another."""
 
     def accept(self, accepted: Accepted) -> None:
-        """All rows are kept; only after `encode`, whose instants the receipts repeat."""
+        """Note that all rows are kept; only after `encode`, because the receipts repeat its instants."""
 
     def fail(self, error: DelaydError) -> None:
-        """All rows failed."""
+        """Note that all rows failed."""
 
     def split(self, rows: Sequence[int]) -> tuple[Self, Self]:
-        """The named rows, and the others; neither side is empty."""
+        """Split into the named rows and the others; neither side may be empty."""
