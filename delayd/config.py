@@ -174,7 +174,7 @@ class DelayConfig(RegisteringConfig):
     frames_in_flight_max: int = _number(4, 1, 8)  # More frames lose throughput to queues between the two processes.
     frame_rows_max: int = _number(8_000, 1, BATCH_ROWS_MAX)  # Gathered in one bounded piece of work.
     frame_bytes_max: int = _number(8 * MIB, 1, BATCH_BYTES_MAX - MIB)  # All of it may become one batch.
-    # What a realtime server may have to keep of this server as in doubt (rule H2).
+    # A realtime server may have to keep this many bytes of this server's batches as in doubt (rule H2).
     undecided_bytes_max: int = _number(64 * MIB, 1, GIB)
     # Stops of some seconds are waited out; a frame of 8 MiB takes less.
     target_silence_ms_max: int = _number(10_000, 500, HOUR_MS)
@@ -183,7 +183,7 @@ class DelayConfig(RegisteringConfig):
     # How long a target may refuse a row by name before the row is DEAD (rule S3).
     dispatch_give_up_after_ms: int = _number(DAY_MS, 100, YEAR_MS)
 
-    # What is kept.
+    # How much is kept, and for how long.
     segment_bytes: int = _number(256 * MIB, 4096, 64 * GIB)
     retention_hours: int = _number(72, 1, 100 * 366 * 24)  # Sealed hours are kept for a long weekend's audit.
 

@@ -248,7 +248,7 @@ def item_of(batch: Batch, column: ColumnId, row: int) -> tuple[int, Buffer]:
 def row_bytes(batch: Batch, first: int, rows: int) -> Int64s:
     """Bytes that each of some rows of a verified batch needs in a new one: headers and body, padded, and its columns.
 
-    It costs what it is asked for: a large batch may be given out one message at a time.
+    The cost depends on ``rows`` only: a large batch may be given out one message at a time.
     """
     size = np.full(rows, ROW_COLUMNS_BYTES, np.int64)
     for column in (ColumnId.HEADERS_END, ColumnId.BODY_END):

@@ -1,7 +1,7 @@
 """Log lines whose rate a peer controls: the first few of a cause are written, then one line a minute counts the rest.
 
-Invariant: what is left out is counted and told at most a minute later, as long as `tell_left_out` is called each second
-or so. Causes are constants of ours, never a peer's text, so what is remembered is bounded.
+Invariant: lines that are left out are counted, and the count is logged a minute later, if `tell_left_out` is called
+each second or so. Causes are constants of ours, never a peer's text, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class LogLimit:
         self._log(logging.WARNING, cause, message, values)
 
     def critical(self, cause: str, message: str, *values: object) -> None:
-        """As `warning`, for what an operator must see."""
+        """As `warning`, for lines that an operator must see."""
         self._log(logging.CRITICAL, cause, message, values)
 
     def info(self, cause: str, message: str, *values: object) -> None:
-        """As `warning`, for what is no fault."""
+        """As `warning`, for lines that report no fault."""
         self._log(logging.INFO, cause, message, values)
 
     def error(self, cause: str, message: str, *values: object) -> None:
-        """As `warning`, for what someone has to look at."""
+        """As `warning`, for lines that ask for somebody to look."""
         self._log(logging.ERROR, cause, message, values)
 
     def tell(self) -> None:
-        """Count what was left out in minutes that are over."""
+        """Log how many lines were left out in minutes that are over."""
         now, log = self._clock(), self._logger
         for cause, found in list(self._causes.items()):
             if now - found.began >= MINUTE_S:

@@ -231,7 +231,7 @@ class Meta:
             raise SlowDown("meta is storing an operator's word", retry_after_ms=STORED_RETRY_AFTER_MS)
 
     def routes(self, subjects: Sequence[str], assign: bool, on_routes: OnRoutes, *, used: bool = True) -> None:
-        """Look up subjects; with `assign` those without a route get one, durable when `on_routes` hears of it.
+        """Look up subjects; with `assign` those without a route get one, durable when `on_routes` is called with it.
 
         `used` says that messages wait for them. Raises BadRequest for too many at once, BadSubject for a name that
         can't be, TooManySubjects when too many were looked at and never used, and SlowDown while an operator's word is
@@ -241,7 +241,7 @@ class Meta:
             raise BadRequest(f"{len(subjects)} subjects; ask for {SUBJECTS_MAX} at a time", field="subjects")
         for subject in subjects:
             check_subject(subject.encode())
-        # Before anything is given back or decided: what is asked for stays.
+        # This comes before anything is given back or decided, so that the routes that are asked for stay.
         self._table.look(subjects, self._clock.monotonic_ms())
         if assign:
             self._assign(subjects, used)
@@ -278,7 +278,7 @@ class Meta:
             self._commit()
 
     def _give_routes_back(self) -> None:
-        """Give back what was looked at, never used, and nobody looks at any more; some of it with each heartbeat."""
+        """Give back routes that were never used and that nobody looks at any more; some of them with each heartbeat."""
         forgotten = self._table.forgotten(self._clock.monotonic_ms() - UNUSED_MS)
         if forgotten and not self._storing_word:
             # From memory at once: who asks now is decided anew, in a transaction behind this one.
@@ -309,7 +309,7 @@ class Meta:
             return
         changes, self._gathered = self._gathered, _Changes()
         if not (changes.puts or changes.removes):
-            # Whoever waited for the last transaction's routes, and brought none of its own.
+            # The caller waited for routes of the last transaction, and added none of its own.
             for waiter in changes.waiters:
                 waiter(None)
             return

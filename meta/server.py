@@ -136,7 +136,7 @@ class MetaService:
     # Calls of connections.
 
     def connected(self, connection: Connection) -> None:
-        """Whoever connects may ask at once."""
+        """Do nothing: a client that connects may ask at once."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
         """Answer, or refuse by raising."""

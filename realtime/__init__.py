@@ -9,24 +9,24 @@ Around the core
     peer                what the core needs of a connection
     operators, answers  requests of operators, and answers as heads
 A delay server hands a message over (H1 to H7)
-    handoff             which session of each delay server counts, and what is in doubt
-    intake, reserve     what is proved of a frame before it is kept, and the free space that is left
-    commit              the message log: what arrives while the disk is busy becomes the next group
+    handoff             which session of each delay server counts, and which batches are in doubt
+    intake, reserve     checks a frame before it is kept; keeps a reserve of free space
+    commit              the message log: batches that arrive while the disk is busy become the next group
     index, stored       from a message's number to its stored batch, and the batch itself
 A consumer pulls and acknowledges it (Q1 to Q5)
     consumers           requests of consumers, checked
     pulls               messages to consumers, acknowledgements and leases
     polls, parts        pulls that wait, and which messages an answer holds
     groups, roster      one group's progress, and all groups by name
-    held, offers, given_out, ranges   what a group holds, what came back, and which handles are true
-    alarms              what is to happen at an instant, such as the end of a lease
+    held, offers, given_out, ranges   messages that a group holds and that came back; which handles are valid
+    alarms              things that happen at an instant, such as the end of a lease
     pull_commit         the pull log
 It may go (Q3)
     retention, unseen   which segments may be removed, and subjects that nobody pulls
     closed, tally_log, segment_indexes   each closed segment is read once, counted and indexed
 A checkpoint and a start (L, P2)
     checkpoint, changes, kept   consume logs and one transaction; which groups it copies; the values in LMDB
-    recovery, pull_replay   from the last checkpoint and the logs above it to what is in memory
+    recovery, pull_replay   rebuild memory from the last checkpoint and the logs above it
 What is damaged (L5, L9, L10)
     quarantine, log_files   messages and files that can't be read, by name
     rebuild, unread_pulls   consume logs made again, and a pull log that can't be read yet

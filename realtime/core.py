@@ -257,7 +257,7 @@ class Core:
         return wake_ms
 
     def wake(self) -> None:
-        """Do what is due by the clock."""
+        """Do everything that is due by the clock."""
         if self._failed:
             return
         retry_at_ms = self._commit.retry_at_ms

@@ -30,7 +30,7 @@ class GivenOut:
         own: Sequence[Run],
         others: Sequence[Run],
     ) -> list[tuple[int, int]]:
-        """Return the parts of the pull sequences ``start`` to ``end`` that an acknowledgement names in vain.
+        """Return the parts of the pull sequences ``start`` to ``end`` that an acknowledgement names and that are stale.
 
         Only a part may be stale, because clients merge neighbouring handles. A sequence that is neither held nor among
         ``gone`` was acknowledged before, in whatever life (rule Q5). ``known`` bounds the sequences of which the group

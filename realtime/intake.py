@@ -72,9 +72,10 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
 
 
 def read_bare(body: memoryview, position: int) -> tuple[Batch, DispatchPart, int] | None:
-    """What `read_batch` says of a batch that `delayd.encode.encode_bare` made; None of any other, and of one at fault.
+    """The result of `read_batch` for a batch that `delayd.encode.encode_bare` made; None for any other or invalid batch.
 
-    With many subjects nearly every batch of a frame is such a one: a third of the time, for there is one layout.
+    With many subjects nearly every batch of a frame is made so. This takes a third of the time, because there is only
+    one layout.
     """
     if len(body) - position < BARE.size:
         return None

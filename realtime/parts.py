@@ -62,11 +62,12 @@ class Parts:
         return parts
 
     def _choose(self, parts: list[Part], group: Group, waiting: Waiting) -> None:
-        """Add stored batches to the answer, whole ones wherever they fit, for these go out without a copy.
+        """Add stored batches to the answer, whole ones wherever they fit, because these go out without a copy.
 
         Each offer is a range of messages, and lies in one stored batch or several. For each of these batches:
 
-        1. All its messages are offered, and they fit what is left of messages and bytes: the batch goes out as it is.
+        1. All its messages are offered, and they fit the messages and bytes that may still be added: the batch goes out
+           as it is.
         2. They do not fit, and the answer has something: the answer ends before this batch.
         3. They do not fit, and the answer is empty: as many messages as fit, one at least, are cut out of it.
         4. The offer names some of its messages only, and they fit: these are cut out, and the answer goes on.

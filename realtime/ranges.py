@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 
 class Ranges:
-    """A set of integers as runs; each change costs the logarithm of the runs and what it moves."""
+    """A set of integers as runs; each change costs the logarithm of the runs, and the runs that it moves."""
 
     __slots__ = ("_ends", "_starts")
 

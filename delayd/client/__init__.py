@@ -10,5 +10,5 @@ Both
     meta                which servers there are, as meta last said
     link, retry         the connection to one server, and how long to wait before the next try
     loop_thread         the background thread of the blocking forms; `own_loop` checks the loop of the others
-    at_exit             what is still flushed when the program ends
+    at_exit             flushes open clients when the program ends
 """

@@ -21,9 +21,9 @@ It passes through the folders
     handoff             it is handed over to the realtime server of its subject, the *target* (H1 to H7)
     books               its outcome is recorded, and its hour is sealed and deleted (S1 to S4)
     settled             the instant before which everything that fell due has an outcome (S7)
-A start, and what is damaged (L5, L9, L10)
+A start, and damaged files (L5, L9, L10)
     recovery            from a directory to all that is in memory
     kept, state_values  read the state; the values of it that several parts use
-    quarantine          what can't be read, by name
-    damage              what is tried again until it is whole, or given up by an operator
+    quarantine          names files and values that can't be read
+    damage              tries damaged files again until they are whole, or an operator gives them up
 """

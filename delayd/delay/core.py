@@ -323,7 +323,7 @@ class DelayCore:
     # Requests.
 
     def send(self, batch: Batch, waiter: Waiter, allowance: Allowance | None = None) -> None:
-        """Take a PRODUCER batch; ``waiter`` hears what became of it, once that is durable."""
+        """Take a PRODUCER batch; ``waiter`` is called with its outcome, once that is durable."""
         if self.fence.is_up:
             # A batch that is known gets the same answer: this server may be a copy, and then only the right server may
             # give receipts.
@@ -348,7 +348,7 @@ class DelayCore:
         self.producers.ask(producer_id, number, answer)
 
     def checkpoint(self, done: Callable[[int], None]) -> None:
-        """Call back with the replay offset when a checkpoint covers what is durable now."""
+        """Call back with the replay offset when a checkpoint covers everything that is durable now."""
         self._checkpointer.when_covers(self.intake.durable.offset, lambda: done(self._checkpointer.replay.offset))
         self.wake()
 
@@ -521,7 +521,7 @@ class DelayCore:
             self.intake.resume()
 
     def sweep(self) -> None:
-        """Seal closed hours and delete what is past its retention, if the clock is confirmed (rule T1)."""
+        """Seal closed hours and delete hours past their retention, if the clock is confirmed (rule T1)."""
         if self._clock.confirmed:
             closed_before_ms = min(self._checkpointer.appended_at_ms, self.intake.filed_from_ms)
             self._retention.sweep(closed_before_ms, self._clock.now_ms())

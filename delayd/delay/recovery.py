@@ -43,7 +43,7 @@ from delayd.log.schedule import Skipped, dispatch_path
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.state import State
 
-REPLAY_ROWS = 32_768  # Rows of the message log are indexed so many at a time: most groups have some hundred.
+REPLAY_ROWS = 32_768  # This many rows of the message log are indexed at a time: most groups have some hundred.
 
 BeginLoad = Callable[[Callable[[], dict[int, LoadedHour]]], Later[dict[int, LoadedHour]]]
 """Begins to load hours: `Later` loads them when they are asked for, `Beside` in a thread of its own."""
@@ -216,7 +216,7 @@ class _Counted:
 def open_seals(
     disk: Disk, state: State, folder: str, identity: Identity, now_ms: int, hours: HourTable, *, whole: bool
 ) -> SealLog:
-    """Open the seal log; with ``whole`` all of it is read, for an hour may be sealed though the state does not say so.
+    """Open the seal log; with ``whole`` all of it is read: an hour may be sealed though the state does not say so.
 
     Raises:
         DamagedData, Shortage: it does not check or can't be read.
@@ -264,7 +264,7 @@ class _Replay:
         self._rows = 0
 
     def index(self) -> None:
-        """Make pending rows of what was taken; without it the last groups are not among them."""
+        """Make pending rows of the groups that were taken; without this call the last groups are missing."""
         if self._stored:
             self.pending.keep(replayed_rows(self._stored, self.subjects, self._appended_at_ms))
             self._stored, self._appended_at_ms, self._rows = [], [], 0

@@ -166,7 +166,7 @@ class SequenceSet:
     __slots__ = ("_before", "_sorted", "_table")
 
     def __init__(self, sequences: npt.NDArray[np.uint64], rows: int) -> None:
-        """``rows`` is how many rows will be held against them in all: it bounds the table."""
+        """``rows`` is how many rows will be looked up in all: it bounds the table."""
         self._sorted = sequences
         self._table: npt.NDArray[np.bool_] | None = None
         if not len(sequences):

@@ -9,14 +9,14 @@ A map, from the bytes up. Nothing here knows the network or the loop; disk and t
     checkpoint          the file that a server publishes for readers in other processes
 The delay server's logs of an hour
     schedule            the schedule log: where its file is, and the table of hours in a checkpoint
-    dispatch            the dispatch log: what became of each message
+    dispatch            the dispatch log: the outcome of each message
     seal                the seal log: one record for each sealed hour
 The realtime server's logs
     consume             the consume log of a subject: from a message's number to its place
-    pull                the pull log: who was given which messages, and what became of them
-    tally, tallying     the tally log: what was held of each delay server and hour, and how that is counted
+    pull                the pull log: which consumer was given which messages, and their outcomes
+    tally, tallying     the tally log: counts the rows that were held of each delay server and hour
     segment_index       a closed segment without its bodies, for audits
 What a person or a disk does to a log
     watch               notices files that are removed, replaced or cut under a running server
-    give_up             an operator's word on a log whose end is damaged
+    give_up             lets an operator give up the damaged end of a log
 """

@@ -1,6 +1,6 @@
 """Log: ordered segments that are one sequence of groups, in one folder (docs/formats/segment.md).
 
-One thread appends and flushes; any thread reads what is durable.
+One thread appends and flushes; any thread reads the durable part.
 """
 
 from bisect import bisect_right
@@ -254,7 +254,7 @@ class Log:
                 give_way()
             ends_well = found.file.size() == found.position(end) and scan.offset == end
             if found.base_offset == segment.base_offset and ends_well and crc32c in (None, scan.crc32c):
-                # Whoever put the file there may not have synced it.
+                # The person who put the file there may not have synced it.
                 found.file.sync()
                 self.disk.sync_folder(self.place.folder)
                 found.end = found.durable = end

@@ -188,7 +188,7 @@ def index_path(folder: str, base: int) -> str:
 def read_index(
     disk: Disk, place: LogPlace, base: int, end: int, last_crc32c: int
 ) -> list[CommitGroup | IndexedGroup] | None:
-    """The groups of a segment from its index, none of them held against the segment yet.
+    """The groups of a segment from its index, none of them compared with the segment yet.
 
     None when there is no index that is whole, belongs to the segment from ``base`` to ``end`` whose last group has that
     header_crc32c, and is worth reading.

@@ -119,7 +119,7 @@ class LogWatch:
         try:
             done.result()
         except DataError:
-            return  # The disk is full, which is logged by whoever appends: the next look tries again.
+            return  # The disk is full, which the appending thread logs: the next look tries again.
         self._settled |= names
         self._rolled()
 

@@ -3,7 +3,7 @@
 A map, from the files to the verdict. `books.audit_directory` is where an audit begins.
 
 What there is, and how it is read
-    directory, word     which servers a directory holds, and what a delay server's checkpoint says
+    directory, word     which servers a directory holds; the facts (*word*) in a delay server's checkpoint
     lives               which of them are up, and what a delay server has settled
     groups, skim, indexed   the groups of logs: whole, without bodies, or by index files
     columns             rows of many batches as flat arrays
@@ -19,7 +19,7 @@ What is more than one hour
     books               the audit of each hour, put together
     follow, follow_target, filed, conservation, counted   whether logs, table of hours and checkpoint agree (S5)
     seals               seals, verified from the files alone (S4)
-    sides, side_lines   a delay server's word against the tallies of realtime servers
+    sides, side_lines   compares a delay server's outcomes with the tallies of realtime servers
     consumption, consumed   pull logs and consume logs
 Other ways in
     verify, verify_file, crc   each byte against its checksum

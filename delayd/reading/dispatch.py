@@ -50,8 +50,8 @@ def read_outcomes(
         disk: where the directory is.
         directory: of a delay server.
         hour: hours since the epoch.
-        stop: groups that end behind this offset are left out; None reads what is there now.
-        torn: receives what lies behind the last group that checks.
+        stop: groups that end behind this offset are left out; None reads everything that is there now.
+        torn: receives the bytes behind the last group that checks.
         durable: an offset below which the checkpoint calls everything fsynced.
         part: read the outcomes of these sequences only; None for all.
 

@@ -58,7 +58,7 @@ def read_groups(
         segment: the file, open.
         start: offset of a group.
         stop: groups that end behind it are left out.
-        torn: receives what lies behind the last group that checks.
+        torn: receives the bytes behind the last group that checks.
         previous_crc32c: header_crc32c of the group before ``start``; None when it is not known.
         durable: an offset below which the caller knows that everything was fsynced.
         last: whether no later segment exists; only the last one may have a torn tail.

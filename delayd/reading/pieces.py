@@ -1,4 +1,4 @@
-"""Pieces: the rows of an hour cut by sequence, small enough that what is computed of them stays in a processor's cache.
+"""Pieces: the rows of an hour cut by sequence, small enough that the arrays of a piece stay in a processor's cache.
 
 Invariant: each row of each log is in exactly one piece, and rows of one sequence are in the same; so the findings of
 the pieces together are the findings of the hour.

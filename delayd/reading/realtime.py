@@ -169,7 +169,7 @@ class TargetIndexer:
         self._faults: list[tuple[int, str]] = []
 
     def scan(self, *, newer: bool) -> None:
-        """Index what was appended since the last scan.
+        """Index the groups that were appended since the last scan.
 
         Raises:
             LogMoved: segments went away meanwhile.

@@ -285,7 +285,9 @@ class _Window:
         self._memory = Memory()
 
     def view(self, position: int, size: int) -> memoryview:
-        """The bytes from a position on, and what was read behind them; fewer than ``size`` where the file ends."""
+        """The bytes from a position on, and the bytes that were read behind them; fewer than ``size`` where the file
+        ends.
+        """
         low = position - self._begin
         if low < 0 or low + size > len(self._data):
             data = self._memory.view(max(size, self._ahead))

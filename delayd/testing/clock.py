@@ -79,7 +79,7 @@ class SimClock(JudgedClock):
         self.machine.step_wall(ms)
 
     def restarted(self) -> SimClock:
-        """The clock of the same server after a restart, held against this one's evidence."""
+        """The clock of the same server after a restart, judged by this one's evidence."""
         return SimClock(machine=self.machine, previous=self.restart_evidence())
 
     def reboot(self, off_ms: int = 0) -> SimClock:

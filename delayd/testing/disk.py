@@ -52,7 +52,7 @@ class Faults:
 
 
 class MemoryDisk:
-    """A whole disk, empty but for its root; paths are absolute."""
+    """A whole disk, which has only a root at first; paths are absolute."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class MemoryDisk:
         return disk
 
     def copied(self) -> MemoryDisk:
-        """A new disk with a copy of all that programs see, which is durable there: a backup, or what was restored."""
+        """A new disk with a copy of everything that programs see, durable there: a backup, or a restored disk."""
         disk = MemoryDisk(capacity_bytes=self.capacity_bytes, reports_sync_errors=self._reports_sync_errors)
         disk._root = self._root.copied()
         disk.used_bytes = self.used_bytes

@@ -1,7 +1,8 @@
 """One frame of a connection: a header of 24 bytes, a msgpack map (the head), and a body of batches as they are.
 
-Invariant: a body is a read-only view of what the socket wrote; it begins at a multiple of 8 bytes, and its bytes are
-not changed for as long as anyone holds it. Bytes in, frames out: nothing here does I/O (docs/protocol.md, version 1).
+Invariant: a body is a read-only view of the bytes that the socket wrote; it begins at a multiple of 8 bytes, and its
+bytes are not changed for as long as anyone holds it. Bytes in, frames out: nothing here does I/O (docs/protocol.md,
+version 1).
 
      0  u32  magic          8  u32  request_id      20  u32  crc32c over bytes 0 to 19 and the head
      4  u8   version       12  u32  head_bytes      24  head, then zeros up to a multiple of 8
@@ -77,7 +78,7 @@ def encode_frame(
     """Lay out one frame for `writelines`: header and head as one piece, then the body's buffers without a copy.
 
     The buffers must not change until they have left. HeadTooLarge if the head does not fit or holds what can't be
-    encoded; AssertionError if the body is too large or no multiple of 8 bytes: whoever builds a body splits it.
+    encoded; AssertionError if the body is too large or no multiple of 8 bytes: the caller must split it.
     """
     try:
         packed = _PACKER.pack(head)
@@ -103,7 +104,7 @@ def encode_frame(
 class FrameReader:
     """Cuts a stream of bytes into frames, without a copy: the socket reads into chunks and frames are views of them.
 
-    A chunk is filled behind the frames that were cut from it and then left to whoever still holds one of them, so a
+    A chunk is filled behind the frames that were cut from it and then left to the holders of these frames, so a
     small body that is kept for long keeps 256 KiB alive: copy it. A large frame gets room as its bytes arrive, not as
     its header claims. The first fault ends the reader: `fault` names it, the frames before it are still handed out,
     and any further call raises it.

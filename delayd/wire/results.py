@@ -58,7 +58,7 @@ def results_head(results: Sequence[AcceptedResult | RefusedResult]) -> list[Head
     if PLAIN_BYTES_MAX * len(results) + wanted <= ROWS_BYTES_MAX:
         message_bytes = rows_max = ROWS_BYTES_MAX
     else:
-        # Each refused batch has the same share of what the plain fields leave.
+        # Each refused batch has the same share of the room that the plain fields leave.
         share = (ROWS_BYTES_MAX - PLAIN_BYTES_MAX * len(results)) // len(refused)
         message_bytes = max(MESSAGE_BYTES_MIN, share // 4)
         rows_max = max(1, (share - message_bytes) // ROW_BYTES_MAX)

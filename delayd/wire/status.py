@@ -32,7 +32,7 @@ def status_head(
         now_ms: that clock, now.
         counters: figures of its role.
         waits: what waits for an operator.
-        refuses: what it refuses for now, and what ends by itself.
+        refuses: what it refuses for now; each of these ends by itself.
         own: what this role adds, and what the server says of its connections and its loop.
     """
     return {

@@ -6,7 +6,7 @@ A map, in the order in which a message passes.
     async_consumer      AsyncConsumer: on the caller's own loop
     consumer_core       what both forms share
     pull_lane           the one PULL that is under way
-    stock, pace         what was fetched ahead, and how much that should be
+    stock, pace         messages fetched ahead, and how many that should be
     message             messages as columns, and views of single ones
     acks                acknowledgements, gathered into ranges
 """

@@ -116,7 +116,8 @@ class ConsumerSettings:
 
 
 class ConsumerCore(Generic[Batch]):
-    """Made inside the running loop and used on its thread, but for `check`, `take_next`, `take` and `put_back`.
+    """Made inside the running loop and used on its thread; only `check`, `take_next`, `take` and `put_back` may be
+    called elsewhere.
 
     ``make`` turns pulled messages into the consumer's batch; ``post`` runs work on the loop, from any thread.
     """
@@ -352,7 +353,7 @@ class ConsumerCore(Generic[Batch]):
         self._fetch_ahead(target, size)
 
     def _fetch_ahead(self, target: int, size: int) -> None:
-        """Ask for more while a caller works, if little is left of what may be held ahead of it."""
+        """Ask for more while a caller works, if few of the messages are left that may be held ahead of it."""
         count = self._stock.count
         if count <= target - size and not self._pulls.under_way and not self.closed:
             # On the server a busy caller comes behind waiting ones, even if it has nothing left.

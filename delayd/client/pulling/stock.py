@@ -116,7 +116,7 @@ class Stock(Generic[Batch]):
         return self._give_back(surplus)
 
     def close(self) -> Handles:
-        """Hand out nothing more: the handles of what is left."""
+        """Hand out nothing more; return the handles of the messages that are left."""
         with self._lock:
             self._closed = True
             left = [handle for shelf in self._shelves for handle in shelf.rest.handles]
@@ -153,7 +153,7 @@ class Stock(Generic[Batch]):
 
 
 class _Shelf(Generic[Batch]):
-    """One answer, or what is left of it."""
+    """One answer, or the messages of it that are left."""
 
     __slots__ = ("batch", "count", "pulled", "put_at", "row")
 

@@ -7,7 +7,7 @@ A map, in the order in which a message passes.
     arguments, due_columns   check what the caller said, and turn wishes into due instants
     producer_core       what both forms share
     room, slots         how much may be queued and be under way
-    outbox              what was sent and has no outcome yet
+    outbox              messages that were sent and have no outcome yet
     unsent, gathering, packing   single sends that share a batch; the bytes of a batch
     block               a piece of one `send_batch`
     groups              which delay server gets the next batch

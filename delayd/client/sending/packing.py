@@ -38,7 +38,7 @@ def pack_rows(
 ) -> tuple[bytes, bytes]:
     """Make the batch; ``subject_of`` is None when all rows have the one subject, ``headers`` when none has any.
 
-    In two pieces, for the second one holds the only copy that is made of a body.
+    In two pieces, because the second one holds the only copy that is made of a body.
     """
     table = one_subject_table(subjects[0]) if len(subjects) == 1 else encode_subject_table(subjects)
     columns: list[tuple[ColumnId, Columns]] = [(ColumnId.DELIVER_AT_MS, deliver_at_ms)]

@@ -52,7 +52,7 @@ SWEEPS_PUT_OFF_MAX = 120
 NOT_SEALED = "hour_not_sealed"  # The event of an hour that was not sealed because space was short.
 
 Compared = tuple[HourFile, OutcomeEnd | None]
-"""What a comparison read; while it stays the same, the result stays the same too."""
+"""The facts that a comparison read; while they stay the same, its result stays the same too."""
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
 """Damage: files that can't be read now are tried again until they are whole, or an operator gives them up (rules L5,
 L10).
 
-A map. What is damaged stands by name in `quarantine`, one folder up.
+A map. `quarantine`, one folder up, has the names of everything that is damaged.
 
     file_watch          notices files that someone removes or cuts
     held                keeps due rows whose bodies can't be read
-    mending             tries the logs of an hour again, and loads what it lacked
+    mending             tries the logs of an hour again, and loads the rows that it lacked
     seal_mending        tries the seal log again
 """

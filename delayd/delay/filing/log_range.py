@@ -121,7 +121,7 @@ class LogRange:
         return sizes
 
     def filing_order(self, rows: Rising) -> Rising:
-        """Order of ``rows`` in the schedule logs: what is due together is read together when it is handed over.
+        """Order of ``rows`` in the schedule logs: rows that are due together are then read together.
 
         1. Rows of an earlier filing hour come first.
         2. Within an hour rows come by their due instant. A row that was due before its hour began counts as due at its
@@ -163,7 +163,7 @@ class LogRange:
         """Copy bodies and headers of ``rows``; the i-th item is that of row ``rows[order[i]]``; None without headers.
 
         Raises:
-            DamagedData: the log is not what it was when its columns were read.
+            DamagedData: the log has changed since its columns were read.
         """
         regions = [_Region(self._bodies, rows, order)]
         if self._headers is not None:

@@ -216,7 +216,7 @@ class ScheduleWriter:
 
 
 def cut_to_checkpoint(segment: Segment, known: HourFile) -> None:
-    """Cut a schedule log to what the checkpoint counts (rule P4); DamagedData when it is shorter."""
+    """Cut a schedule log to the length that the checkpoint counts (rule P4); DamagedData when it is shorter."""
     size = segment.file.size()
     valid = FILE_HEADER_BYTES + known.length
     if size < valid:

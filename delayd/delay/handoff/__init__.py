@@ -1,8 +1,8 @@
-"""Handoff: what is due goes to the realtime server of its subject, the *target* (rules H1 to H7; docs/handoff.md).
+"""Handoff: due rows go to the realtime server of their subject, the *target* (rules H1 to H7; docs/handoff.md).
 
 A map, in the order in which a row passes.
 
-    dispatcher          gives what is due to the link of its subject's target
+    dispatcher          gives due rows to the *link* (the connection) of their subject's target
     waiting             rows of one target that are due and not handed over
     sender, frames      make frames of rows and follow each frame until its outcome is durable
     window              which batches of a target are not decided, and W
@@ -11,6 +11,6 @@ A map, in the order in which a row passes.
 What operators, meta and dispatch logs say about targets
     moves               subjects that an operator gives to another target
     targets             what an operator sees of targets, and says of one that is lost or lost data
-    target_words, target_ends   what is kept of that, and up to where each target acknowledged
+    target_words, target_ends   the stored decisions (*words*) of operators; up to where each target acknowledged
     refusers            targets that take this server for a restored one, which each start asks first
 """

@@ -36,7 +36,7 @@ AskRoutes = Callable[[list[bytes]], None]
 
 
 class Dispatcher:
-    """The routes of subjects, and what is due."""
+    """The routes of subjects, and their due rows."""
 
     def __init__(
         self,

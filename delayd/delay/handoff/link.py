@@ -47,7 +47,7 @@ limited = LogLimit(log)
 RETRY_MS = 50  # How long to wait before a target that was away is tried again; it doubles each time.
 RETRY_MS_MAX = 2_000
 WINDOW_FRAMES_MAX = 4_096  # The answer to a hello has at most this many frames, of 4,096 batches each.
-WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 24 bytes each; rule H2 keeps what is undecided far below this.
+WINDOW_BYTES_MAX = 1 << 30  # The rows of that answer, at 24 bytes each; rule H2 keeps undecided rows far below this.
 ALARM_RETRY_MS = 30_000  # A target that lost data needs an operator, who may bring the right one back meanwhile.
 
 Sequences = NDArray[np.uint64]
