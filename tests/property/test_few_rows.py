@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from delayd import batch as batch_module
 from delayd import validate
 from delayd.batch import FEW_ROWS, Batch, BatchKind, ColumnId, DispatchPart, SchedulePart, parse
+from delayd.client.pulling import message
+from delayd.client.pulling.message import FEW_ITEMS, PulledPart, items_of
 from delayd.delay import rows as rows_module
 from delayd.delay import table
 from delayd.delay.handoff import frames, waiting
@@ -126,6 +128,26 @@ def test_the_single_rows_of_a_frame_become_the_batches_that_each_alone_would_bec
         assert single.hashes.dtype == hashes.dtype and single.hashes.tolist() == hashes.tolist()
         assert single.deliver_at_ms.dtype == gathered.deliver_at_ms.dtype
         assert single.deliver_at_ms.tolist() == gathered.deliver_at_ms.tolist()
+
+
+@given(st.lists(st.tuples(st.binary(max_size=20), st.booleans()), min_size=1, max_size=2 * FEW_ITEMS), st.data())
+def test_few_pulled_messages_have_the_bytes_that_many_have(
+    drawn: list[tuple[bytes, bool]], data: st.DataObject
+) -> None:
+    bodies = [body for body, _ in drawn]
+    made = messages(bodies, headers=[b"\x80" if has_headers else b"" for _, has_headers in drawn])
+    start = data.draw(st.integers(0, len(drawn) - 1))
+    rows = range(start, data.draw(st.integers(start + 1, len(drawn))))
+    part = PulledPart(parse(made), rows, 5, 1)
+
+    def items() -> list[list[bytes]]:
+        return [items_of(part, column) for column in (ColumnId.BODY_END, ColumnId.HEADERS_END)]
+
+    few = items()
+    assert few[0] == bodies[rows.start : rows.stop]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(message, "FEW_ITEMS", 0)
+        assert items() == few
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=FEW_ROWS))

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from delayd.batch import Batch, ColumnId, Int64s, padded
 from delayd.client.instants import utc
 from delayd.errors import BadBody, BadHeaders
+from delayd.gather import item_of
 from delayd.headers import Headers, decode_headers
 from delayd.log_id import LogId
 
+FEW_ITEMS = 8  # Up to so many cost less one by one than the arrays cost at all: one takes 2 instead of 13 us.
 Item = TypeVar("Item", bound=np.generic)
 
 
@@ -117,7 +119,7 @@ class MessageColumns:
         """Copies of the bodies."""
         bodies: list[bytes] = []
         for part in self.pulled.parts:
-            bodies.extend(_items(part, ColumnId.BODY_END))
+            bodies.extend(items_of(part, ColumnId.BODY_END))
         return bodies
 
     @cached_property
@@ -126,7 +128,7 @@ class MessageColumns:
         headers: list[bytes] = []
         for part in self.pulled.parts:
             if ColumnId.HEADERS_END in part.batch:
-                headers.extend(_items(part, ColumnId.HEADERS_END))
+                headers.extend(items_of(part, ColumnId.HEADERS_END))
             else:
                 headers.extend(b"" for _ in part.rows)
         return headers
@@ -272,7 +274,11 @@ def _rows(part: PulledPart, column: NDArray[Item]) -> NDArray[Item]:
     return column[part.rows.start : part.rows.stop]
 
 
-def _items(part: PulledPart, column: ColumnId) -> list[bytes]:
+def items_of(part: PulledPart, column: ColumnId) -> list[bytes]:
+    """The bytes of one item a row: of the bodies or of the headers of a part."""
+    if len(part.rows) <= FEW_ITEMS:
+        found = (item_of(part.batch, column, row) for row in part.rows)
+        return [bytes(item[:length]) for length, item in found]
     starts, ends = part.batch.region(column)
     first, last = int(starts[part.rows.start]), int(ends[part.rows.stop - 1])
     lengths = _rows(part, ends) - _rows(part, starts)
