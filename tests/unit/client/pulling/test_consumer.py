@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
 
-from delayd.client.pulling import consumer_core
 from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.sending.async_producer import AsyncProducer
 from delayd.errors import (
@@ -21,42 +19,14 @@ from delayd.errors import (
     BadSetting,
     BadSubject,
     BatchMalformed,
-    NoRealtimeServer,
-    ServerUnavailable,
-    StaleHandle,
     WrongLoop,
 )
 from delayd.wire.requests import RequestType
 from tests.counts import calls
-from tests.unit.client.realtime import SmallRealtime
+from tests.unit.client.pulling.consumers import consumer_of
 from tests.unit.client.world import World, on_loop
 from tests.unit.net.loopback import error_of
 from tests.waiting import until
-
-
-def consumer_of(
-    world: World,
-    *,
-    lease: timedelta = timedelta(seconds=60),
-    prefetch: bool = True,
-    max_messages: int = 500,
-    timeout_ms: float = 30_000,
-) -> AsyncConsumer:
-    return AsyncConsumer(
-        address=world.address,
-        subject="orders",
-        group="g",
-        lease=lease,
-        prefetch=prefetch,
-        max_messages=max_messages,
-        timeout_ms=timeout_ms,
-    )
-
-
-async def until_answered(world: World, requests: int) -> None:
-    """More than so many requests came, and their answers had time to be read."""
-    await until(lambda: len(world.realtime.seen) > requests)
-    await asyncio.sleep(0.03)
 
 
 def test_a_message_has_all_that_was_sent_and_when_it_came() -> None:
@@ -294,42 +264,6 @@ def test_what_is_given_back_at_the_close_does_not_come_to_the_pull_that_still_wa
     on_loop(scenario)
 
 
-def test_single_acknowledgements_are_gathered_into_ranges() -> None:
-    async def scenario(world: World) -> None:
-        for row in range(500):
-            world.realtime.add(b"%d" % row)
-        async with consumer_of(world) as consumer:
-            batch = await consumer.pull()
-            for message in batch:
-                await message.ack(wait=False)
-            await consumer.flush()
-            assert sorted(world.realtime.acked) == list(range(500))
-            assert world.realtime.ack_requests <= 3
-            handles = [frame.head["handles"] for frame in world.realtime.seen if frame.type == 41]
-            assert sum(len(rows) for rows in handles if isinstance(rows, list)) <= 3
-
-    on_loop(scenario)
-
-
-def test_acknowledgements_that_nobody_waits_for_leave_together_soon_or_with_one_that_is_waited_for() -> None:
-    async def scenario(world: World) -> None:
-        for row in range(4):
-            world.realtime.add(b"%d" % row)
-        async with consumer_of(world) as consumer:
-            batch = await consumer.pull()
-            for row in (0, 1):
-                await batch[row].ack(wait=False)
-                await asyncio.sleep(0)
-            assert world.realtime.ack_requests == 0
-            await until(lambda: world.realtime.acked == [0, 1])
-            assert world.realtime.ack_requests == 1
-            await batch[2].ack(wait=False)
-            await batch[3].ack()
-            assert world.realtime.acked == [0, 1, 2, 3] and world.realtime.ack_requests == 2
-
-    on_loop(scenario)
-
-
 def test_a_pull_that_goes_well_takes_no_task() -> None:
     async def scenario(world: World) -> None:
         async with consumer_of(world) as consumer:
@@ -363,161 +297,12 @@ def test_each_of_several_pulls_at_once_gets_messages_of_its_own_and_the_close_en
     on_loop(scenario)
 
 
-def test_a_nack_is_offered_again_at_once_as_the_next_attempt() -> None:
-    async def scenario(world: World) -> None:
-        world.realtime.add(b"x")
-        async with consumer_of(world, prefetch=False) as consumer:
-            await (await consumer.pull())[0].nack()
-            again = await consumer.pull()
-            assert again.bodies == [b"x"] and again.attempts.tolist() == [2]
-            await again.nack(wait=False)
-            await consumer.flush()
-            assert (await consumer.pull()).attempts.tolist() == [3]
-
-    on_loop(scenario)
-
-
-def test_rule_Q1_an_acknowledgement_of_an_earlier_life_of_the_server_is_stale() -> None:
-    async def scenario(world: World) -> None:
-        for row in range(3):
-            world.realtime.add(b"%d" % row)
-        async with consumer_of(world, prefetch=False) as consumer:
-            batch = await consumer.pull()
-            world.realtime.restart()
-            error = await error_of(batch.ack())
-            assert isinstance(error, StaleHandle) and error.details["count"] == 3
-            again = await consumer.pull()
-            assert again.attempts.tolist() == [2, 2, 2]
-            await again.ack()
-
-    on_loop(scenario)
-
-
-def test_rule_Q1_what_failed_while_nobody_waited_is_raised_once_by_the_next_call() -> None:
-    async def scenario(world: World) -> None:
-        for row in range(3):
-            world.realtime.add(b"%d" % row)
-        for late_call in ("pull", "flush", "ack", "close"):
-            consumer = consumer_of(world, prefetch=False)
-            batch = await consumer.pull()
-            world.realtime.restart()
-            seen = len(world.realtime.seen)
-            await batch.ack(wait=False)
-            if late_call == "flush":
-                assert isinstance(await error_of(consumer.flush()), StaleHandle)
-            elif late_call == "close":
-                assert isinstance(await error_of(consumer.close()), StaleHandle)
-            else:
-                await until_answered(world, seen)
-                calls = consumer.pull() if late_call == "pull" else batch.ack()
-                assert isinstance(await error_of(calls), StaleHandle)
-            await consumer.flush() if late_call != "close" else None
-            await consumer.close()
-            world.realtime.restart()
-
-    on_loop(scenario)
-
-
-@pytest.mark.parametrize("step_ms", [-86_400_000, -1_000, 1_000, 86_400_000])
-def test_rule_T3_a_lease_lasts_whatever_is_done_to_the_servers_clock(step_ms: int) -> None:
-    async def scenario(world: World) -> None:
-        async with consumer_of(world) as consumer:
-            world.realtime.add(b"before")
-            assert (await consumer.pull()).bodies == [b"before"]
-            world.realtime.ahead_ms += step_ms
-            world.realtime.add(b"after")
-            batch = await consumer.pull()
-            assert batch.bodies == [b"after"] and batch[0].attempt == 1
-            assert batch[0].late_ms < 10_000
-            await batch.ack()
-
-    on_loop(scenario)
-
-
-def test_a_consumer_goes_on_after_its_connection_broke() -> None:
-    async def scenario(world: World) -> None:
-        async with consumer_of(world) as consumer:
-            world.realtime.add(b"1")
-            first = await consumer.pull()
-            world.realtime.drop_connections()
-            await first.ack()
-            world.realtime.drop_connections()
-            world.realtime.add(b"2")
-            second = await consumer.pull()
-            assert second.bodies == [b"2"]
-            await second.ack()
-        assert world.realtime.acked == [0, 1]
-
-    on_loop(scenario)
-
-
-def test_a_consumer_finds_a_server_that_comes_back_elsewhere_and_goes_on_without_meta() -> None:
-    async def scenario(world: World) -> None:
-        async with consumer_of(world) as consumer:
-            world.realtime.add(b"1")
-            await (await consumer.pull()).ack()
-            await world.realtime.stop()
-            world.realtime.port = 0
-            await world.realtime.start()
-            world.realtime.add(b"2")
-            await (await consumer.pull()).ack()
-            await world.meta.stop()
-            world.realtime.drop_connections()
-            world.realtime.add(b"3")
-            await (await consumer.pull()).ack()
-        assert world.realtime.acked == [0, 1, 2]
-
-    on_loop(scenario)
-
-
-def test_without_a_realtime_server_a_pull_waits_and_then_says_so() -> None:
-    async def scenario(world: World) -> None:
-        world.meta.realtime.clear()
-        async with consumer_of(world, timeout_ms=300) as consumer:
-            assert isinstance(await error_of(consumer.pull()), NoRealtimeServer)
-            pulling = asyncio.create_task(consumer.pull())
-            await asyncio.sleep(0.02)
-            world.meta.realtime.append(world.realtime)
-            world.realtime.add(b"x")
-            await (await pulling).ack()
-
-    on_loop(scenario)
-
-
-def test_a_server_that_stays_away_is_a_named_error_and_close_does_not_hang(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(world: World) -> None:
-        consumer = consumer_of(world, timeout_ms=300)
-        world.realtime.add(b"x")
-        batch = await consumer.pull()
-        await world.realtime.stop()
-        assert isinstance(await error_of(batch.ack()), ServerUnavailable)
-        assert isinstance(await error_of(consumer.pull()), ServerUnavailable)
-        await consumer.close()
-
-    with caplog.at_level(logging.ERROR):
-        on_loop(scenario)
-    assert caplog.records == []
-
-
 def test_a_batch_whose_checksum_differs_is_not_handed_out() -> None:
     async def scenario(world: World) -> None:
         world.realtime.damage = True
         world.realtime.add(b"x")
         async with consumer_of(world) as consumer:
             assert isinstance(await error_of(consumer.pull()), BatchMalformed)
-
-    on_loop(scenario)
-
-
-def test_an_acknowledgement_of_what_was_given_back_says_so() -> None:
-    async def scenario(world: World) -> None:
-        world.realtime.add(b"x")
-        async with consumer_of(world, prefetch=False) as consumer:
-            batch = await consumer.pull()
-            await batch.nack()
-            error = await error_of(batch.ack())
-            assert isinstance(error, StaleHandle)
-            assert error.message.startswith("1 message was no longer held for this consumer: given back,")
 
     on_loop(scenario)
 
@@ -572,72 +357,6 @@ def test_a_closed_consumer_pulls_no_more() -> None:
         await consumer.close()
         await consumer.close()
         assert isinstance(await error_of(consumer.pull()), AlreadyClosed)
-
-
-def test_what_was_handed_out_before_the_close_is_settled_after_it() -> None:
-    async def scenario(world: World) -> None:
-        for body in (b"a", b"b", b"c", b"d"):
-            world.realtime.add(body)
-        consumer = consumer_of(world)
-        first = await consumer.pull(3)
-        last = await consumer.pull(1)
-        await consumer.close()
-        await first[0].ack()
-        await first[1].ack(wait=False)
-        await first[2].nack()
-        assert world.realtime.acked == [0, 1] and world.realtime.counted == [(2, 1)]
-        world.realtime.restart()
-        assert isinstance(await error_of(last.ack()), StaleHandle)
-
-    on_loop(scenario)
-
-    on_loop(scenario)
-
-
-async def move_to_another_server(world: World) -> SmallRealtime:
-    """The subject has another realtime server from now on."""
-    other = SmallRealtime(202)
-    world.servers.append(other)
-    await other.start()
-    world.meta.realtime[:] = [other]
-    return other
-
-
-def test_who_waits_for_the_first_message_looks_at_the_route_again_and_goes_where_it_leads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario(world: World) -> None:
-        async with consumer_of(world) as consumer:
-            for _ in range(5):
-                assert not len(await consumer.pull(wait=timedelta(milliseconds=10)))
-            assert len(world.meta.seen) == 1, "not with each poll"
-            monkeypatch.setattr(consumer_core, "ROUTE_LOOK_S", 0.0)
-            other = await move_to_another_server(world)
-            other.add(b"first")
-            while not (batch := await consumer.pull(wait=timedelta(milliseconds=10))):
-                pass
-            (message,) = batch
-            assert message.body == b"first" and len(world.meta.seen) >= 2
-            await message.ack()
-            assert other.acked == [0]
-
-    on_loop(scenario)
-
-
-def test_who_has_had_messages_stays_where_they_are_to_be_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_core, "ROUTE_LOOK_S", 0.0)
-
-    async def scenario(world: World) -> None:
-        async with consumer_of(world) as consumer:
-            world.realtime.add(b"a")
-            (message,) = await consumer.pull(wait=timedelta(seconds=10))
-            await move_to_another_server(world)
-            for _ in range(5):
-                assert not len(await consumer.pull(wait=timedelta(milliseconds=10)))
-            await message.ack()
-            assert world.realtime.acked == [0]
-
-    on_loop(scenario)
 
 
 def test_a_client_of_another_loop_is_refused_by_name() -> None:

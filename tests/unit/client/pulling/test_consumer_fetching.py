@@ -30,7 +30,7 @@ LEASE = timedelta(seconds=1)  # What nobody comes for goes back after a quarter 
 CLIENT = str(Path(delayd.client.__file__).parent)
 
 
-def consumer_of(world: World, lease: timedelta = LEASE) -> AsyncConsumer:
+def default_consumer(world: World, lease: timedelta = LEASE) -> AsyncConsumer:
     """With default settings, but for the lease."""
     return AsyncConsumer(world.address, "orders", "g", lease=lease)
 
@@ -51,12 +51,12 @@ async def work_off(consumer: AsyncConsumer, count: int, each_s: float) -> None:
 def test_rule_Q4_a_slow_handler_has_nothing_ahead_and_a_fast_one_a_good_deal() -> None:
     async def scenario(world: World) -> None:
         add_messages(world, 2_000)
-        async with consumer_of(world) as consumer:
+        async with default_consumer(world) as consumer:
             await work_off(consumer, 3, 0.15)
             await (await anext(consumer)).ack()
             await asyncio.sleep(0.03)
             assert world.realtime.held == {}
-        async with consumer_of(world, timedelta(seconds=60)) as consumer:
+        async with default_consumer(world, timedelta(seconds=60)) as consumer:
             await work_off(consumer, 700, 0)
             await until(lambda: len(world.realtime.held) > 50)
             assert len(world.realtime.held) < 1_500
@@ -68,12 +68,12 @@ def test_rule_Q4_a_slow_handler_has_nothing_ahead_and_a_fast_one_a_good_deal() -
 def test_rule_Q4_the_first_fetches_are_small() -> None:
     async def scenario(world: World) -> None:
         add_messages(world, 2_000)
-        async with consumer_of(world) as consumer:
+        async with default_consumer(world) as consumer:
             await work_off(consumer, 30, 0)
             pulls = [frame.head for frame in world.realtime.seen if frame.type == RequestType.PULL]
             assert [head["max_messages"] for head in pulls[:3]] <= [1, 8, 64]
             assert "ahead" not in pulls[0] and all("ahead" in head for head in pulls[2:])
-        async with consumer_of(world) as consumer:
+        async with default_consumer(world) as consumer:
             assert len(await consumer.pull()) == 1
             assert 1 < len(await consumer.pull()) <= 8
 
@@ -83,7 +83,7 @@ def test_rule_Q4_the_first_fetches_are_small() -> None:
 def test_rule_Q4_what_a_stalled_handler_does_not_come_for_goes_back_in_time_and_uncounted() -> None:
     async def scenario(world: World) -> None:
         add_messages(world, 100)
-        async with consumer_of(world) as consumer:
+        async with default_consumer(world) as consumer:
             await work_off(consumer, 20, 0.001)
             stalled = await anext(consumer)
             await until(lambda: bool(not_handed_out(world, 21)))
@@ -102,7 +102,7 @@ def test_rule_Q4_what_a_stalled_handler_does_not_come_for_goes_back_in_time_and_
 def test_rule_Q4_half_of_what_others_wait_for_goes_to_them_unless_it_is_done_at_once(each_s: float) -> None:
     async def scenario(world: World) -> None:
         add_messages(world, 40)
-        async with consumer_of(world, timedelta(seconds=60)) as consumer:
+        async with default_consumer(world, timedelta(seconds=60)) as consumer:
             await work_off(consumer, 20, each_s)
             message = await anext(consumer)
             await until(lambda: len(world.realtime.held) > 8)
@@ -125,7 +125,7 @@ def test_rule_Q4_half_of_what_others_wait_for_goes_to_them_unless_it_is_done_at_
 def test_rule_Q4_what_comes_after_a_break_goes_back() -> None:
     async def scenario(world: World) -> None:
         add_messages(world, 50)
-        async with consumer_of(world) as consumer:
+        async with default_consumer(world) as consumer:
             async for message in consumer:
                 await message.ack()
                 if message.sequence == 10:
@@ -140,7 +140,7 @@ def test_rule_Q4_what_comes_after_a_break_goes_back() -> None:
 
 def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
     async def scenario(world: World) -> None:
-        async with consumer_of(world, timedelta(seconds=60)) as consumer:
+        async with default_consumer(world, timedelta(seconds=60)) as consumer:
             for row in range(9):
                 waits: Coroutine[object, object, object] = consumer.pull(1 + row) if row % 3 else consumer.__anext__()
                 pulling = asyncio.create_task(asyncio.wait_for(waits, DEADLINE_S))
@@ -161,7 +161,7 @@ def test_rule_Q4_a_cancelled_pull_loses_nothing() -> None:
 
 def test_rule_Q4_what_came_to_a_pull_that_nobody_waits_for_goes_back() -> None:
     async def scenario(world: World) -> None:
-        async with consumer_of(world, timedelta(seconds=60)) as consumer:
+        async with default_consumer(world, timedelta(seconds=60)) as consumer:
             world.realtime.add(b"0")
             await (await consumer.pull()).ack()
             pulling = asyncio.create_task(consumer.pull(3))
@@ -177,7 +177,7 @@ def test_rule_Q4_what_came_to_a_pull_that_nobody_waits_for_goes_back() -> None:
 
 def test_a_pull_that_has_no_time_to_wait_gets_what_there_is() -> None:
     async def scenario(world: World) -> None:
-        async with consumer_of(world) as consumer:
+        async with default_consumer(world) as consumer:
             for row in range(4):
                 assert len(await consumer.pull(wait=timedelta(0))) == 0
                 world.realtime.add(b"%d" % row)
@@ -193,7 +193,7 @@ def test_a_pull_that_has_no_time_to_wait_gets_what_there_is() -> None:
 
 def test_after_a_pull_in_vain_nothing_is_on_its_way() -> None:
     async def scenario(world: World) -> None:
-        async with consumer_of(world) as consumer:
+        async with default_consumer(world) as consumer:
             add_messages(world, 30)
             await work_off(consumer, 30, 0)
             assert len(await consumer.pull(wait=timedelta(milliseconds=20))) == 0
@@ -204,7 +204,7 @@ def test_after_a_pull_in_vain_nothing_is_on_its_way() -> None:
 
 def test_what_is_on_its_way_at_the_close_goes_back_uncounted() -> None:
     async def close_in_a_pull(world: World) -> None:
-        consumer = consumer_of(world, timedelta(seconds=60))
+        consumer = default_consumer(world, timedelta(seconds=60))
         add_messages(world, 10)
         requests = world.realtime.pulls
         pulling = asyncio.create_task(consumer.pull(3))
@@ -226,7 +226,7 @@ def test_what_is_on_its_way_at_the_close_goes_back_uncounted() -> None:
 def test_the_close_ends_an_iteration_of_another_task() -> None:
     async def scenario(world: World) -> None:
         add_messages(world, 2)
-        consumer = consumer_of(world)
+        consumer = default_consumer(world)
         seen: list[bytes] = []
 
         async def iterate() -> None:

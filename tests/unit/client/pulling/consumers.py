@@ -1,0 +1,35 @@
+"""Consumers of the small servers."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from delayd.client.pulling.async_consumer import AsyncConsumer
+from tests.unit.client.world import World
+from tests.waiting import until
+
+
+def consumer_of(
+    world: World,
+    *,
+    lease: timedelta = timedelta(seconds=60),
+    prefetch: bool = True,
+    max_messages: int = 500,
+    timeout_ms: float = 30_000,
+) -> AsyncConsumer:
+    return AsyncConsumer(
+        address=world.address,
+        subject="orders",
+        group="g",
+        lease=lease,
+        prefetch=prefetch,
+        max_messages=max_messages,
+        timeout_ms=timeout_ms,
+    )
+
+
+async def until_answered(world: World, requests: int) -> None:
+    """More than so many requests came, and their answers had time to be read."""
+    await until(lambda: len(world.realtime.seen) > requests)
+    await asyncio.sleep(0.03)

@@ -1,0 +1,130 @@
+"""AsyncConsumer: servers that go away, come back elsewhere, or give their subject to another one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+
+from delayd.client.pulling import consumer_core
+from delayd.errors import (
+    NoRealtimeServer,
+    ServerUnavailable,
+)
+from tests.unit.client.pulling.consumers import consumer_of
+from tests.unit.client.realtime import SmallRealtime
+from tests.unit.client.world import World, on_loop
+from tests.unit.net.loopback import error_of
+
+
+def test_a_consumer_goes_on_after_its_connection_broke() -> None:
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            world.realtime.add(b"1")
+            first = await consumer.pull()
+            world.realtime.drop_connections()
+            await first.ack()
+            world.realtime.drop_connections()
+            world.realtime.add(b"2")
+            second = await consumer.pull()
+            assert second.bodies == [b"2"]
+            await second.ack()
+        assert world.realtime.acked == [0, 1]
+
+    on_loop(scenario)
+
+
+def test_a_consumer_finds_a_server_that_comes_back_elsewhere_and_goes_on_without_meta() -> None:
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            world.realtime.add(b"1")
+            await (await consumer.pull()).ack()
+            await world.realtime.stop()
+            world.realtime.port = 0
+            await world.realtime.start()
+            world.realtime.add(b"2")
+            await (await consumer.pull()).ack()
+            await world.meta.stop()
+            world.realtime.drop_connections()
+            world.realtime.add(b"3")
+            await (await consumer.pull()).ack()
+        assert world.realtime.acked == [0, 1, 2]
+
+    on_loop(scenario)
+
+
+def test_without_a_realtime_server_a_pull_waits_and_then_says_so() -> None:
+    async def scenario(world: World) -> None:
+        world.meta.realtime.clear()
+        async with consumer_of(world, timeout_ms=300) as consumer:
+            assert isinstance(await error_of(consumer.pull()), NoRealtimeServer)
+            pulling = asyncio.create_task(consumer.pull())
+            await asyncio.sleep(0.02)
+            world.meta.realtime.append(world.realtime)
+            world.realtime.add(b"x")
+            await (await pulling).ack()
+
+    on_loop(scenario)
+
+
+def test_a_server_that_stays_away_is_a_named_error_and_close_does_not_hang(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        consumer = consumer_of(world, timeout_ms=300)
+        world.realtime.add(b"x")
+        batch = await consumer.pull()
+        await world.realtime.stop()
+        assert isinstance(await error_of(batch.ack()), ServerUnavailable)
+        assert isinstance(await error_of(consumer.pull()), ServerUnavailable)
+        await consumer.close()
+
+    with caplog.at_level(logging.ERROR):
+        on_loop(scenario)
+    assert caplog.records == []
+
+
+async def move_to_another_server(world: World) -> SmallRealtime:
+    """The subject has another realtime server from now on."""
+    other = SmallRealtime(202)
+    world.servers.append(other)
+    await other.start()
+    world.meta.realtime[:] = [other]
+    return other
+
+
+def test_who_waits_for_the_first_message_looks_at_the_route_again_and_goes_where_it_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            for _ in range(5):
+                assert not len(await consumer.pull(wait=timedelta(milliseconds=10)))
+            assert len(world.meta.seen) == 1, "not with each poll"
+            monkeypatch.setattr(consumer_core, "ROUTE_LOOK_S", 0.0)
+            other = await move_to_another_server(world)
+            other.add(b"first")
+            while not (batch := await consumer.pull(wait=timedelta(milliseconds=10))):
+                pass
+            (message,) = batch
+            assert message.body == b"first" and len(world.meta.seen) >= 2
+            await message.ack()
+            assert other.acked == [0]
+
+    on_loop(scenario)
+
+
+def test_who_has_had_messages_stays_where_they_are_to_be_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_core, "ROUTE_LOOK_S", 0.0)
+
+    async def scenario(world: World) -> None:
+        async with consumer_of(world) as consumer:
+            world.realtime.add(b"a")
+            (message,) = await consumer.pull(wait=timedelta(seconds=10))
+            await move_to_another_server(world)
+            for _ in range(5):
+                assert not len(await consumer.pull(wait=timedelta(milliseconds=10)))
+            await message.ack()
+            assert world.realtime.acked == [0]
+
+    on_loop(scenario)
