@@ -72,7 +72,7 @@ def read_frame(body: memoryview, origin: Origin) -> tuple[list[Batch], list[Disp
 
 
 def read_bare(body: memoryview, position: int) -> tuple[Batch, DispatchPart, int] | None:
-    """The result of `read_batch` for a batch that `delayd.encode.encode_bare` made; None for any other or invalid batch.
+    """The result of `read_batch` for a batch that `delayd.encode.encode_bare` made; None for any other or faulty batch.
 
     With many subjects nearly every batch of a frame is made so. This takes a third of the time, because there is only
     one layout.
