@@ -1,4 +1,4 @@
-# delayd in a container: `delayd up`, or with another command any of its programs (docs/deploy.md).
+# delayd in a container. It runs `delayd up`; give another command to run another program (docs/deploy.md).
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
@@ -13,7 +13,7 @@ RUN python -m venv /opt/delayd \
     && /opt/delayd/bin/pip install --no-cache-dir --disable-pip-version-check .
 
 FROM python:${PYTHON}-slim
-# The number is part of the contract: who mounts a directory of the host gives it to this user.
+# The number must stay: users who mount a directory of the host give it to this user.
 RUN useradd --system --uid 10740 --user-group --home-dir /var/lib/delayd --shell /usr/sbin/nologin delayd \
     && install -d -o delayd -g delayd -m 0750 /var/lib/delayd
 COPY --from=build /opt/delayd /opt/delayd
@@ -22,11 +22,12 @@ USER delayd
 WORKDIR /var/lib/delayd
 VOLUME /var/lib/delayd
 EXPOSE 7400 7401 7402
-# The first one begins an orderly stop of at most seven seconds, a second one would end it at once.
+# The first SIGTERM begins an orderly stop of at most seven seconds; a second one would end it at once.
 STOPSIGNAL SIGTERM
-# Healthy while meta answers and has just heard of the delay and the realtime server.
+# Healthy while meta answers and has just heard from the delay server and the realtime server.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
     CMD test "$(delayd servers --format csv | grep -c ,true,)" -ge 2
 ENTRYPOINT ["delayd"]
-# Others are told to connect to 127.0.0.1, which is right for the host that publishes these ports; else give the name.
+# Meta tells clients to connect to 127.0.0.1. That is right for programs on the host that publishes these ports; for
+# others, give the name under which they reach the container.
 CMD ["up", "--data", "/var/lib/delayd", "--host", "0.0.0.0", "--advertise-host", "127.0.0.1"]

@@ -22,8 +22,8 @@ help:
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
-# Three workers on two cores, because many tests wait for timers and processes. Beside them run the tests with a process
-# of their own to wait for: Spark's JVM, and the builds of packages. What needs the machine for itself comes last.
+# Three workers on two cores, because many tests wait for timers and processes. Beside them run the tests that wait for
+# one large process: Spark's JVM, or the build of a package. Tests that need the machine for themselves come last.
 test: $(STAMP)
 	$(MAKE) --jobs 2 --output-sync=target test-parallel test-apart
 	$(BIN)/python -m pytest -m serial

@@ -19,8 +19,8 @@ from delayd.wire.requests import RequestType, need_u64
 
 from .times import duration_text
 
-CONNECT_MS = 3_000  # On any network that people wait on.
-HELD_S = 2.0  # For a server that meta has not heard of, and which may wait for its files all the same.
+CONNECT_MS = 3_000  # Enough for any network on which a person would wait.
+HELD_S = 2.0  # How long to ask a server that meta has not heard of: a damaged file may hold it.
 ANSWER_MS = 10_000  # A server that replays after a crash answers later than usual.
 
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class Known(NamedTuple):
 
     @property
     def silence(self) -> str:
-        """Why one that is not alive is not asked, for people."""
+        """A sentence that says why a server that is not alive is not asked."""
         return f"meta has not heard of it for {duration_text(self.seen_ms_ago)}; see `delayd servers`"
 
 
@@ -51,7 +51,7 @@ def run(main: Callable[[], Coroutine[object, object, R]]) -> R:
 
 @asynccontextmanager
 async def connected(host: str, port: int, what: str = "server") -> AsyncIterator[Connection]:
-    """Connect for the length of the block; ServerUnavailable says which server is not there."""
+    """Connect for the length of the block. Raises ServerUnavailable, which names the server."""
     try:
         connection = await connect(host, port, timeout_ms=CONNECT_MS)
     except ServerUnavailable as error:
@@ -70,11 +70,11 @@ async def connected(host: str, port: int, what: str = "server") -> AsyncIterator
 
 @asynccontextmanager
 async def reached(server: Known) -> AsyncIterator[Connection]:
-    """Connect to a server that meta knows; ServerUnavailable when it is away or another one has its address by now."""
+    """Connect to a server that meta knows. Raises ServerUnavailable when it is away, or another one has its address."""
     async with connected(server.host, server.port, f"{server.role} server") as connection:
         status = await ask(connection, RequestType.STATUS, {})
         log_id = need_u64(status, "log_id")
-        # One that could not read its files may not know who it is.
+        # A server that can't read its files may not know its own log_id.
         if log_id != server.log_id and not (is_held(status) and log_id == 0):
             raise ServerUnavailable(
                 f"{server.host}:{server.port} is another server now: its log is {log_id:016x} instead of "
@@ -84,7 +84,7 @@ async def reached(server: Known) -> AsyncIterator[Connection]:
 
 
 async def ask(connection: Connection, request: RequestType, head: Mapping[str, HeadValue]) -> Head:
-    """The head of the answer."""
+    """Ask one thing; returns the head of the answer."""
     try:
         frame = await connection.request(request, head, timeout_ms=ANSWER_MS)
     except RequestFailed as error:
@@ -94,7 +94,7 @@ async def ask(connection: Connection, request: RequestType, head: Mapping[str, H
 
 
 async def prove(connection: Connection, secret: Secret) -> None:
-    """Show that an operator of the cluster asks; NotTrusted when one side has another secret."""
+    """Prove the cluster's secret. Raises NotTrusted when the other side has another secret."""
     try:
         await trust.prove(connection, secret, 0, ANSWER_MS)
     except RequestFailed as error:
@@ -103,7 +103,7 @@ async def prove(connection: Connection, secret: Secret) -> None:
 
 
 async def decide(server: Known, request: RequestType, head: Mapping[str, HeadValue], secret: Secret) -> Head:
-    """Ask a server what only an operator may ask; the head of its answer."""
+    """Ask what only an operator may ask; returns the head of the answer."""
     async with reached(server) as connection:
         await prove(connection, secret)
         return await ask(connection, request, head)
@@ -132,7 +132,7 @@ def is_held(status: Head) -> bool:
 
 
 async def held_status(server: Known) -> Head | None:
-    """What a server that does not live for meta says of itself, if it is held; None when nothing of it is heard."""
+    """What a held server says of itself, when meta does not call it alive. None when it does not answer."""
     try:
         async with asyncio.timeout(HELD_S), reached(server) as connection:
             answer = await ask(connection, RequestType.STATUS, {})

@@ -22,10 +22,14 @@ from .exits import NOT_BALANCED, USAGE
 from .lines import LineWriter, lines_of
 
 RESTART_FIRST_S = 0.2  # A server that was killed is back before its clients give up.
-RESTART_LAST_S = 5.0  # One that dies at once costs the machine little, and is back soon after its cause is mended.
-SERVED_WELL_S = 10.0  # After so long a death is a new trouble, not the last one again.
+RESTART_LAST_S = (
+    5.0  # The longest pause: a server that dies again and again costs little, and is back soon once mended.
+)
+SERVED_WELL_S = 10.0  # A server that dies after it served this long has a new trouble, not the last one again.
 STARTS_MAX = 5  # A server that has failed this often without ever serving will not come up: stop and tell the user why.
-LAST_LINES_S = 5.0  # For what a dead child wrote to be read; only a child of its own could hold its pipes for longer.
+LAST_LINES_S = (
+    5.0  # Time to read what a dead child wrote. Its pipes stay open longer only if a child of its own holds them.
+)
 
 
 class Ready(NamedTuple):
@@ -38,7 +42,7 @@ class Ready(NamedTuple):
 
 
 class Child:
-    """Keeps one server running; ``command`` is asked anew for each start, with the port that it had before."""
+    """Keeps one server running. Each start calls ``command`` again, with the port that the server had before."""
 
     def __init__(
         self,
@@ -53,8 +57,8 @@ class Child:
         on_down: Callable[[Child, int], None],
     ) -> None:
         self.role = role
-        self.ready: Ready | None = None  # What its first start said; the port stays.
-        self.held = False  # It waits for damaged files to be mended, and serves as soon as they are.
+        self.ready: Ready | None = None  # The ready line of its first start; later starts keep the port.
+        self.held = False  # A damaged file keeps it from serving; it serves as soon as the file is mended.
         self._command = command
         self._say = say
         self._on_line = on_line
@@ -68,7 +72,7 @@ class Child:
         self._served_from: float | None = None
 
     async def keep(self) -> int:
-        """Run until told to stop or down for good; returns the last exit code."""
+        """Run the server until it is told to stop or is down for good. Returns the last exit code."""
         failures = 0
         while True:
             code = await self._run_once()
@@ -86,38 +90,38 @@ class Child:
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return code
             except TimeoutError:
-                pass  # The wait is over, and nobody told it to stop.
+                pass  # The pause is over, and nobody has told the server to stop.
 
     def stop(self) -> None:
-        """Tell it to stop, now or as soon as it has started."""
+        """Tell the server to stop, now or as soon as it has started."""
         self._stopping.set()
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once; what it acknowledged is on disk."""
+        """Kill the server. What it has acknowledged is on disk."""
         self._killed = True
         self._stopping.set()
         self._send(signal.SIGKILL)
 
     @property
     def runs(self) -> bool:
-        """Whether its process has not ended yet, also where the news of its end has not come here."""
+        """Whether its process runs. Asks the system, because this process may not have heard yet that it ended."""
         if self._process is None:
             return False
         try:
-            # The process stays for its waiter: only a look is taken.
+            # Only look (WNOWAIT): `Process.wait` must still get the exit code.
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:
-            return False  # Its waiter has the exit code, and is about to tell.
+            return False  # `Process.wait` already has the exit code.
 
     def _send(self, number: signal.Signals) -> None:
-        """Signal its process if it runs. `Process.send_signal` would take the exit code of one that has just ended."""
+        """Signal its process if it runs. `Process.send_signal` would take the exit code from `Process.wait`."""
         if self._process is None or not self.runs:
             return
         try:
             os.kill(self._process.pid, number)
         except ProcessLookupError:
-            pass  # It ended by itself a moment ago, which its waiter is about to hear.
+            pass  # It ended by itself a moment ago; `Process.wait` is about to say so.
 
     async def _run_once(self) -> int:
         self._served_from, self.held = None, False
@@ -132,7 +136,7 @@ class Child:
         relays = [asyncio.create_task(self._relay(process)), asyncio.create_task(self._relay_errors(process))]
         code = await process.wait()
         self._process = None
-        # What it wrote last is still in the pipes; whatever else may hold them open is not waited for.
+        # The pipes still hold its last lines. Wait no longer than this: another process may hold the pipes open.
         ended, open_ = await asyncio.wait(relays, timeout=LAST_LINES_S)
         for relay in ended:
             relay.result()
@@ -158,7 +162,7 @@ class Child:
                 self._on_held(self)
 
     async def _relay_errors(self, process: Process) -> None:
-        """Hand its log on, each line with the name of the server before it."""
+        """Pass its log lines on, each behind the name of the server."""
         if process.stderr is None:
             raise AssertionError("its stderr is a pipe")
         prefix = f"{self.role}: ".encode()
@@ -169,7 +173,7 @@ class Child:
     def _is_final(self, code: int, failures: int) -> bool:
         if code == NOT_BALANCED:
             return True
-        # Later its port or its directory may be taken for a moment only, so then it is tried again.
+        # A server that has served may find its port or directory taken for a moment only, so it is started again.
         return self.ready is None and (code == USAGE or failures >= STARTS_MAX)
 
     def _time(self) -> float:

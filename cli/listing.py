@@ -16,8 +16,8 @@ import click
 
 from .table import Cell, Column, Table, width_of
 
-LIMIT_DEFAULT = 100  # Fills a screen or two; a listing of millions is asked for on purpose.
-PIECE_ROWS = 1_000  # A table is written in pieces of so many rows: columns are as wide as the widest cell so far.
+LIMIT_DEFAULT = 100  # Fills a screen or two. A user who wants millions of rows says so.
+PIECE_ROWS = 1_000  # A table is written in pieces of this many rows; a column is as wide as its widest cell so far.
 
 
 def show(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], form: str, limit: int = 0) -> int:
@@ -38,7 +38,7 @@ def show(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], form: str, l
 
 
 def printable(data: bytes, length_max: int = 80) -> str:
-    """Bytes as one line that no terminal obeys, cut with an ellipsis when they are long."""
+    """Bytes as one line without characters that control a terminal; a long one is cut and ends with an ellipsis."""
     text = data[: 4 * length_max].decode("utf-8", "backslashreplace")
     safe = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
     return safe if len(safe) <= length_max and len(data) <= 4 * length_max else f"{safe[: length_max - 1]}…"
@@ -65,7 +65,7 @@ def _write_table(columns: Sequence[Column], rows: Iterable[Sequence[Cell]], out:
                 piece, full = [], piece
                 table.write(full)
     finally:
-        # What was read before a damaged place is shown, as in the other formats.
+        # Show the rows that were read before the damage, as the other formats do.
         table.write(piece)
         table.end()
 

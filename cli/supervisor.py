@@ -20,24 +20,24 @@ from .child import Child
 from .exits import BUG, INTERRUPTED, NOT_BALANCED, OK, USAGE
 from .lines import LineWriter
 
-STOP_S = 5.5  # A server is gone five seconds after its SIGTERM, whatever it does; half a second for the news of it.
-STOP_LAST_S = 1.0  # Meta holds no messages and ends at once.
+STOP_S = 5.5  # A server has ended five seconds after its SIGTERM; half a second more, so that we hear of it.
+STOP_LAST_S = 1.0  # For meta, which stops last: it holds no messages and ends at once.
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ROLES = ("meta", "delay", "realtime")
-FIRST = "meta"  # The others are told its address.
+FIRST = "meta"  # Starts first, because the others need its address.
 
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # Where a server that listens everywhere is reached from here.
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # Where we reach a server that listens on all addresses.
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the servers are started with; ``ports`` has those that were asked for, by role."""
+    """How to start the servers; ``ports`` has the ports that the user asked for, by role."""
 
     command: Sequence[str]
     options: Sequence[str]
-    registering: Sequence[str]  # Options of those that tell meta where they are.
+    registering: Sequence[str]  # Further options for servers that register with meta.
     ports: dict[str, int]
-    folders: Sequence[str]  # Where the data is, for people.
+    folders: Sequence[str]  # Where the data is; shown to the user.
 
 
 class Supervisor:
@@ -55,7 +55,7 @@ class Supervisor:
         self._at_once = False
 
     async def run(self) -> int:
-        """Start all, keep them running until a signal comes, stop them; returns the exit code."""
+        """Start all servers, keep them running until a signal comes, and stop them. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
@@ -104,7 +104,7 @@ class Supervisor:
         self._tell_ready()
 
     def _tell_ready(self) -> None:
-        """Say once that each server serves, waits for its files or is down for good, and which do not serve."""
+        """Print the last ready line once each server serves, is held, or is down; it names those that do not serve."""
         away = [role for role in ROLES if role in self._down or self._is_held(role)]
         serving = [role for role, child in self._children.items() if child.ready is not None and role not in away]
         if self._told_ready or not serving or len(serving) + len(away) < len(ROLES):
@@ -115,7 +115,7 @@ class Supervisor:
             self._say(sentence)
 
     def _advice(self) -> Iterator[str]:
-        """What someone who has just started it wants to know."""
+        """Advice for the user who has just started the servers."""
         meta = self._children[FIRST].ready
         if meta is None:
             raise AssertionError("the others start when meta serves")
@@ -170,16 +170,16 @@ class Supervisor:
         self._stop.set()
 
     def _on_bug(self, task: asyncio.Task[int]) -> None:
-        # A child that nobody watches any more must not stay.
+        # Nobody watches this child any more, so it must end.
         if not task.cancelled() and task.exception() is not None:
             self._stop.set()
 
     async def _end(self) -> int:
-        # Meta goes last, so that the others don't miss it while they stop.
+        # Meta stops last, because the others may need it while they stop.
         others_stopped = await self._stop_all([role for role in self._tasks if role != FIRST], STOP_S)
         first_stopped = await self._stop_all([FIRST], STOP_LAST_S)
         for task in self._tasks.values():
-            await task  # A bug in its watching is raised here.
+            await task  # Raises a bug in the code that watched it.
         return self._exit_code(stopped_by_themselves=others_stopped and first_stopped)
 
     async def _stop_all(self, roles: Sequence[str], limit_s: float) -> bool:
@@ -190,7 +190,7 @@ class Supervisor:
         stopped = True
         for role in roles:
             if self._tasks[role] in late:
-                # On a busy machine a server may have ended without this process having heard of it.
+                # On a busy machine a server may have ended before this process hears of it.
                 if self._children[role].runs:
                     self._say(f"the {role} server did not stop within {limit_s:g} s and is killed")
                     stopped = False

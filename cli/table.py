@@ -1,4 +1,4 @@
-"""A table for people: one line a row where the terminal has room, and one line a field where it has not.
+"""A table for people: one line for each row, or one line for each field when the terminal is too narrow.
 
 Invariant: each value that the headings promise is shown in full; what a narrow terminal has no room for is named.
 """
@@ -16,13 +16,13 @@ from rich.cells import cell_len
 from .times import duration_text, instant_text
 
 GAP, GAP_NARROW = 3, 2  # Blanks between two columns.
-TEXT_WIDTH_MIN = 16  # A last column of text is folded to no less.
+TEXT_WIDTH_MIN = 16  # A last column of text is never folded narrower than this.
 
 Cell = str | int | float | bool | None
 
 
 class Kind(Enum):
-    """What a column holds, which says how a table writes it."""
+    """What a column holds. It decides how a table writes the cells."""
 
     TEXT = "text"
     NUMBER = "number"  # A count.
@@ -38,11 +38,11 @@ class Column(NamedTuple):
     name: str
     kind: Kind = Kind.TEXT
     detail: bool = False  # No table shows it.
-    spare: bool = False  # A table that is wider than the terminal leaves it out, and says so.
+    spare: bool = False  # A table that is too wide for the terminal leaves this column out, and says so.
 
     @property
     def heading(self) -> str:
-        """What stands above it in a table, where a value shows its unit itself."""
+        """The heading in a table: without the unit, because the values show it."""
         name = self.name
         if self.kind in (Kind.INSTANT, Kind.DURATION):
             name = name.removesuffix("_ms")
@@ -57,11 +57,11 @@ class _Layout(NamedTuple):
     places: tuple[int, ...]
     widths: tuple[int, ...]
     gap: int
-    folds: bool = False  # The last column's text goes on below itself.
+    folds: bool = False  # A long text of the last column goes on in the next line.
 
 
 class Table:
-    """Rows that come in pieces, written to fit a width.
+    """Writes rows that come in pieces, so that they fit a width.
 
     Without a width, as into a file, each row is one line whatever its length, for `grep` and `less -S`. With one, a
     table that is too wide moves its columns together, folds its headings, leaves out its spare columns, folds the text
@@ -80,7 +80,7 @@ class Table:
         self._left_out: set[str] = set()
 
     def write(self, rows: Sequence[Sequence[Cell]]) -> None:
-        """Write the next rows, below the headings if they are the first ones."""
+        """Write the next rows; the first ones stand below the headings."""
         if not rows:
             return
         texts = [
@@ -98,14 +98,14 @@ class Table:
         self._begun = True
 
     def end(self) -> None:
-        """Name what there was no room for."""
+        """Name the columns for which there was no room."""
         if self._left_out:
             names = ", ".join(column.heading for column in self._columns if column.name in self._left_out)
             self._out.flush()
             click.echo(f"delayd: no room for {names}; a wider terminal or --format json shows all", err=True)
 
     def _layout_of(self) -> _Layout | None:
-        """The first layout that fits; None when only records do."""
+        """The first layout that fits. None when no table fits and each row must become several lines."""
         every = tuple(range(len(self._columns)))
         kept = tuple(place for place in every if not self._columns[place].spare)
         wide = tuple(max(self._widest[place], len(self._columns[place].heading)) for place in every)
@@ -172,7 +172,7 @@ class Table:
 
 
 def width_of(out: TextIO) -> int | None:
-    """How many characters a line of a stream has room for; None where nothing says so, as in a file.
+    """How many characters fit into a line of a stream. None when nobody knows, as for a file.
 
     COLUMNS says so for a pipe too, when somebody set it. Shells and readline leave it to their children together with
     LINES: that is the size of their terminal, and no word about this pipe.
@@ -218,7 +218,7 @@ def _folded(text: str, width: int) -> list[str]:
 
 
 def _fitting(word: str, width: int) -> int:
-    """How many of its characters fit; one at the least, or nothing would be written for ever."""
+    """How many of its characters fit. At least one: with none the loop would never end."""
     count = 0
     while count < len(word) and _width(word[: count + 1]) <= width:
         count += 1
