@@ -17,10 +17,11 @@ import numpy as np
 import uvloop
 
 from bench.arrivals import Arrivals, consume, freeze
+from bench.cpu_side import cpu_ms
 from bench.figures import Figures
 from bench.messages import BATCH_ROWS, BODIES, BODY_BYTES, now_ms
 from bench.redis_peer import ID_BYTES, Line, Taker, redis_server, zadd
-from bench.servers import servers
+from bench.servers import Servers, servers
 from delayd.client.sending.async_producer import AsyncProducer
 from delayd.client.sending.receipt import Receipt
 
@@ -38,9 +39,14 @@ def steady(rate: int, seconds: int, settle_s: int) -> Figures:
     due in so long at both ends is not counted.
     """
     seconds += settle_s
-    with servers("realtime", "delay") as running, producing("delayd", running.meta, rate, seconds):
-        arrivals = uvloop.run(consume(running.meta, [subject_name(0)], rate * seconds, seconds + DRAIN_S))
-    return {**arrivals.figures(settle_s), "lost": rate * seconds - arrivals.count}
+    expected = rate * seconds
+    with servers("realtime", "delay") as running:
+        before = _spent_ms(running)
+        with producing("delayd", running.meta, rate, seconds):
+            arrivals = uvloop.run(consume(running.meta, [subject_name(0)], expected, seconds + DRAIN_S))
+        after = _spent_ms(running)
+    cpu_us = {f"{name}_cpu_us": round((after[name] - before[name]) * 1_000 / expected, 1) for name in after}
+    return {**arrivals.figures(settle_s), "lost": expected - arrivals.count, **cpu_us}
 
 
 def subjects(rate: int, seconds: int, settle_s: int, count: int, consumed: int) -> Figures:
@@ -95,6 +101,12 @@ def producing(side: str, where: str, rate: int, seconds: int, subjects: int = 1)
 
 def _subjects(messages: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     return np.random.default_rng(3).integers(0, count, messages)
+
+
+def _spent_ms(running: Servers) -> dict[str, float]:
+    """Processor time that each server and this process, the consumer, have used up to now."""
+    servers_ms = {role: cpu_ms(running.pid(role)) for role in ("delay", "realtime")}
+    return {**servers_ms, "consumer": time.process_time() * 1_000}
 
 
 async def _produce(meta: str, rate: int, seconds: int, subjects: int) -> None:

@@ -59,6 +59,13 @@ def test_without_redis_delayd_is_measured_and_the_line_says_what_to_install(tmp_
     assert isinstance(of, dict) and set(of) == {"delayd", "ratio"} and not of["ratio"]
 
 
+def test_a_steady_run_tells_the_processor_time_of_a_message_in_each_process(tmp_path: Path) -> None:
+    run, *_ = bench("steady-250", path=str(tmp_path))
+    for name in ("delay_cpu_us", "realtime_cpu_us", "consumer_cpu_us"):
+        figure = run[name]
+        assert isinstance(figure, float) and 0 < figure < 1_000_000, name
+
+
 def test_a_case_that_is_not_there_is_named() -> None:
     done = subprocess.run([sys.executable, "-m", "bench", "heard"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
