@@ -12,7 +12,7 @@ from pathlib import Path
 
 from delayd.batch import Batch, Buffer
 from delayd.config import DelayConfig, RealtimeConfig
-from delayd.delay.core import DelayCore, Threads
+from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.producers import AcceptedBatch
 from delayd.disk import RealDisk
@@ -52,14 +52,16 @@ class Pair:
         self.delay = DelayCore(
             disk=self._disk,
             state=self._states[0],
-            clock=self.clock,
             config=delay,
             threads=Threads(*self._threads[3:]),
-            dial=self._dial,
-            ask_routes=self._route,
-            random_id=draw,
-            evidence=self.clock.restart_evidence,
-            rest=_rest,
+            around=Surroundings(
+                clock=self.clock,
+                dial=self._dial,
+                ask_routes=self._route,
+                random_id=draw,
+                evidence=self.clock.restart_evidence,
+                rest=_rest,
+            ),
         )
 
     def send(self, batch: Batch) -> None:

@@ -14,7 +14,7 @@ from random import Random
 from delayd.batch import ProducerPart, parse
 from delayd.config import DelayConfig
 from delayd.delay.books.dispatch_logs import list_dispatch_logs
-from delayd.delay.core import DelayCore, Threads
+from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.filing.hour_table import PREFIX, HourTable, load_hours
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.producers import AcceptedBatch
@@ -70,14 +70,16 @@ class World:
         self.core = core(
             self.disk,
             self.state,
-            self.clock,
             config,
             self.threads,
-            self._dial,
-            self.asked.append,
-            lambda: draw.getrandbits(64),
-            self.clock.restart_evidence,
-            _rest,
+            Surroundings(
+                clock=self.clock,
+                dial=self._dial,
+                ask_routes=self.asked.append,
+                random_id=lambda: draw.getrandbits(64),
+                evidence=self.clock.restart_evidence,
+                rest=_rest,
+            ),
         )
 
     # The producer.

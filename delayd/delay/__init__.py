@@ -8,6 +8,7 @@ Around the core
     program, server     the process: files, sockets, threads and one timer
     requests            turns frames into calls of the core, and outcomes into answers
     core                the parts below, wired together; it does no I/O of its own and is called on the loop only
+    site                what each part works with: the directory, the clock, a thread
 A message comes in (I1, P1)
     producers           which batch numbers were accepted, so that a retried send is accepted once
     intake              makes batches durable in the message log, in group commits
@@ -20,6 +21,7 @@ It passes through the folders
     timers              it waits for its instant (P5, P7)
     handoff             it is handed over to the realtime server of its subject, the *target* (H1 to H7)
     books               its outcome is recorded, and its hour is sealed and deleted (S1 to S4)
+    stopping            the last steps of a stop
     settled             the instant before which everything that fell due has an outcome (S7)
 A start, and damaged files (L5, L9, L10)
     recovery            from a directory to all that is in memory

@@ -6,51 +6,53 @@ it nobody can trust what is in memory, and the next start recovers from the disk
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-
-import numpy as np
 
 from delayd.batch import Batch
 from delayd.clock import JUMP_MS, Clock
 from delayd.config import DelayConfig
 from delayd.delay.books.outcomes import OutcomeLog
-from delayd.delay.books.retention import Retention, SegmentRetention
+from delayd.delay.books.retention import Retention, SealTerms, SegmentRetention
+from delayd.delay.damage.decisions import Decisions
 from delayd.delay.damage.file_watch import FileWatch
 from delayd.delay.damage.held import HeldRows
-from delayd.delay.damage.mending import SEQUENCE_MAX, Mending, Unloaded
+from delayd.delay.damage.lost_values import LostValues
+from delayd.delay.damage.mending import SEQUENCE_MAX, Mending, MendingCalls, SetAside, Unloaded
 from delayd.delay.damage.seal_mending import SealMending
-from delayd.delay.filing.checkpoint import Books, Checkpointer, Evidence
+from delayd.delay.filing.checkpoint import Books, CheckpointCalls, Checkpointer, Evidence, Filing, LastCheckpoint
+from delayd.delay.filing.hour_table import FiledHours
 from delayd.delay.filing.pending import full_hours
 from delayd.delay.filing.sources import Sources
-from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher
-from delayd.delay.handoff.link import Dial, Link, Phase
+from delayd.delay.handoff.dispatcher import AskRoutes, Dispatcher, Notes, Routing
+from delayd.delay.handoff.link import Dial, Link, LinkTerms, Phase
 from delayd.delay.handoff.moves import RouteMoves
 from delayd.delay.handoff.refusers import Refusers
-from delayd.delay.handoff.sender import Sender, ServerLife
+from delayd.delay.handoff.sender import SenderTerms, ServerLife
 from delayd.delay.handoff.target_ends import KeepingEnds, TargetEnds
-from delayd.delay.handoff.target_words import AcceptedTarget, TargetWords, accepted_targets
-from delayd.delay.handoff.targets import Targets
-from delayd.delay.intake import Committed, Intake, Mark
+from delayd.delay.handoff.target_words import TargetWords, accepted_targets
+from delayd.delay.handoff.targets import TargetBooks, Targets
+from delayd.delay.intake import Committed, FoundLog, Intake
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
-from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
+from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.recovery import BeginLoad, ends_of_all, note_ends, open_seals, recover
-from delayd.delay.rows import NO_SEQUENCES, Rows, hour_span
+from delayd.delay.rows import NO_SEQUENCES
 from delayd.delay.settled import settled
-from delayd.delay.state_values import TARGET_PREFIX, encode_dropped
+from delayd.delay.site import Site
+from delayd.delay.state_values import encode_dropped
+from delayd.delay.stopping import Stopping
 from delayd.delay.table import message_rows
 from delayd.delay.timers.earlier import EarlierOutcomes
+from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour
 from delayd.delay.timers.loading import Loading
 from delayd.disk import Disk
-from delayd.errors import BadArgument, DiskFull
-from delayd.executor import Done, Executor, Later
+from delayd.executor import Executor, Later
 from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
-from delayd.log.control import OperatorWord, encode_known
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.watch import LOOK_MS, LogWatch, write_again
 from delayd.state import State
@@ -59,7 +61,6 @@ from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 log = logging.getLogger(__name__)
 
 TICK_MS = 1_000  # How often an idle server looks at hours that ended, hours to load and its clock.
-STOP_MS = 2_500  # The last checkpoint may take this long; a stop as a whole has 5 s.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,80 +74,61 @@ class Threads:
     begin_load: BeginLoad = field(default=Later, kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the core reaches of the world besides its directory."""
+
+    clock: Clock
+    dial: Dial
+    ask_routes: AskRoutes
+    random_id: Callable[[], int]
+    evidence: Evidence
+    rest: Callable[[], None]  # Leaves the disk to others for a moment.
+
+
 class DelayCore:
     """One delay server over one directory."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        state: State,
-        clock: Clock,
-        config: DelayConfig,
-        threads: Threads,
-        dial: Dial,
-        ask_routes: AskRoutes,
-        random_id: Callable[[], int],
-        evidence: Evidence,
-        rest: Callable[[], None],
-    ) -> None:
-        self.identity = open_identity(state, f"{config.folder}/state.lmdb", random_id, disk)
+    def __init__(self, disk: Disk, state: State, config: DelayConfig, threads: Threads, around: Surroundings) -> None:
+        self.identity = open_identity(state, f"{config.folder}/state.lmdb", around.random_id, disk)
+        clock = around.clock
+        site = Site(disk, state, config.folder, self.identity, clock, threads.worker)
         self.fence = Fence("delay", self.identity.log_id)
-        self._origin = ServerLife(self.identity.log_id, self.identity.epoch, random_id())
+        life = ServerLife(self.identity.log_id, self.identity.epoch, around.random_id())
         found = recover(disk, state, clock, config, self.identity, threads.begin_load)
         for damage in found.damage:
             log.critical("found_damaged reason=%r", str(damage))
-        words = TargetWords(state)
-        found.targets = words.without_freed(found.targets)
-        found.targets_owed &= found.targets.keys()
-        self._disk = disk
         self._state = state
         self._clock = clock
         self._config = config
-        self._threads = threads
-        self._dial = dial
         self._log = found.log
-        self._hours = found.hours
-        self._subjects = found.subjects
-        self._pending = found.pending
-        self._wheel = found.wheel
-        self._ends = TargetEnds(
+        self._tick_due_ms = self._look_due_ms = clock.monotonic_ms()
+        self._look_due_ms += LOOK_MS
+        self._in_doubt = not clock.confirmed
+        self._quarantined_ends = found.quarantined_ends
+        self.producers = found.producers
+        self.quarantine = Quarantine(clock)
+        words, accepted = TargetWords(state), accepted_targets(state)
+        ends = self._ends = TargetEnds(
             state,
             found.target_ends,
             lambda: ends_of_all(disk, config.folder, self.identity.log_id, accepted_targets(state)),
-            accepted_targets(state),
+            accepted,
             found.quarantined,
             found.given_up,
         )
-        keeping = KeepingEnds(state, self._ends)
-        self._loaded_from = hour_of_ms(max(clock.stamp_ms(), found.appended_at_ms))
-        if hour_of_ms(found.reach_ms) > self._loaded_from:
-            self._loaded_from = found.loaded_until + 1
-        self._stopped: Callable[[], None] | None = None
-        self._tick_due_ms = clock.monotonic_ms()
-        self._in_doubt = not clock.confirmed
-        self.producers = found.producers
-        durable = Mark(found.log.durable, found.log.crc32c)
+        # Whatever the worker commits holds the ends of the targets, too.
+        keeping = replace(site, state=KeepingEnds(state, ends))
         self.intake = Intake(
-            found.log,
-            threads.commit,
-            clock,
+            replace(site, worker=threads.commit),
             config,
+            FoundLog(found.log, found.next_sequence, found.appended_at_ms, tuple(found.skipped)),
             found.producers,
-            self.identity.epoch,
-            durable,
-            found.next_sequence,
-            found.appended_at_ms,
             self._index,
             found.subjects.knows,
-            found.skipped,
         )
         self._outcomes = OutcomeLog(
-            disk,
-            config.folder,
-            self.identity.log_id,
-            self.identity.epoch,
-            threads.outcomes,
-            clock,
+            replace(site, worker=threads.outcomes),
             config.outcomes_flush_ms,
             found.dispatch_logs,
             found.outcome_ends,
@@ -154,118 +136,98 @@ class DelayCore:
             lambda hour, error: self._mending.dispatch_damaged(hour, error),
         )
         self._sources = Sources(disk, config.folder, found.log, config.tail_bytes, config.source_cache_bytes)
-        self.quarantine = Quarantine(clock)
-        self._held = HeldRows(clock, self._sources, self._outcomes, self.quarantine, self._put_back)
-        self._quarantined_ends = found.quarantined_ends
-        earlier = (found.decided, found.quarantined, found.hours, found.pending)
-        self._earlier = EarlierOutcomes(*earlier, lambda sequences: self.dispatcher.settle(sequences))
-        self._refusers = Refusers(state, threads.worker)
+        files = (found.decided, found.quarantined, found.hours, found.pending)
+        self._hours = Hours(
+            found.hours,
+            found.beside,
+            found.pending,
+            found.wheel,
+            found.subjects,
+            EarlierOutcomes(*files, lambda sequences: self.dispatcher.settle(sequences)),
+            set(found.quarantined),
+        )
+        self._wheel = found.wheel
+        self._loading = Loading(
+            site,
+            self._hours,
+            found.loaded_hours(clock.stamp_ms()),
+            config.load_ahead_ms,
+            lambda: self._checkpointer.replay.offset,
+            self._loaded,
+        )
+        self._held = HeldRows(clock, self._sources, self._outcomes, self.quarantine, self._loading.put_back)
+        refusers = Refusers(state, threads.worker)
+        sender_terms = SenderTerms(
+            life=life,
+            clock=clock,
+            config=config,
+            sources=self._sources,
+            names=found.subjects.names,
+            outcomes=self._outcomes,
+            ends=ends,
+            fence=self.fence,
+            put_back=self._loading.put_back,
+            hold=self._held.hold,
+        )
+        link_terms = LinkTerms(
+            sender_terms, around.dial, self._hours.earlier, refusers, lambda: self.intake.next_sequence
+        )
+        noted = words.without_freed(found.targets)
         self.dispatcher = Dispatcher(
             found.wheel,
             found.subjects,
             clock,
-            self._new_link,
-            self.intake.control,
-            ask_routes,
-            found.targets,
-            found.targets_owed,
-            words.lost,
-            words.is_freed,
+            words,
+            Notes(noted, found.targets_owed & noted.keys(), found.targets_lost.keys()),
+            Routing(lambda target: Link(target, link_terms), self.intake.control, around.ask_routes),
         )
         self.moves = RouteMoves(state, self.dispatcher, threads.worker)
-        self.targets = Targets(
-            state=state,
-            words=words,
-            dispatcher=self.dispatcher,
-            outcomes=self._outcomes,
-            ends=self._ends,
-            quarantine=self.quarantine,
-            refusers=self._refusers,
-            intake=self.intake,
-            clock=clock,
-            worker=threads.worker,
-            epoch=self.identity.epoch,
-        )
+        books = TargetBooks(words, ends, refusers)
+        self.targets = Targets(site, books, self.dispatcher, self._outcomes, self.quarantine, self.intake)
         self._checkpointer = Checkpointer(
-            disk,
             keeping,
-            clock,
             config,
-            threads.worker,
-            self.identity,
             found.log,
-            found.hours,
-            found.pending,
-            found.producers,
-            found.replay,
-            evidence,
-            rest,
-            found.beside,
-            lambda: self._mending.damaged_hours(),
-            lambda hour, error: self._mending.schedule_damaged(hour, error),
-            found.filed_below,
-            lambda: self._retention.seal_end(),
+            Filing(FiledHours(found.hours, found.beside), found.pending, found.producers),
+            LastCheckpoint(found.replay, found.filed_below, found.reach_ms),
+            CheckpointCalls(
+                evidence=around.evidence,
+                rest=around.rest,
+                damaged=lambda: self._mending.damaged_hours(),
+                on_damaged=lambda hour, error: self._mending.schedule_damaged(hour, error),
+                seal_end=lambda: self._retention.seal_end(),
+            ),
         )
-        # Hours whose dispatch log is damaged. Any of their rows may have been handed over, so none leaves until that is
-        # known.
-        self._withheld = set(found.quarantined)
-        self._loading = Loading(
-            disk=disk,
-            folder=config.folder,
-            log_id=self.identity.log_id,
-            executor=threads.worker,
-            hours=found.hours,
-            pending=found.pending,
-            wheel=found.wheel,
-            subjects=found.subjects,
-            earlier=self._earlier,
-            until=found.loaded_until,
-            replay_offset=lambda: self._checkpointer.replay.offset,
-            attached=self._attached,
-            beside=found.beside,
-            withheld=self._withheld,
-            damaged=self._loaded_in_part,
+        self._stopping = Stopping(
+            self.intake,
+            self._outcomes,
+            self._checkpointer,
+            threads.commit,
+            lambda: self._holds_up_checkpoints,
+            self._begin_checkpoint,
         )
         self._mending = Mending(
-            disk=disk,
-            state=keeping,
-            folder=config.folder,
-            log_id=self.identity.log_id,
-            epoch=self.identity.epoch,
-            clock=clock,
-            worker=threads.worker,
-            hours=found.hours,
-            beside=found.beside,
-            outcomes=self._outcomes,
-            sources=self._sources,
-            wheel=found.wheel,
-            subjects=found.subjects,
-            pending=found.pending,
-            earlier=self._earlier,
-            quarantine=self.quarantine,
-            damaged=found.quarantined,
-            withheld=self._withheld,
-            known_ends=found.quarantined_ends,
-            in_memory=lambda: [*self._wheel.parts(), *self.dispatcher.parts(), *self._held.parts()],
-            next_sequence=lambda: self.intake.next_sequence,
-            loaded_until=lambda: self._loaded_until,
-            may_begin=lambda: not (self._loading.running or self._checkpointer.running or self._stopped is not None),
-            ended=self._attached,
-            restored=lambda hour, outcomes: self._outcomes_restored(accepted_targets(state), hour, outcomes),
-            dropped=found.dropped,
-            given_up=found.given_up,
+            keeping,
+            self._hours,
+            self._outcomes,
+            self._sources,
+            SetAside(self.quarantine, found.quarantined, found.quarantined_ends, found.dropped, found.given_up),
+            MendingCalls(
+                in_memory=lambda: [*self._wheel.parts(), *self.dispatcher.parts(), *self._held.parts()],
+                next_sequence=lambda: self.intake.next_sequence,
+                loaded_until=lambda: self._loading.until,
+                may_begin=lambda: not (self._loading.running or self._checkpointer.running or self._stopping.begun),
+                ended=self._attached,
+                restored=self._outcomes_restored,
+            ),
         )
         for hour, error in found.quarantined.items():
             unloaded = Unloaded(SEQUENCE_MAX, NO_SEQUENCES, found.next_sequence)
             self._mending.dispatch_damaged(hour, error, unloaded)
         for hour, (error, sequences) in found.unloaded.items():
             self._mending.schedule_damaged(hour, error, Unloaded(found.filed_below, sequences))
-        for producer_id, error in found.producers_lost.items():
-            self.quarantine.put(Kind.PRODUCER, f"{producer_id:016x}", error)
-        for subject, error in found.targets_lost.items():
-            self.dispatcher.withheld.add(subject)
-            self.quarantine.put(Kind.TARGET, subject.decode("ascii"), error, subject=subject.decode("ascii"))
-        self._checkpointer.reach_ms = found.reach_ms
+        values = LostValues(site, self.quarantine, self.dispatcher, self.producers)
+        values.found(found.producers_lost, found.targets_lost)
         self._segments = SegmentRetention(found.log, threads.commit, threads.worker, clock)
         self._log_watch = LogWatch(
             message_log=found.log,
@@ -277,39 +239,40 @@ class DelayCore:
             rolled=lambda: self.checkpoint(lambda offset: None),
         )
         self._file_watch = FileWatch(
-            disk=disk,
-            folder=config.folder,
-            log_id=self.identity.log_id,
-            clock=clock,
-            worker=threads.worker,
-            hours=found.hours,
-            ends=self._outcomes.ends,
-            earlier_ends=found.sealed_ends,
-            quarantine=self.quarantine,
-            damaged=lambda hour, error: self._mending.schedule_damaged(hour, error),
+            site, found.hours, self._outcomes.ends, found.sealed_ends, self.quarantine, self._mending.schedule_damaged
         )
-        self._look_due_ms = clock.monotonic_ms() + LOOK_MS
         self._retention = Retention(
-            disk,
             keeping,
-            config.folder,
-            self.identity.log_id,
-            threads.worker,
-            found.hours,
+            self._hours,
             self._outcomes,
             self._sources,
-            found.wheel,
-            found.seals,
-            config.retention_hours,
             self.quarantine,
-            lambda hour, error: self._mending.file_damaged(hour, error),
-            lambda error: self._seal_mending.damaged(error),
+            SealTerms(
+                found.seals,
+                config.retention_hours,
+                self._mending.file_damaged,
+                lambda error: self._seal_mending.damaged(error),
+            ),
         )
         seals = (disk, state, config.folder, self.identity, clock.now_ms(), found.hours)
         open_anew = partial(open_seals, *seals, whole=found.flags_unknown)
         self._seal_mending = SealMending(open_anew, self._retention, self.quarantine, threads.worker, clock)
         if found.seals_damage is not None:
             self._seal_mending.damaged(found.seals_damage)
+        self._decisions = Decisions(
+            self.quarantine,
+            self.intake.control,
+            {
+                Kind.SCHEDULE: self._mending.decide,
+                Kind.DISPATCH: self._decide_outcomes,
+                Kind.ROWS: self._decide_rows,
+                Kind.SEALED: self._file_watch.decide,
+                Kind.SEAL: self._seal_mending.decide,
+                Kind.LOG: lambda entry, drop, done: self._log_watch.look(done),
+                Kind.TARGET: values.release_target,
+                Kind.PRODUCER: values.release_producer,
+            },
+        )
         log.info(
             "recovered log_id=%016x epoch=%d pending=%d loaded=%d hours=%d",
             *(self.identity.log_id, self.identity.epoch, len(found.pending), len(found.wheel), len(found.hours)),
@@ -354,15 +317,11 @@ class DelayCore:
 
     def release(self, id_: str, done: Decided) -> None:
         """Try a quarantined thing again because an operator said so; BadArgument when no entry has this id."""
-        entry = self._entry(id_)
-        self._decide("release", entry, done)
+        self._decisions.release(id_, done)
 
     def drop(self, id_: str, done: Decided) -> None:
         """Give a quarantined thing up because an operator said so; BadArgument when this kind can't be given up."""
-        entry = self._entry(id_)
-        if entry.kind not in DROP:
-            raise BadArgument(f"{id_} can't be dropped; release it instead: {RELEASE[entry.kind]}")
-        self._decide("drop", entry, done)
+        self._decisions.drop(id_, done)
 
     def counters(self) -> dict[str, int]:
         """Figures for STATUS."""
@@ -371,9 +330,9 @@ class DelayCore:
             "next_sequence": self.intake.next_sequence,
             "message_log_end": self.intake.durable.offset,
             "replay_offset": self._checkpointer.replay.offset,
-            "pending_rows": len(self._pending),
+            "pending_rows": len(self._hours.pending),
             "loaded_rows": len(self._wheel),
-            "scheduled_rows": int(self._hours.rows["rows"].sum()),
+            "scheduled_rows": int(self._hours.filed.rows["rows"].sum()),
             "waiting_rows": sum(len(link.sender.waiting) for link in links) + self.dispatcher.unrouted_rows,
             "undecided_batches": sum(len(link.sender.window) for link in links),
             "targets": len(links),
@@ -382,8 +341,8 @@ class DelayCore:
             "quarantined_hours": self.quarantine.hours(),
             "quarantined": len(self.quarantine),
             "dead_rows": sum(link.sender.dead_rows for link in links),
-            "subjects": self._subjects.known,
-            "subjects_bytes": self._subjects.held_bytes,
+            "subjects": self._hours.subjects.known,
+            "subjects_bytes": self._hours.subjects.held_bytes,
             "producers": len(self.producers),
             "producers_bytes": self.producers.held_bytes,
         }
@@ -450,9 +409,8 @@ class DelayCore:
             self.intake.set_back(to_ms, partial(set_back, from_ms))
 
         def set_back(from_ms: int) -> None:
-            self._checkpointer.reach_ms = max(self._checkpointer.reach_ms, from_ms)
-            # The hours between the two times that had no rows have left the wheel.
-            self._loaded_from = self._loaded_until + 1
+            self._checkpointer.reach(from_ms)
+            self._loading.reopen()
             done()
 
         self._retention.last_sealed(found)
@@ -488,8 +446,7 @@ class DelayCore:
         if outcomes_ms is not None and outcomes_ms < wake_ms:
             wake_ms = outcomes_ms
         # No checkpoint begins while an hour is loaded, even if one is due.
-        held_up = self._loading.running or self._mending.running is not None
-        if not held_up or self._checkpointer.collecting is not None:
+        if not self._holds_up_checkpoints or self._checkpointer.collecting is not None:
             checkpoint_ms = self._checkpointer.next_wake_ms()
             if checkpoint_ms is not None and checkpoint_ms < wake_ms:
                 wake_ms = checkpoint_ms
@@ -497,13 +454,15 @@ class DelayCore:
 
     def stop(self, done: Callable[[], None]) -> None:
         """Refuse sends, make everything durable, write a last checkpoint, and call back."""
-        self.intake.close()
         for link in self.dispatcher.links.values():
             link.close()
-        self._outcomes.flush()
-        self._checkpointer.hurry(STOP_MS)
-        self._stopped = done
-        self._finish()
+        self._stopping.begin(partial(self._stopped, done))
+
+    def _stopped(self, done: Callable[[], None]) -> None:
+        write_again(self._log.segments)
+        self._outcomes.write_again()
+        self._retention.write_again()
+        done()
 
     def close(self) -> None:
         """Close the files, after `stop` has called back and the executors have ended."""
@@ -516,7 +475,7 @@ class DelayCore:
 
     def reserve(self, free_bytes: int) -> None:
         """Take a reading of free space (rule L8)."""
-        self.intake.reserve.take(free_bytes, self._config, hour_start_ms(self._loaded_until + 1))
+        self.intake.reserve.take(free_bytes, self._config, hour_start_ms(self._loading.until + 1))
         if not self.intake.reserve.closed:
             self.intake.resume()
 
@@ -525,7 +484,8 @@ class DelayCore:
         if self._clock.confirmed:
             closed_before_ms = min(self._checkpointer.appended_at_ms, self.intake.filed_from_ms)
             self._retention.sweep(closed_before_ms, self._clock.now_ms())
-        self.intake.reserve.full_hours = full_hours(self._hours, self._pending, self._config.hour_rows_max)
+        full = full_hours(self._hours.filed, self._hours.pending, self._config.hour_rows_max)
+        self.intake.reserve.note_full(full)
         self._segments.release(
             self._wheel.lowest_message_log_offset(),
             self.dispatcher.lowest_message_log_offset(),
@@ -535,158 +495,44 @@ class DelayCore:
     # Calls between the parts.
 
     def _index(self, committed: Committed) -> None:
-        """Index a durable group: all its rows enter the pending columns, and rows of loaded hours enter the wheel at
-        once.
-        """
-        rows = message_rows(committed.stored, self._subjects, committed.appended_at_ms)
+        """Index a durable group: rows of loaded hours enter the wheel at once, all of them the pending columns."""
+        rows = message_rows(committed.stored, self._hours.subjects, committed.appended_at_ms)
         self._sources.remember(committed.stored)
-        span = hour_span(rows)
-        if span[1] > self._loaded_until or self._withheld:
-            near = rows["hour"] <= np.uint32(self._loaded_until)
-            if self._withheld:
-                near &= ~np.isin(rows["hour"], list(self._withheld))
-            self._pending.keep(rows.take(np.flatnonzero(~near)))
-            rows = rows.take(np.flatnonzero(near))
-            span = hour_span(rows) if len(rows) else (self._loaded_from, self._loaded_from)
-        self._pending.count(rows, span)
-        if span[0] < self._loaded_from:
-            # The clock was set back to before the start. Rows that these hours held then were loaded at the start, so
-            # only these new rows are missing from the wheel.
-            self._put_back(rows)
-        else:
-            self._wheel.insert(rows, span)
-        lag = self.intake.durable.offset - self._checkpointer.replay.offset
-        self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
-        self.intake.subjects_full = self._subjects.is_full
+        self._loading.take(rows)
+        self._note_reserve()
         self.dispatcher.came()
         self._begin_checkpoint()
 
-    def _decide(self, action: str, entry: Entry, done: Decided) -> None:
-        """Carry out an operator's decision, once it is durable."""
-        log.warning("operator action=%s id=%s rows=%d", action, entry.id, entry.rows)
-        word = OperatorWord(action, entry.id, entry.rows)
-        self.intake.control(encode_known([word]), partial(self._act, action, entry, done))
+    def _decide_rows(self, entry: Entry, drop: bool, done: Decided) -> None:
+        self._held.decide(entry, drop, done)
+        # The checkpoint begins soon, not here: rows of the commit that made this decision durable are not indexed
+        # yet, and a checkpoint that began now would find more of them in the log than it counts.
+        self._tick_due_ms = self._clock.monotonic_ms()
 
-    def _act(self, action: str, entry: Entry, done: Decided) -> None:
-        if entry.hour is not None and entry.kind in (Kind.SCHEDULE, Kind.DISPATCH):
-            drop = action == "drop"
-            try_now = partial(self._mending.try_now, entry.hour, entry.kind, done, drop=drop)
-            if drop and entry.kind is Kind.DISPATCH:
-                # This file alone says of some rows that they were handed over. Rows that are not filed yet would be
-                # sent again without it, so they are filed first.
-                self._checkpointer.when_covers(self.intake.durable.offset, try_now)
-                self._tick_due_ms = self._clock.monotonic_ms()
-            else:
-                try_now()
-        elif entry.kind is Kind.ROWS:
-            if action == "drop":
-                given_up = self._held.give_up(entry)
-                self._outcomes.when_durable(lambda: done(*given_up))
-                self._outcomes.flush()
-            else:
-                done(*self._held.retry(entry))
-            # The checkpoint begins soon, not here: rows of the commit that made this decision durable are not indexed
-            # yet, and a checkpoint that began now would find more of them in the log than it counts.
-            self._tick_due_ms = self._clock.monotonic_ms()
-        elif entry.kind is Kind.SEAL:
-            self._seal_mending.try_now(done)
-        elif entry.kind is Kind.LOG:
-            self._log_watch.look(done)
-        elif entry.kind is Kind.SEALED:
-            self._file_watch.look()
-            done(True, "its files are looked at")
-        elif self.quarantine.find(entry.id) is None:
-            done(True, "it was released already")
-        elif entry.kind is Kind.TARGET:
-            subject = entry.name.encode("ascii")
-            told = f"meta is asked where {entry.name} goes"
-            self._give_value_up(
-                entry, TARGET_PREFIX + subject, None, partial(self.dispatcher.ask_meta, subject), told, done
-            )
-        else:
-            producer_id = int(entry.name, 16)
-            pair, go_on = self.producers.kept_of(producer_id), partial(self.producers.find_again, producer_id)
-            self._give_value_up(entry, *pair, go_on, "its batches are taken again", done)
+    def _decide_outcomes(self, entry: Entry, drop: bool, done: Decided) -> None:
+        decide = partial(self._mending.decide, entry, drop, done)
+        if not drop:
+            decide()
+            return
+        # This file alone says of some rows that they were handed over. Rows that are not filed yet would be sent again
+        # without it, so they are filed first.
+        self._checkpointer.when_covers(self.intake.durable.offset, decide)
+        self._tick_due_ms = self._clock.monotonic_ms()
 
-    def _give_value_up(
-        self, entry: Entry, key: bytes, value: bytes | None, go_on: Callable[[], None], told: str, done: Decided
-    ) -> None:
-        """Replace or remove a value of the state that does not check. This is made durable, or the next start would
-        wait again.
-        """
-
-        def stored(ended: Done[None]) -> None:
-            try:
-                ended.result()
-            except DiskFull as error:
-                done(False, f"nothing was stored: {error.message}")
-                return
-            if self.quarantine.lift(entry.kind, entry.name):
-                go_on()
-            done(True, told)
-
-        puts, removes = ([], [key]) if value is None else ([(key, value)], [])
-        self._threads.worker.submit(partial(self._state.commit, puts, removes), stored)
-
-    def _outcomes_restored(self, accepted: Mapping[int, AcceptedTarget], hour: int, outcomes: OutcomeRows) -> None:
-        """Take back a dispatch log that is whole again: from here on answers and hellos follow what it says (rules H4,
-        H7, S1).
-        """
-        self._earlier.learn(hour, outcomes.sequences)
-        ends: dict[int, int] = {}
-        note_ends(ends, outcomes, accepted)
-        for target, offset in ends.items():
+    def _outcomes_restored(self, hour: int, outcomes: OutcomeRows) -> None:
+        """A dispatch log is whole again: answers and hellos go by what it says from here on (rules H4, H7, S1)."""
+        self._hours.earlier.learn(hour, outcomes.sequences)
+        found: dict[int, int] = {}
+        note_ends(found, outcomes, accepted_targets(self._state))
+        for target, offset in found.items():
             self._ends.name(target, offset)
 
-    def _loaded_in_part(self, loaded: LoadedHour) -> None:
-        assert loaded.damage is not None, "only then a part is missing"
-        self._mending.schedule_damaged(
-            loaded.hour, loaded.damage, Unloaded(self._checkpointer.filed_below, loaded.sequences)
-        )
-
-    def _entry(self, id_: str) -> Entry:
-        entry = self.quarantine.find(id_)
-        if entry is None:
-            raise BadArgument(f"nothing is quarantined as {id_!r}; see `delayd quarantine list`")
-        return entry
-
-    def _new_link(self, target: int) -> Link:
-        sender = Sender(
-            target,
-            self._origin,
-            self._clock,
-            self._config,
-            self._sources,
-            self._subjects.names,
-            self._outcomes,
-            self._ends,
-            self._put_back,
-            self.fence,
-            self._held.hold,
-        )
-        silence_ms_max = self._config.target_silence_ms_max
-        return Link(
-            target=target,
-            origin=self._origin,
-            dial=self._dial,
-            clock=self._clock,
-            outcomes=self._outcomes,
-            sender=sender,
-            earlier=self._earlier,
-            ends=self._ends,
-            silence_ms_max=silence_ms_max,
-            fence=self.fence,
-            refusers=self._refusers,
-            next_sequence=lambda: self.intake.next_sequence,
-        )
-
-    def _put_back(self, rows: Rows) -> None:
-        for hour in np.unique(rows["hour"]).tolist():
-            if not self._wheel.has_hour(hour):
-                self._wheel.add_hour(hour)
-        self._wheel.insert(rows)
-
     # Ticks and checkpoints.
+
+    def _note_reserve(self) -> None:
+        lag = self.intake.durable.offset - self._checkpointer.replay.offset
+        behind = lag > self._config.replay_lag_bytes_max
+        self.intake.note_reserve(behind=behind, subjects_full=self._hours.subjects.is_full)
 
     def _tick(self) -> None:
         self._mending.step()
@@ -703,44 +549,45 @@ class DelayCore:
         last_hour = hour_of_ms(self.intake.appended_at_ms)
         if last_hour < this_hour and self.intake.idle and self._clock.confirmed:
             self.intake.tick()
-        for hour in self._wheel.hours():
-            if hour < last_hour and not self._wheel.len_of(hour):
-                self._wheel.drop_hour(hour)
-        if self._earlier and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
+        self._loading.drop_empty(last_hour)
+        earlier = self._hours.earlier
+        if earlier and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
             # No answer about an earlier epoch can come any more. Only hours that are still to be loaded need these
             # outcomes.
-            self._earlier.forget(self._loaded_until)
-        # After the clock was set back, rows are filed in hours that the clock has not reached again, and they are due
-        # before (P5).
-        filing_ms = max(self._clock.stamp_ms(), self.intake.appended_at_ms)
-        due = hour_of_ms(filing_ms + self._config.load_ahead_ms) > self._loaded_until
-        due = due and self._mending.running != self._loaded_until + 1
-        if due and not self._loading.running and self._stopped is None:
-            self._loading.load_next()
+            earlier.forget(self._loading.until)
+        if not self._stopping.begun:
+            # After the clock was set back, rows are filed in hours that the clock has not reached again, and they are
+            # due before (P5).
+            filing_ms = max(self._clock.stamp_ms(), self.intake.appended_at_ms)
+            self._loading.step(filing_ms, self._mending.running)
 
-    @property
-    def _loaded_until(self) -> int:
-        return self._loading.until
+    def _loaded(self, loaded: LoadedHour) -> None:
+        """An hour was loaded, or those of its rows that can be read."""
+        if loaded.damage is not None:
+            unloaded = Unloaded(self._checkpointer.filed_below, loaded.sequences)
+            self._mending.schedule_damaged(loaded.hour, loaded.damage, unloaded)
+        self._attached()
 
     def _attached(self) -> None:
         """Go on after an hour was loaded: another hour may be due to load, and the rows of this one may be due."""
         self._tick()
         self.dispatcher.step()
-        self._finish()
+        self._stopping.step()
+
+    @property
+    def _holds_up_checkpoints(self) -> bool:
+        """Whether an hour is being loaded or mended: each checkpoint would force that load to be done again."""
+        return self._loading.running or self._mending.running is not None
 
     def _begin_checkpoint(self) -> None:
-        # No checkpoint begins while an hour is loaded: each checkpoint would force that load to be done again.
-        mending = self._mending.running is not None
-        if self._loading.running or mending or not self._checkpointer.is_due(self.intake.durable.offset):
+        if self._holds_up_checkpoints or not self._checkpointer.is_due(self.intake.durable.offset):
             return
-        notes, self.dispatcher.changed = self.dispatcher.changed, {}
-        forgotten, self.dispatcher.forgotten = self.dispatcher.forgotten, set()
+        notes, forgotten = self.dispatcher.take_changes()
         intake, outcomes = self.intake, self._outcomes
-        ends, moved = {**self._quarantined_ends, **outcomes.ends}, sorted(outcomes.moved & outcomes.ends.keys())
-        outcomes.moved.clear()
         books = self._books()
         self._checkpointer.begin(
-            *(intake.durable, intake.durable_sequence, intake.appended_at_ms, notes, ends, moved),
+            *(intake.durable, intake.durable_sequence, intake.appended_at_ms, notes),
+            *({**self._quarantined_ends, **outcomes.ends}, outcomes.take_moved()),
             outcomes.take_handed_over(),
             partial(self._checkpointed, intake.durable_sequence, books.keep_from),
             books,
@@ -749,60 +596,27 @@ class DelayCore:
 
     def _books(self) -> Books:
         parts = (self._wheel, self.intake, self.dispatcher, self._held, self.quarantine)
-        said = settled(self._clock, *parts, self._loaded_until)
+        said = settled(self._clock, *parts, self._loading.until)
         return Books(self.intake.skipped, encode_dropped(self._mending.dropped), self._segments.keep_from, *said)
 
     def _checkpointed(self, next_sequence: int, keep_from: int, published: bool) -> None:
         if not published:
-            self._end()
+            self._stopping.end()
             return
-        self._outcomes.filed_below = next_sequence
+        self._outcomes.filed(next_sequence)
         self._segments.published(self._checkpointer.replay.offset, keep_from)
-        lag = self.intake.durable.offset - self._checkpointer.replay.offset
-        self.intake.reserve.behind = lag > self._config.replay_lag_bytes_max
         # Rows of later hours have just been filed and left memory, so their subjects may no longer be used.
         self._sweep_subjects()
-        self._finish()
+        self._note_reserve()
+        self._stopping.step()
 
     def _sweep_subjects(self) -> None:
         """Give back the names of subjects that no row in memory uses (rule B1)."""
+        subjects = self._hours.subjects
         # A load that is under way already holds numbers of its subjects, but its rows are in none of these places yet.
-        if self._subjects.wants_sweep(len(self.dispatcher.targets)) and not self._loading.running:
-            rows = chain(self._wheel.parts(), self._pending.views(0), self.dispatcher.parts(), self._held.parts())
-            gone = self._subjects.sweep(rows)
+        if subjects.wants_sweep(len(self.dispatcher.targets)) and not self._loading.running:
+            pending = self._hours.pending
+            rows = chain(self._wheel.parts(), pending.views(0), self.dispatcher.parts(), self._held.parts())
+            gone = subjects.sweep(rows)
             self.dispatcher.forget_targets()
-            self.intake.subjects_full = self._subjects.is_full
-            log.info("subjects_forgotten subjects=%d kept=%d", gone, self._subjects.known)
-
-    def _finish(self) -> None:
-        """While stopping: once everything is durable, write a last checkpoint; once that covers everything, end."""
-        if self._stopped is None or self._loading.running or self._checkpointer.running:
-            return
-        if self._mending.running is not None:
-            return
-        if not (self.intake.idle and self._outcomes.idle):
-            self._outcomes.flush()
-            self._outcomes.when_durable(self._finish_soon)
-            return
-        if self._checkpointer.replay.offset < self.intake.durable.offset:
-            self._checkpointer.when_covers(self.intake.durable.offset, self._finish)
-            self._begin_checkpoint()
-            return
-        self._end()
-
-    def _end(self) -> None:
-        if self._stopped is not None:
-            write_again(self._log.segments)
-            self._outcomes.write_again()
-            self._retention.write_again()
-            stopped, self._stopped = self._stopped, None
-            stopped()
-
-    def _finish_soon(self) -> None:
-        # The message log's commit has no callback for this; a job on its thread reports back after all commits before
-        # it.
-        self._threads.commit.submit(_removed_nothing, lambda done: self._finish())
-
-
-def _removed_nothing() -> None:
-    """A job that only marks a place in the order of its thread."""
+            log.info("subjects_forgotten subjects=%d kept=%d", gone, subjects.known)

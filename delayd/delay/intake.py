@@ -6,7 +6,7 @@ stops.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch, ColumnId
-from delayd.clock import JUMP_MS, Clock
+from delayd.clock import JUMP_MS
 from delayd.config import DelayConfig
 from delayd.delay.producers import Allowance, Producers, Waiter
+from delayd.delay.site import Site
 from delayd.delay.stored import Stored
 from delayd.errors import (
     BadInstant,
@@ -30,7 +31,7 @@ from delayd.errors import (
     SlowDown,
     Stopping,
 )
-from delayd.executor import Done, Executor
+from delayd.executor import Done
 from delayd.hours import INSTANT_MS_MIN, hour_name, hour_of_ms, hours_of
 from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
@@ -86,6 +87,10 @@ class Reserve:
     full_hours: set[int] = field(default_factory=set)
     behind: bool = False  # Checkpoints are further behind the log than a restart may replay.
 
+    def note_full(self, hours: set[int]) -> None:
+        """Take the hours that hold as many messages as they may."""
+        self.full_hours = hours
+
     def take(self, free_bytes: int, config: DelayConfig, far_from_ms: int) -> None:
         """Take a reading of free space; a message counts as far when it is due at ``far_from_ms`` or later."""
         before = (self.closed, self.far_from_ms is not None)
@@ -101,40 +106,44 @@ class Reserve:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class FoundLog:
+    """The message log as a start found it."""
+
+    log: Log
+    next_sequence: int
+    appended_at_ms: int  # When the last durable group was appended; it never decreases (rule P5).
+    skipped: tuple[Skipped, ...]  # Sequences that an operator's decision has left unused, once that is durable.
+
+
 class Intake:
     """The one writer of the message log."""
 
     def __init__(
         self,
-        log: Log,
-        executor: Executor,
-        clock: Clock,
+        site: Site,
         config: DelayConfig,
+        found: FoundLog,
         producers: Producers,
-        epoch: int,
-        durable: Mark,
-        next_sequence: int,
-        appended_at_ms: int,
         on_committed: Callable[[Committed], None],
         knows_subjects: Callable[[Batch], bool],
-        skipped: Sequence[Skipped] = (),
     ) -> None:
         self.reserve = Reserve()
-        self.skipped = tuple(skipped)  # Sequences that an operator's decision has left unused, once that is durable.
-        self.next_sequence = next_sequence
-        self.appended_at_ms = appended_at_ms  # When the last durable group was appended; it never decreases (rule P5).
-        self.durable = durable
+        self.skipped = found.skipped
+        self.next_sequence = found.next_sequence
+        self.appended_at_ms = found.appended_at_ms
+        self.durable = Mark(found.log.durable, found.log.crc32c)
         # Rows below the offset ``durable`` have lower sequences than this, and no row above it does.
-        self.durable_sequence = next_sequence
+        self.durable_sequence = found.next_sequence
         self.queued_bytes = 0
         self.subjects_full = False  # Whether batches with subjects that are new here are refused (rule B1).
         self._knows_subjects = knows_subjects
-        self._log = log
-        self._executor = executor
-        self._clock = clock
+        self._log = found.log
+        self._executor = site.worker
+        self._clock = site.clock
         self._config = config
         self._producers = producers
-        self._epoch = epoch
+        self._epoch = site.epoch
         self._on_committed = on_committed
         self._queue: list[Batch] = []
         self._controls: list[Control] = []
@@ -206,6 +215,10 @@ class Intake:
         self._controls.insert(0, Control(encode_known([SkippedSequences(sequences)]), on_durable))
         self._skip += sequences
         self._commit()
+
+    def note_reserve(self, *, behind: bool, subjects_full: bool) -> None:
+        """Take what durable groups and checkpoints have made of replay lag and of the subjects in memory."""
+        self.reserve.behind, self.subjects_full = behind, subjects_full
 
     def close(self) -> None:
         """Refuse all batches from now on; batches that were taken are still committed."""

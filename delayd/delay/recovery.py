@@ -93,6 +93,13 @@ class Recovered:
     filed_below: int  # Rows with lower sequences are in schedule logs; the others came from the message log.
     flags_unknown: bool  # Whether an hour may have a seal though its row in the state does not say so.
 
+    def loaded_hours(self, stamp_ms: int) -> range:
+        """The hours whose rows are in the wheel; at least the last one, or one behind it when it was stamped ahead."""
+        first = hour_of_ms(max(stamp_ms, self.appended_at_ms))
+        if hour_of_ms(self.reach_ms) > first:
+            first = self.loaded_until + 1
+        return range(first, self.loaded_until + 1)
+
     @property
     def outcome_ends(self) -> dict[int, OutcomeEnd]:
         """The ends of the dispatch logs as they were found, by hour."""

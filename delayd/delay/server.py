@@ -12,7 +12,7 @@ from functools import partial
 
 from delayd.batch import Buffer
 from delayd.config import DelayConfig, describe
-from delayd.delay.core import DelayCore, Threads
+from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
@@ -76,14 +76,16 @@ class DelayServer:
         self._core = DelayCore(
             home.disk,
             home.state,
-            home.clock,
             config,
             Threads(*home.executors, begin_load=Beside),
-            self._dial,
-            self._ask_routes,
-            draw_id,
-            home.clock.restart_evidence,
-            partial(time.sleep, REST_S),
+            Surroundings(
+                clock=home.clock,
+                dial=self._dial,
+                ask_routes=self._ask_routes,
+                random_id=draw_id,
+                evidence=home.clock.restart_evidence,
+                rest=partial(time.sleep, REST_S),
+            ),
         )
 
     def abandon(self) -> HeldServer:

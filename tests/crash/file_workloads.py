@@ -8,15 +8,20 @@ import numpy as np
 
 from delayd.batch import BatchKind, ColumnId, SchedulePart
 from delayd.delay.books.outcomes import reopen_dispatch_log
-from delayd.delay.filing.hour_table import HourTable, merge_hours
+from delayd.delay.filing.hour_table import FiledHours, HourTable, merge_hours
 from delayd.delay.filing.schedule_writer import ScheduleWriter
+from delayd.delay.site import Site
 from delayd.disk import File
+from delayd.identity import Identity
 from delayd.log.consume import ConsumeTail, append_entries, check_tail, consume_place, read_entries
 from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
+from delayd.testing.executor import StepExecutor
+from delayd.testing.state import MemoryState
 from tests.batches import messages
 from tests.delay_files import read_schedule_log
 
@@ -130,7 +135,8 @@ class ScheduleWorkload:
     def _checkpoint(self, disk: MemoryDisk, facts: ScheduleFacts, numbers: dict[int, int]) -> None:
         place = LogPlace(FOLDER, FileKind.MESSAGE, LOG_ID)
         log = Log(disk, place, [], [])
-        writer = ScheduleWriter(disk, FOLDER, log, 1, facts.hours, NOW_MS, lambda: None, lambda: None)
+        site = Site(disk, MemoryState(), FOLDER, Identity(LOG_ID, 1), SimClock(), StepExecutor())
+        writer = ScheduleWriter(site, log, FiledHours(facts.hours, HourTable()), NOW_MS, lambda: None)
         for hour, number in numbers.items():
             part = SchedulePart(0, number, hour)
             data = messages([bytes(90 * number)], sequences=[number], kind=BatchKind.SCHEDULE, part=part)

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX
-from delayd.clock import Clock
 from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import OutcomeEnd
 from delayd.delay.quarantine import outcomes_beside, quarantine_path
 from delayd.delay.rows import among
+from delayd.delay.site import Site
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
-from delayd.executor import Done, Executor
+from delayd.executor import Done
 from delayd.hours import hour_name
 from delayd.log.dispatch import NewPart, Outcome, encode_outcomes, join_columns
 from delayd.log.group import GroupKind, NewGroup
@@ -65,12 +65,7 @@ class OutcomeLog:
 
     def __init__(
         self,
-        disk: Disk,
-        folder: str,
-        log_id: int,
-        epoch: int,
-        executor: Executor,
-        clock: Clock,
+        site: Site,
         flush_ms: int,
         segments: dict[int, Segment],
         ends: dict[int, OutcomeEnd],
@@ -78,17 +73,15 @@ class OutcomeLog:
         on_damaged: Callable[[int, DamagedData], None] | None = None,
     ) -> None:
         self.ends = ends  # By hour, of dispatch logs that are not deleted.
-        # All rows with lower sequences are in schedule logs: `take_handed_over` leaves them out, because nobody needs
-        # them.
-        self.filed_below = 0
-        self.moved = set(ends)  # Hours whose end is in no checkpoint yet.
         self.blocked = False  # A full disk: nothing more is sent until there is space again (rule L8).
-        self._disk = disk
-        self._folder = folder
-        self._log_id = log_id
-        self._epoch = epoch
-        self._executor = executor
-        self._clock = clock
+        self._filed_below = 0
+        self._moved = set(ends)  # Hours whose end is in no checkpoint yet.
+        self._disk = site.disk
+        self._folder = site.folder
+        self._log_id = site.log_id
+        self._epoch = site.epoch
+        self._executor = site.worker
+        self._clock = site.clock
         self._flush_ms = flush_ms
         self._quarantined = quarantined  # Hours whose own file is damaged and is not appended to.
         self._on_damaged = on_damaged  # Called with hours whose file was found damaged.
@@ -151,6 +144,20 @@ class OutcomeLog:
         for recorded in self._flushing:
             by_hour[recorded.hour].append(recorded.part)
         self._executor.submit(partial(self._write, dict(by_hour), self._clock.now_ms()), self._flushed)
+
+    def restored(self, hour: int, end: OutcomeEnd) -> None:
+        """Take an hour's dispatch log that is whole again: checkpoints name its end until the hour is deleted."""
+        self.ends[hour] = end
+        self._moved.add(hour)
+
+    def filed(self, below: int) -> None:
+        """Leave rows with lower sequences out of `take_handed_over`: they are in schedule logs already."""
+        self._filed_below = below
+
+    def take_moved(self) -> list[int]:
+        """Take the hours whose end has changed since the last checkpoint took it, rising."""
+        moved, self._moved = sorted(self._moved & self.ends.keys()), set()
+        return moved
 
     def take_handed_over(self) -> list[HandedOver]:
         """Take the rows whose outcome DISPATCHED became durable since the last call, in several pieces."""
@@ -319,7 +326,7 @@ class OutcomeLog:
             # Outcomes in a file beside a damaged one are not counted at all.
             if hour not in self._quarantined:
                 self.ends[hour] = OutcomeEnd(ends[hour], self.ends.get(hour, OutcomeEnd()).rows + count)
-                self.moved.add(hour)
+                self._moved.add(hour)
 
     def _note_handed_over(self, flushed: list[Recorded]) -> None:
         parts = [
@@ -330,7 +337,7 @@ class OutcomeLog:
         ]
         if parts:
             sequences, _, hashes = join_columns(parts)
-            wanted = sequences >= np.uint64(self.filed_below)
+            wanted = sequences >= np.uint64(self._filed_below)
             self._handed_over.append(HandedOver(sequences[wanted], hashes[wanted]))
 
     def _open(self, hour: int, now_ms: int, damaged: dict[int, DamagedData]) -> Segment:

@@ -17,7 +17,6 @@ from delayd.delay.books.seal_log import SealDiffers, SealLog
 from delayd.delay.books.sealing import ContentDiffers, compare
 from delayd.delay.filing.hour_table import (
     HourFile,
-    HourTable,
     OutcomeEnd,
     given_up_key,
     hour_key,
@@ -27,8 +26,8 @@ from delayd.delay.filing.hour_table import (
 from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.delay.filing.sources import Sources
 from delayd.delay.quarantine import Quarantine
-from delayd.delay.timers.wheel import Wheel
-from delayd.disk import Disk
+from delayd.delay.site import Site
+from delayd.delay.timers.hours import Hours
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done, Executor, Priority
 from delayd.hours import HOUR_MS, hour_name
@@ -38,7 +37,6 @@ from delayd.log.log import Log
 from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours, dispatch_path, schedule_path
 from delayd.log.seal import SealFacts, SealMark
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
-from delayd.state import State
 
 log = logging.getLogger(__name__)
 
@@ -76,41 +74,43 @@ class Verdict(NamedTuple):
     seals_damage: DamagedData | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SealTerms:
+    """What hours are sealed with, how long they are kept, and who is called when a file is damaged."""
+
+    seals: SealLog | None  # None: the seal log is damaged, and nothing is sealed.
+    retention_hours: int
+    on_damaged: Callable[[int, DamagedData], None]  # Called with hours whose files do not check.
+    on_seals_damaged: Callable[[DamagedData], None]
+
+
 class Retention:
     """Seals and deletes hours, a few at a time."""
 
     def __init__(
         self,
-        disk: Disk,
-        state: State,
-        folder: str,
-        log_id: int,
-        executor: Executor,
-        hours: HourTable,
+        site: Site,
+        hours: Hours,
         outcomes: OutcomeLog,
         sources: Sources,
-        wheel: Wheel,
-        seals: SealLog | None,
-        retention_hours: int,
         quarantine: Quarantine,
-        on_damaged: Callable[[int, DamagedData], None],
-        on_seals_damaged: Callable[[DamagedData], None],
+        terms: SealTerms,
     ) -> None:
-        self._disk = disk
-        self._state = state
-        self._folder = folder
-        self._log_id = log_id
-        self._executor = executor
-        self._hours = hours
+        self._disk = site.disk
+        self._state = site.state
+        self._folder = site.folder
+        self._log_id = site.log_id
+        self._executor = site.worker
+        self._hours = hours.filed
+        self._wheel = hours.wheel
         self._outcomes = outcomes
         self._sources = sources
-        self._wheel = wheel
-        self._seals = seals  # None: the seal log is damaged, and nothing is sealed.
-        self._aside: list[SealLog] = []  # Earlier seal logs whose files were found changed; they are closed at the end.
-        self._retention_hours = retention_hours
         self._quarantine = quarantine
-        self._on_damaged = on_damaged  # Called with hours whose files do not check.
-        self._on_seals_damaged = on_seals_damaged
+        self._seals = terms.seals
+        self._retention_hours = terms.retention_hours
+        self._on_damaged = terms.on_damaged
+        self._on_seals_damaged = terms.on_seals_damaged
+        self._aside: list[SealLog] = []  # Earlier seal logs whose files were found changed; they are closed at the end.
         self._sealing: set[int] = set()
         self._unsealed: dict[int, Unsealed] = {}
         self._deleting = False

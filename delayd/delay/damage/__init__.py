@@ -4,6 +4,8 @@ L10).
 A map. `quarantine`, one folder up, has the names of everything that is damaged.
 
     file_watch          notices files that someone removes or cuts
+    decisions           what operators say of it, and who acts on that
+    lost_values         values of the state that do not check
     held                keeps due rows whose bodies can't be read
     mending             tries the logs of an hour again, and loads the rows that it lacked
     seal_mending        tries the seal log again

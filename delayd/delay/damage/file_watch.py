@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.clock import Clock
 from delayd.delay.filing.hour_table import HourFile, HourTable, OutcomeEnd
-from delayd.delay.quarantine import Kind, Quarantine
+from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
+from delayd.delay.site import Site
 from delayd.disk import Disk, open_named
 from delayd.errors import DamagedData, DataError, NewerFormat, read_error
-from delayd.executor import Done, Executor, Priority
+from delayd.executor import Done, Priority
 from delayd.hours import hour_from_name, hour_name
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileKind, UnfinishedFile, open_segment
@@ -59,28 +59,24 @@ class FileWatch:
 
     def __init__(
         self,
-        disk: Disk,
-        folder: str,
-        log_id: int,
-        clock: Clock,
-        worker: Executor,
+        site: Site,
         hours: HourTable,
         ends: Mapping[int, OutcomeEnd],
         earlier_ends: Mapping[int, OutcomeEnd],
         quarantine: Quarantine,
         damaged: Callable[[int, DamagedData], None],
     ) -> None:
-        self._disk = disk
-        self._folder = folder
-        self._log_id = log_id
-        self._clock = clock
-        self._worker = worker
+        self._disk = site.disk
+        self._folder = site.folder
+        self._log_id = site.log_id
+        self._clock = site.clock
+        self._worker = site.worker
         self._hours = hours
         self._ends = ends  # Ends of dispatch logs that were written in this life.
         self._earlier_ends = earlier_ends  # Ends of dispatch logs that were sealed before it.
         self._quarantine = quarantine
         self._damaged = damaged
-        self._due_ms = clock.monotonic_ms() + LOOK_MS
+        self._due_ms = self._clock.monotonic_ms() + LOOK_MS
         self._behind = -1  # The hour that was looked at last.
         self._seen: dict[int, Seen] = {}
         self._looking = False
@@ -90,6 +86,11 @@ class FileWatch:
         if self._clock.monotonic_ms() >= self._due_ms and not self._looking:
             self._due_ms = self._clock.monotonic_ms() + LOOK_MS
             self.look()
+
+    def decide(self, entry: Entry, drop: bool, done: Decided) -> None:
+        """Look at the next hours and at those that are set aside, by an operator's word."""
+        self.look()
+        done(True, "its files are looked at")
 
     def look(self) -> None:
         """Look at the next hours, and at the hours that are set aside."""

@@ -13,7 +13,7 @@ from delayd.clock import Clock
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.filing.sources import Sources
 from delayd.delay.handoff.waiting import lowest_offset
-from delayd.delay.quarantine import Entry, Kind, Quarantine
+from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.rows import Rows, due_at_ms
 from delayd.errors import DamagedData, Shortage
 from delayd.hours import hour_name
@@ -65,6 +65,15 @@ class HeldRows:
             self._due_ms = self._clock.monotonic_ms() + RETRY_MS
             for name in list(self._held):
                 self._retry(name)
+
+    def decide(self, entry: Entry, drop: bool, done: Decided) -> None:
+        """Try the rows of an entry now, or give them up; ``done`` hears what came of it, once that is durable."""
+        if drop:
+            given_up = self.give_up(entry)
+            self._outcomes.when_durable(lambda: done(*given_up))
+            self._outcomes.flush()
+        else:
+            done(*self.retry(entry))
 
     def retry(self, entry: Entry) -> tuple[bool, str]:
         """Try the rows of an entry now; return whether all of them can be read, and a sentence for the operator."""

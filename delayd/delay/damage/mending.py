@@ -27,38 +27,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import ROWS_MAX
-from delayd.clock import Clock
 from delayd.delay.books.dispatch_logs import open_dispatch_log, read_outcomes
 from delayd.delay.books.outcomes import OutcomeLog, reopen_dispatch_log
 from delayd.delay.filing.hour_table import (
     BESIDE_PREFIX,
     HourFile,
-    HourTable,
     OutcomeEnd,
     given_up_key,
     hour_key,
     hour_put,
     outcome_put,
 )
-from delayd.delay.filing.pending import PendingRows
 from delayd.delay.filing.schedule_log import scan_groups
 from delayd.delay.filing.sources import Sources
-from delayd.delay.quarantine import Kind, Quarantine, outcomes_beside, quarantine_path, schedule_beside_path
+from delayd.delay.quarantine import Entry, Kind, Quarantine, outcomes_beside, quarantine_path, schedule_beside_path
 from delayd.delay.rows import NO_SEQUENCES, Rows, among, due_at_ms, without
+from delayd.delay.site import Site
 from delayd.delay.state_values import DROPPED_KEY, encode_dropped
-from delayd.delay.subjects import Subjects
-from delayd.delay.timers.earlier import EarlierOutcomes
+from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour, load_hour
-from delayd.delay.timers.wheel import Wheel
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError, DiskFull
-from delayd.executor import Done, Executor
+from delayd.executor import Done
 from delayd.hours import hour_name
 from delayd.log.dispatch import NO_OUTCOMES, NewPart, Outcome, OutcomeRows
 from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
-from delayd.state import State
 
 log = logging.getLogger(__name__)
 
@@ -100,81 +94,76 @@ class Joined(NamedTuple):
     lost_rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """What is set aside at the start, and what becomes so; by hour."""
+
+    quarantine: Quarantine
+    damaged: dict[int, DamagedData]  # Hours whose dispatch log is damaged and not appended to.
+    known_ends: dict[int, OutcomeEnd]  # The counted ends of dispatch logs that were damaged at the start.
+    dropped: dict[int, int]  # Filed rows that operators gave up; the audit's count allows for them (rule S5).
+    # Hours whose dispatch logs were given up, and whether each row that they may have named is IN_DOUBT. The offsets
+    # that they named at targets stay unknown, so these hours are remembered until they are deleted (rule H8).
+    given_up: dict[int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class MendingCalls:
+    """What mending asks of the other parts of the server, and tells them."""
+
+    in_memory: Callable[[], list[Rows]]  # Views the rows that are loaded and not decided.
+    next_sequence: Callable[[], int]
+    loaded_until: Callable[[], int]
+    may_begin: Callable[[], bool]
+    ended: Callable[[], None]
+    restored: Callable[[int, OutcomeRows], None]  # Called with the outcomes of a dispatch log that is whole again.
+
+
 class Mending:
     """Tries hours that are set aside again, one at a time; for the loop alone."""
 
     def __init__(
         self,
-        disk: Disk,
-        state: State,
-        folder: str,
-        log_id: int,
-        epoch: int,
-        clock: Clock,
-        worker: Executor,
-        hours: HourTable,
-        beside: HourTable,
+        site: Site,
+        hours: Hours,
         outcomes: OutcomeLog,
         sources: Sources,
-        wheel: Wheel,
-        subjects: Subjects,
-        pending: PendingRows,
-        earlier: EarlierOutcomes,
-        quarantine: Quarantine,
-        damaged: dict[int, DamagedData],
-        withheld: set[int],
-        known_ends: dict[int, OutcomeEnd],
-        in_memory: Callable[[], list[Rows]],
-        next_sequence: Callable[[], int],
-        loaded_until: Callable[[], int],
-        may_begin: Callable[[], bool],
-        ended: Callable[[], None],
-        restored: Callable[[int, OutcomeRows], None],
-        dropped: dict[int, int] | None = None,
-        given_up: dict[int, bool] | None = None,
+        aside: SetAside,
+        calls: MendingCalls,
     ) -> None:
-        # By hour: filed rows that operators gave up; the audit's count allows for them (rule S5).
-        self.dropped = dropped or {}
+        self.dropped = aside.dropped
         self.running: int | None = None  # The hour that is being tried.
-        self._disk = disk
-        self._state = state
-        self._folder = folder
-        self._log_id = log_id
-        self._epoch = epoch
-        self._clock = clock
-        self._worker = worker
-        self._hours = hours
-        self._beside = beside
+        self._disk = site.disk
+        self._state = site.state
+        self._folder = site.folder
+        self._log_id = site.log_id
+        self._epoch = site.epoch
+        self._clock = site.clock
+        self._worker = site.worker
+        self._hours = hours.filed
+        self._beside = hours.beside
         self._outcomes = outcomes
         self._sources = sources
-        self._wheel = wheel
-        self._subjects = subjects
-        self._pending = pending
-        self._earlier = earlier
-        self._quarantine = quarantine
-        self._damaged = damaged  # Hours whose dispatch log is damaged and not appended to.
-        self._withheld = withheld  # Hours whose rows are not in the wheel.
-        self._known_ends = known_ends  # The counted ends of dispatch logs that were damaged at the start.
-        self._in_memory = in_memory  # Views the rows that are loaded and not decided.
-        self._next_sequence = next_sequence
-        self._loaded_until = loaded_until
-        self._may_begin = may_begin
-        self._ended = ended
-        self._restored = restored  # Called with the outcomes of a dispatch log that is whole again.
+        self._wheel = hours.wheel
+        self._subjects = hours.subjects
+        self._pending = hours.pending
+        self._earlier = hours.earlier
+        self._withheld = hours.withheld
+        self._quarantine = aside.quarantine
+        self._damaged = aside.damaged
+        self._known_ends = aside.known_ends
+        self._calls = calls
         self._unloaded: dict[int, Unloaded] = {}
         self._asked: dict[int, list[Asked]] = {}  # By hour, for the next try.
         self._drops: dict[int, set[Kind]] = {}  # By hour: files that the next try gives up if they are still damaged.
         # Callers of the try under way; ``_dropping``: the kinds of files that it gives up.
         self._heard: list[Asked] = []
         self._dropping: set[Kind] = set()
-        # Hours whose dispatch logs were given up, and whether each row that they may have named is IN_DOUBT. The
-        # offsets that they named at targets stay unknown, so these hours are remembered until they are deleted (rule
-        # H8).
-        self._given_up = {} if given_up is None else given_up
+        self._given_up = aside.given_up
         # Two kinds of hours are tried at once: hours that an earlier life set aside, so that they are listed if they
         # are still damaged, and hours that an operator gave up in an earlier life.
-        at_once = len(beside) > 0 or False in self._given_up.values()
-        self._due_ms = clock.monotonic_ms() + (0 if at_once else RETRY_MS)
+        at_once = len(self._beside) > 0 or False in self._given_up.values()
+        self._due_ms = self._clock.monotonic_ms() + (0 if at_once else RETRY_MS)
         self._round: list[int] = []
 
     def damaged_hours(self) -> set[int]:
@@ -202,6 +191,11 @@ class Mending:
         else:
             self.schedule_damaged(hour, error)
 
+    def decide(self, entry: Entry, drop: bool, done: Ended) -> None:
+        """Do what an operator says of an hour's file."""
+        assert entry.hour is not None, "a log of an hour is quarantined with its hour"
+        self.try_now(entry.hour, entry.kind, done, drop=drop)
+
     def try_now(self, hour: int, kind: Kind, ended: Ended, *, drop: bool = False) -> None:
         """Try an hour as soon as possible; with ``drop`` its file of this kind is given up if it is still damaged."""
         self._asked.setdefault(hour, []).append(Asked(kind, ended))
@@ -217,7 +211,7 @@ class Mending:
             self._due_ms = now + RETRY_MS
             self._round += sorted({entry.hour for entry in self._quarantine if entry.hour is not None})
             self._round += [hour for hour in self._leftover() if hour not in self._round]
-        if self.running is None and self._round and self._may_begin():
+        if self.running is None and self._round and self._calls.may_begin():
             hour = self.running = self._round.pop(0)
             # A caller that asks from now on gets another try.
             self._heard, self._dropping = self._asked.pop(hour, []), self._drops.pop(hour, set())
@@ -332,13 +326,11 @@ class Mending:
         assert segment is not None, "it was opened"
         if self._is_given_up(hour):
             self._note_unknown(hour)
-        self._restored(hour, outcomes)
+        self._calls.restored(hour, outcomes)
         self._outcomes.leave_out(hour, np.sort(outcomes.sequences, kind="stable"))
         del self._damaged[hour]
-        self._outcomes.ends[hour] = OutcomeEnd(segment.durable, len(outcomes.sequences))
-        # From here on checkpoints name that end, until the hour is deleted.
         self._known_ends.pop(hour, None)
-        self._outcomes.moved.add(hour)
+        self._outcomes.restored(hour, OutcomeEnd(segment.durable, len(outcomes.sequences)))
         self._quarantine.lift(Kind.DISPATCH, hour_name(hour))
         self._schedule_log()
 
@@ -349,8 +341,8 @@ class Mending:
         unloaded = self._unloaded.get(hour)
         if unloaded is not None and unloaded.below == SEQUENCE_MAX:
             return  # None of its rows was loaded.
-        below = self._next_sequence()
-        rows = [part["sequence"][part["hour"] == np.uint32(hour)] for part in self._in_memory()]
+        below = self._calls.next_sequence()
+        rows = [part["sequence"][part["hour"] == np.uint32(hour)] for part in self._calls.in_memory()]
         known = [NO_SEQUENCES, *rows, *self._outcomes.unwritten_of(hour)]
         self._unloaded[hour] = Unloaded(below, np.sort(np.concatenate(known)), below)
 
@@ -456,7 +448,7 @@ class Mending:
         else:
             self._hours.remove([hour])
         self._beside.remove([hour])
-        self._sources.joined(hour, joined.offset, loaded=hour <= self._loaded_until())
+        self._sources.joined(hour, joined.offset, loaded=hour <= self._calls.loaded_until())
         if joined.lost_rows:
             self.dropped = self._dropped_with(hour, joined.lost_rows)
             log.critical("rows_lost hour=%s rows=%d", hour_name(hour), joined.lost_rows)
@@ -562,7 +554,7 @@ class Mending:
         for asked in heard:
             told = f"it is mended, and its hour waits for another file: {message}" if asked.kind is also else message
             asked.ended(done or asked.kind is also, told)
-        self._ended()
+        self._calls.ended()
         self.step()
 
     # Files.

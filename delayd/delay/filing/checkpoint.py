@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -25,25 +26,23 @@ from typing import NamedTuple
 import msgpack
 import numpy as np
 
-from delayd.clock import Clock, ClockEvidence
+from delayd.clock import ClockEvidence
 from delayd.config import DelayConfig
 from delayd.delay.filing.handed_over import HandedOver, sort_handed_over
-from delayd.delay.filing.hour_table import BESIDE_PREFIX, HourTable, OutcomeEnd, hour_puts, merge_hours, outcome_put
+from delayd.delay.filing.hour_table import BESIDE_PREFIX, FiledHours, OutcomeEnd, hour_puts, merge_hours, outcome_put
 from delayd.delay.filing.pending import PendingRows, Taken
 from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.delay.intake import Mark
 from delayd.delay.producers import Producers
+from delayd.delay.site import Site
 from delayd.delay.state_values import TARGET_PREFIX
-from delayd.disk import Disk
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
-from delayd.executor import Done, Executor
-from delayd.identity import Identity
+from delayd.executor import Done
 from delayd.log.checkpoint import CheckpointFile, Value
 from delayd.log.dispatch import END_ROW
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, Skipped
 from delayd.log.seal import SealMark
-from delayd.state import State
 
 log = logging.getLogger(__name__)
 
@@ -141,51 +140,64 @@ class Filed(NamedTuple):
     unpublished: DataError | OSError | None
 
 
+@dataclass(frozen=True, slots=True)
+class Filing:
+    """What a checkpoint works on, besides the message log."""
+
+    filed: FiledHours
+    pending: PendingRows
+    producers: Producers
+
+
+@dataclass(frozen=True, slots=True)
+class LastCheckpoint:
+    """How far the last checkpoint in the state goes."""
+
+    replay: Mark
+    filed_below: int  # All rows with lower sequences are filed.
+    reach_ms: int  # The latest appended_at from before an operator's decision set the log's time back.
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCalls:
+    """What a checkpoint asks of the other parts of the server, and tells them."""
+
+    evidence: Evidence
+    rest: Callable[[], None]  # Leaves the disk to others for a moment.
+    damaged: Callable[[], Iterable[int]]  # Hours whose schedule log can't be appended to now.
+    on_damaged: Callable[[int, DamagedData], None]  # Called with hours whose schedule log was found damaged.
+    seal_end: Callable[[], SealMark | None]
+
+
 class Checkpointer:
     """Writes checkpoints on the worker thread, one at a time."""
 
     def __init__(
         self,
-        disk: Disk,
-        state: State,
-        clock: Clock,
+        site: Site,
         config: DelayConfig,
-        executor: Executor,
-        identity: Identity,
         message_log: Log,
-        hours: HourTable,
-        pending: PendingRows,
-        producers: Producers,
-        replay: Mark,
-        evidence: Evidence,
-        rest: Callable[[], None],
-        beside: HourTable,
-        damaged: Callable[[], Iterable[int]],
-        on_damaged: Callable[[int, DamagedData], None],
-        filed_below: int,
-        seal_end: Callable[[], SealMark | None],
+        filing: Filing,
+        last: LastCheckpoint,
+        calls: CheckpointCalls,
     ) -> None:
-        self.filed_below = filed_below  # All rows with lower sequences are filed.
-        self.replay = replay  # The replay offset of the last checkpoint in the state.
-        self.reach_ms = 0  # The latest appended_at from before an operator's decision set the log's time back.
+        self.filed_below = last.filed_below
+        self.replay = last.replay
+        self.reach_ms = last.reach_ms
         self.appended_at_ms = 0  # When the last group was appended that a checkpoint of this life covers.
-        self._disk = disk
-        self._state = state
-        self._clock = clock
+        self._site = site
+        self._state = site.state
+        self._clock = site.clock
+        self._executor = site.worker
         self._config = config
-        self._executor = executor
-        self._identity = identity
         self._log = message_log
-        self._hours = hours
-        self._pending = pending
-        self._producers = producers
-        self._evidence = evidence
-        self._rest = rest
-        self._beside = beside  # The file beside each damaged schedule log: how much of it a checkpoint counts.
-        self._damaged = damaged  # Hours whose schedule log can't be appended to now.
-        self._on_damaged = on_damaged  # Called with hours whose schedule log was found damaged.
-        self._seal_end = seal_end
-        self._file = CheckpointFile(disk, config.folder, identity.log_id)
+        self._hours = filing.filed.hours
+        self._beside = filing.filed.beside
+        self._filed = filing.filed
+        self._pending = filing.pending
+        self._producers = filing.producers
+        self._calls = calls
+        self._file = CheckpointFile(site.disk, site.folder, site.log_id)
         self._published = -1  # The replay offset in the checkpoint file, as far as this life knows it.
         self._waiters: list[tuple[int, Callable[[], None]]] = []
         self._owed = NOTHING_TOLD
@@ -195,8 +207,8 @@ class Checkpointer:
         self._abandon_at_ms: int | None = None
         self._told = ""  # Why the last one was put off, as the log said it.
         self._not_before_ms = 0
-        self._looked_ms = clock.monotonic_ms()
-        self._looked_at = replay.offset  # The durable end of the log at that look.
+        self._looked_ms = self._clock.monotonic_ms()
+        self._looked_at = self.replay.offset  # The durable end of the log at that look.
         self._calm = False  # Whether little arrived between the last two looks.
         self._due_ms = self._looked_ms + config.checkpoint_every_ms
 
@@ -267,8 +279,8 @@ class Checkpointer:
             self._collected()
 
     def _submit(self, facts: Facts, taken: Taken, handed_over: list[HandedOver], ended: Callable[[bool], None]) -> None:
-        now_ms, evidence = self._clock.now_ms(), self._evidence()
-        work = partial(self._write, facts, taken.rows, handed_over, now_ms, evidence, frozenset(self._damaged()))
+        now_ms, evidence = self._clock.now_ms(), self._calls.evidence()
+        work = partial(self._write, facts, taken.rows, handed_over, now_ms, evidence, frozenset(self._calls.damaged()))
         self._executor.submit(work, partial(self._written, facts, taken, ended))
 
     def _bytes_due(self) -> int:
@@ -279,6 +291,10 @@ class Checkpointer:
         if self._pending.hours_apart <= FILES_A_SYNC:
             return self._config.checkpoint_bytes // NEAR_PARTS
         return self._config.checkpoint_bytes
+
+    def reach(self, appended_at_ms: int) -> None:
+        """An operator's word has set the log back from this instant: checkpoints say that it came so far."""
+        self.reach_ms = max(self.reach_ms, appended_at_ms)
 
     def hurry(self, limit_ms: int) -> None:
         """Give up a checkpoint that is not done within ``limit_ms``: the server stops, and the next start replays the
@@ -306,18 +322,7 @@ class Checkpointer:
         """
         # This comes first: if anything below fails, the next checkpoint owes these values.
         puts, removes = facts.told.merged()
-        writer = ScheduleWriter(
-            disk=self._disk,
-            folder=self._config.folder,
-            log=self._log,
-            epoch=self._identity.epoch,
-            hours=self._hours,
-            now_ms=now_ms,
-            rest=self._pause,
-            give_way=self._executor.give_way,
-            beside=self._beside,
-            damaged=damaged,
-        )
+        writer = ScheduleWriter(self._site, self._log, self._filed, now_ms, self._pause, damaged)
         writer.write(
             self.replay.offset,
             facts.stop.offset,
@@ -356,11 +361,11 @@ class Checkpointer:
         """
         if self._abandon_at_ms is not None and self._clock.monotonic_ms() >= self._abandon_at_ms:
             raise Abandoned("the server is stopping; the next start replays the log instead")
-        self._rest()
+        self._calls.rest()
         self._executor.give_way()
 
     def _publish(self, facts: Facts, hours: HourRows, beside: HourRows, now_ms: int, evidence: ClockEvidence) -> None:
-        seals, books = self._seal_end(), facts.books
+        seals, books = self._calls.seal_end(), facts.books
         self._file.publish(
             {
                 "replay_offset": facts.stop.offset,
@@ -368,7 +373,7 @@ class Checkpointer:
                 "next_sequence": facts.next_sequence,
                 "appended_at_ms": facts.appended_at_ms,
                 "reach_ms": self.reach_ms,
-                "epoch": self._identity.epoch,
+                "epoch": self._site.epoch,
                 "hours": hours.tobytes(),
                 "beside": beside.tobytes(),
                 "outcomes": np.array([(hour, 0, end.length) for hour, end in facts.ends.items()], END_ROW).tobytes(),
@@ -396,7 +401,7 @@ class Checkpointer:
         self._hours.update(filed.hours)
         self._beside.update(filed.beside)
         for hour, damage in filed.damage.items():
-            self._on_damaged(hour, damage)
+            self._calls.on_damaged(hour, damage)
         self._pending.drop(taken)
         self.replay, self.appended_at_ms, self.filed_below = facts.stop, facts.appended_at_ms, facts.next_sequence
         if filed.unpublished is not None:

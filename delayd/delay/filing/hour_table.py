@@ -3,6 +3,7 @@
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -122,6 +123,14 @@ class HourTable:
 
     def _until(self, hour: int) -> HourRows:
         return self.rows[: bisect_right(self.rows["hour"], hour)]
+
+
+@dataclass(frozen=True, slots=True)
+class FiledHours:
+    """What the last checkpoint counts of each hour."""
+
+    hours: HourTable
+    beside: HourTable  # Of the files beside damaged schedule logs.
 
 
 def merge_hours(rows: HourRows, newer: HourRows) -> HourRows:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from delayd.batch import BatchKind, Int64s, SchedulePart
 from delayd.content import NOT_STATED, hash_items, subject_states
 from delayd.delay.filing.handed_over import HandedOver
-from delayd.delay.filing.hour_table import HourFile, HourTable
+from delayd.delay.filing.hour_table import FiledHours, HourFile, HourTable
 from delayd.delay.filing.log_range import LogRange, Rising
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.disk import UNSYNCED_FILES_MAX, Disk, File, unsynced_files_max
+from delayd.delay.site import Site
+from delayd.disk import UNSYNCED_FILES_MAX, File, unsynced_files_max
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.gather import SUBJECT_NONE, Gathered, compose
 from delayd.log.group import GroupKind, NewGroup
@@ -40,30 +41,26 @@ class ScheduleWriter:
 
     def __init__(
         self,
-        disk: Disk,
-        folder: str,
+        site: Site,
         log: Log,
-        epoch: int,
-        hours: HourTable,
+        filed: FiledHours,
         now_ms: int,
         rest: Callable[[], None],
-        give_way: Callable[[], None],
-        beside: HourTable | None = None,
         damaged: Iterable[int] = (),
     ) -> None:
-        self._disk = disk
-        self._folder = folder
+        self._disk = site.disk
+        self._folder = site.folder
         self._log = log
-        self._epoch = epoch
-        self._hours = hours
+        self._epoch = site.epoch
+        self._hours = filed.hours
+        self._beside = filed.beside
         self._now_ms = now_ms
         self._rest = rest  # Called where nothing is unsynced: leaves the disk to others for a moment.
-        self._give_way = give_way  # Called between pieces, so that more urgent jobs can run.
+        self._give_way = site.worker.give_way  # Called between pieces, so that more urgent jobs can run.
         self._open: list[Segment] = []
         self._files_max = unsynced_files_max()
         self._dirty_bytes = 0
         self._made = ""  # The day's folder in which the last file was created; hours come in order.
-        self._beside = HourTable() if beside is None else beside
         # Hours whose schedule log can't be appended to: their rows go to the file beside it.
         self._damaged = set(damaged)
         self.damage: dict[int, DamagedData] = {}  # By hour, of schedule logs that were found damaged.

@@ -7,7 +7,8 @@ once no row of it is in doubt there, and its new target is noted first.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from delayd.batch import FEW_ROWS
 from delayd.clock import Clock
 from delayd.delay.handoff.link import Link, Phase
+from delayd.delay.handoff.target_words import TargetWords
 from delayd.delay.handoff.waiting import lowest_offset
 from delayd.delay.rows import NO_SEQUENCES, Rows, without
 from delayd.delay.subjects import Subjects
@@ -35,33 +37,41 @@ LogControl = Callable[[bytes, Callable[[], None]], None]
 AskRoutes = Callable[[list[bytes]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """The targets of subjects, as a start found them."""
+
+    targets: Mapping[bytes, int]  # By subject.
+    owed: Collection[bytes]  # Subjects whose target only the message log names: the next checkpoint takes it.
+    lost: Collection[bytes]  # Subjects whose target does not check in the state.
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What the dispatcher asks of the other parts of the server."""
+
+    new_link: Callable[[int], Link]
+    log_control: LogControl
+    ask_routes: AskRoutes
+
+
 class Dispatcher:
     """The routes of subjects, and their due rows."""
 
     def __init__(
-        self,
-        wheel: Wheel,
-        subjects: Subjects,
-        clock: Clock,
-        new_link: Callable[[int], Link],
-        log_control: LogControl,
-        ask_routes: AskRoutes,
-        noted: dict[bytes, int],
-        changed: set[bytes],
-        lost: Container[int] = (),
-        is_freed: Callable[[int], bool] = lambda target: False,
+        self, wheel: Wheel, subjects: Subjects, clock: Clock, words: TargetWords, notes: Notes, routing: Routing
     ) -> None:
         self.links: dict[int, Link] = {}
-        self.targets = dict(noted)  # Subject to log_id of its target; durable in the message log (rule H5).
-        self.changed = {subject: noted[subject] for subject in changed}  # Notes that no checkpoint holds yet.
+        self.targets = dict(notes.targets)  # Subject to log_id of its target; durable in the message log (rule H5).
+        self.changed = {subject: notes.targets[subject] for subject in notes.owed}  # What no checkpoint holds yet.
         self.forgotten: set[bytes] = set()  # Subjects whose note the next checkpoint takes out of the state.
-        self.withheld: set[bytes] = set()  # Subjects whose target was lost: their rows wait for an operator.
+        self.withheld = set(notes.lost)  # Subjects whose target was lost: their rows wait for an operator.
         self._wheel = wheel
         self._subjects = subjects
         self._clock = clock
-        self._new_link = new_link
-        self._log_control = log_control
-        self._ask_routes = ask_routes
+        self._new_link = routing.new_link
+        self._log_control = routing.log_control
+        self._ask_routes = routing.ask_routes
         self._link_of = np.full(SUBJECTS_MIN, NO_TARGET, np.int32)  # By subject number: index of its link in _order.
         self._known = 0  # How many subjects, by number, already have a place in ``_link_of``.
         self._order: list[Link] = []
@@ -70,12 +80,12 @@ class Dispatcher:
         self._asked: set[bytes] = set()
         self._places: dict[int, tuple[str, int]] = {}
         self._ask_again_ms: int | None = None
-        self._lost = lost  # Targets that are sent nothing any more (rule H5).
-        self._is_freed = is_freed  # Tells whether all rows that wait for a lost target are in doubt.
+        self._lost = words.lost  # Targets that are sent nothing any more (rule H5).
+        self._is_freed = words.is_freed  # Tells whether all rows that wait for a lost target are in doubt.
         self._moving: dict[bytes, int] = {}  # Subjects on their way to another target.
         self._decided = NO_SEQUENCES
         self._trusted = False
-        for target in sorted(set(noted.values())):
+        for target in sorted(set(notes.targets.values())):
             self._link(target)
 
     @property
@@ -235,6 +245,12 @@ class Dispatcher:
         for link in self._order:
             yield from link.sender.parts()
         yield from self.unrouted()
+
+    def take_changes(self) -> tuple[dict[bytes, int], set[bytes]]:
+        """Take what the next checkpoint is to hold: notes that are new, and subjects whose note is not needed."""
+        taken = self.changed, self.forgotten
+        self.changed, self.forgotten = {}, set()
+        return taken
 
     def forget_targets(self) -> None:
         """Forget the targets of subjects that no row in memory uses, unless rows of them may be in doubt (H5)."""

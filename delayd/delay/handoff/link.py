@@ -6,6 +6,7 @@ docs/handoff.md has the states as a table.
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Protocol
@@ -13,11 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from delayd.clock import Clock
-from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.handoff.refusers import Refusers
-from delayd.delay.handoff.sender import Sender, ServerLife
-from delayd.delay.handoff.target_ends import TargetEnds
+from delayd.delay.handoff.sender import Sender, SenderTerms
 from delayd.delay.handoff.watched_wire import WatchedWire
 from delayd.delay.handoff.wire import Wire
 from delayd.delay.rows import Rows
@@ -33,7 +31,6 @@ from delayd.errors import (
     RestoredOrigin,
     StaleEpoch,
 )
-from delayd.fence import Fence
 from delayd.hours import INSTANT_MS_MAX
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.log_limit import LogLimit
@@ -94,43 +91,41 @@ class Phase(Enum):
     READY = "ready"
 
 
+@dataclass(frozen=True, slots=True)
+class LinkTerms:
+    """What the links of all targets share."""
+
+    sender: SenderTerms
+    dial: Dial
+    earlier: Earlier
+    refusers: Refusers
+    next_sequence: Callable[[], int]
+
+
 class Link:
     """One target: its address, its connection and session, and its `Sender`."""
 
-    def __init__(
-        self,
-        target: int,
-        origin: ServerLife,
-        dial: Dial,
-        clock: Clock,
-        outcomes: OutcomeLog,
-        sender: Sender,
-        earlier: Earlier,
-        ends: TargetEnds,
-        silence_ms_max: int,
-        fence: Fence,
-        refusers: Refusers,
-        next_sequence: Callable[[], int],
-    ) -> None:
+    def __init__(self, target: int, terms: LinkTerms) -> None:
+        shared = terms.sender
         self.target = target
-        self.sender = sender
+        self.sender = Sender(target, shared)
         self.phase = Phase.CLOSED
         self.address: tuple[str, int] | None = None
         self.alarm = ""
         self.is_lost = False  # An operator has given the target up: it is never spoken to again.
         self.refusal: HandoffRefused | None = None  # Why the target refused the last hello, until that is resolved.
         # Whether an operator wants the target to take this server as it is.
-        self._accepts_origin = refusers.is_accepted(target)
-        self._origin = origin
-        self._dial = dial
-        self._clock = clock
-        self._outcomes = outcomes
-        self._earlier = earlier
-        self._ends = ends
-        self._silence_ms_max = silence_ms_max
-        self._fence = fence
-        self._refusers = refusers
-        self._next_sequence = next_sequence
+        self._accepts_origin = terms.refusers.is_accepted(target)
+        self._origin = shared.life
+        self._dial = terms.dial
+        self._clock = shared.clock
+        self._outcomes = shared.outcomes
+        self._earlier = terms.earlier
+        self._ends = shared.ends
+        self._silence_ms_max = shared.config.target_silence_ms_max
+        self._fence = shared.fence
+        self._refusers = terms.refusers
+        self._next_sequence = terms.next_sequence
         self._wire: WatchedWire | None = None
         self._away = ""  # Why the target is away, as the log said it; a state that lasts is logged once.
         self._session = 0
@@ -140,7 +135,7 @@ class Link:
         self._answer_bytes = 0
         self._settled: set[tuple[int, int]] = set()
         self._closed = False
-        if target in refusers:
+        if target in terms.refusers:
             self.ask_first()
 
     def waits(self) -> Iterator[Wait]:

@@ -58,6 +58,22 @@ class ServerLife:
     instance: int
 
 
+@dataclass(frozen=True, slots=True)
+class SenderTerms:
+    """What the senders of all targets share."""
+
+    life: ServerLife
+    clock: Clock
+    config: DelayConfig
+    sources: Sources
+    names: list[bytes]  # Of subjects, by number.
+    outcomes: OutcomeLog
+    ends: TargetEnds
+    fence: Fence
+    put_back: Callable[[Rows], None]  # Puts rows back into the wheel.
+    hold: Callable[[Rows, DamagedData], None]  # Called with rows of one batch that can't be read.
+
+
 @dataclass(slots=True)
 class Refused:
     """Rows of one batch that the target refused for good, and when they are tried again, alone.
@@ -75,35 +91,22 @@ class Refused:
 class Sender:
     """The rows on their way to one target."""
 
-    def __init__(
-        self,
-        target: int,
-        origin: ServerLife,
-        clock: Clock,
-        config: DelayConfig,
-        sources: Sources,
-        names: list[bytes],
-        outcomes: OutcomeLog,
-        ends: TargetEnds,
-        put_back: Callable[[Rows], None],
-        fence: Fence,
-        hold: Callable[[Rows, DamagedData], None],
-    ) -> None:
+    def __init__(self, target: int, terms: SenderTerms) -> None:
         self.waiting = WaitingRows()
-        self.window = Window(origin.epoch)
+        self.window = Window(terms.life.epoch)
         self.frames_in_flight = 0
         self.dead_rows = 0
         self._target = target
-        self._origin = origin
-        self._clock = clock
-        self._config = config
-        self._sources = sources
-        self._names = names
-        self._outcomes = outcomes
-        self._ends = ends
-        self._put_back = put_back
-        self._fence = fence
-        self._hold = hold  # Called with rows of one batch that can't be read.
+        self._origin = terms.life
+        self._clock = terms.clock
+        self._config = terms.config
+        self._sources = terms.sources
+        self._names = terms.names
+        self._outcomes = terms.outcomes
+        self._ends = terms.ends
+        self._put_back = terms.put_back
+        self._fence = terms.fence
+        self._hold = terms.hold
         # Decided rows among those that wait; rows that are offered later were checked before.
         self._decided = NO_SEQUENCES
         self._refused: list[Refused] = []

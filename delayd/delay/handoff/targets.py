@@ -9,9 +9,9 @@ A start goes on where the last life ended.
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
-from delayd.clock import Clock
 from delayd.delay.books.outcomes import OutcomeLog
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.handoff.link import ORIGIN_REFUSALS, Link
@@ -20,11 +20,11 @@ from delayd.delay.handoff.target_ends import Counted, TargetEnds
 from delayd.delay.handoff.target_words import AcceptedTarget, TargetWords
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
+from delayd.delay.site import Site
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
-from delayd.executor import Done, Executor
+from delayd.executor import Done
 from delayd.log.schedule import RESTORED_STEP
 from delayd.operator_log import Pairs
-from delayd.state import State
 from delayd.wire.targets import TargetInfo
 
 OnDone = Callable[[DelaydError | str], None]
@@ -37,36 +37,41 @@ RETRY_MS = 1_000  # Between tries to store that a lost target is free, on a full
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class TargetBooks:
+    """What the state says of targets."""
+
+    words: TargetWords
+    ends: TargetEnds
+    refusers: Refusers
+
+
 class Targets:
-    """The decisions of operators, over the dispatcher's links. `worker` is the thread of the checkpoints."""
+    """The decisions of operators, over the dispatcher's links."""
 
     def __init__(
         self,
-        state: State,
-        words: TargetWords,
+        site: Site,
+        books: TargetBooks,
         dispatcher: Dispatcher,
         outcomes: OutcomeLog,
-        ends: TargetEnds,
         quarantine: Quarantine,
-        refusers: Refusers,
         intake: Intake,
-        clock: Clock,
-        worker: Executor,
-        epoch: int,
     ) -> None:
-        self._state = state
+        words = books.words
+        self._state = site.state
         self._words = words
         self._dispatcher = dispatcher
         self._outcomes = outcomes
-        self._ends = ends
+        self._ends = books.ends
         self._quarantine = quarantine
-        self._refusers = refusers
+        self._refusers = books.refusers
         self._intake = intake
-        self._clock = clock
-        self._worker = worker
-        self._epoch = epoch
+        self._clock = site.clock
+        self._worker = site.worker
+        self._epoch = site.epoch
         # Earlier lives sent no row that was due later than this (rule H5).
-        self._doubt_until_ms = max(clock.now_ms(), intake.appended_at_ms)
+        self._doubt_until_ms = max(self._clock.now_ms(), intake.appended_at_ms)
         # Lost targets whose subjects are free, but a full disk could not store that; and how many of their rows are in
         # doubt.
         self._unstored: list[tuple[int, int]] = []

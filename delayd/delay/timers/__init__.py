@@ -3,6 +3,7 @@
 A map, from the disk to the instant at which a row is due.
 
     earlier             which rows an earlier life of this server handed over, by the dispatch logs
+    hours               where the rows of an hour may stand
     loader, loading     read the schedule logs of the coming hours, some minutes ahead
     wheel               the timers of all loaded hours
     hour_wheel, ready   one hour of it, and the rows whose slots are open

@@ -10,20 +10,19 @@ happens once at most.
 """
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 
-from delayd.delay.filing.hour_table import HourTable
-from delayd.delay.filing.pending import PendingRows
-from delayd.delay.rows import without
-from delayd.delay.subjects import Subjects
-from delayd.delay.timers.earlier import EarlierOutcomes
+import numpy as np
+
+from delayd.delay.rows import Rows, hour_span, without
+from delayd.delay.site import Site
+from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour, load_hour, order_hour
-from delayd.delay.timers.wheel import PreparedRows, Wheel
-from delayd.disk import Disk
+from delayd.delay.timers.wheel import PreparedRows
 from delayd.errors import Shortage
-from delayd.executor import Done, Executor, Priority
-from delayd.hours import hour_name
+from delayd.executor import Done, Priority
+from delayd.hours import hour_name, hour_of_ms
 
 log = logging.getLogger(__name__)
 
@@ -33,41 +32,74 @@ class Loading:
 
     def __init__(
         self,
-        disk: Disk,
-        folder: str,
-        log_id: int,
-        executor: Executor,
-        hours: HourTable,
-        pending: PendingRows,
-        wheel: Wheel,
-        subjects: Subjects,
-        earlier: EarlierOutcomes,
-        until: int,
+        site: Site,
+        hours: Hours,
+        loaded: range,
+        load_ahead_ms: int,
         replay_offset: Callable[[], int],
-        attached: Callable[[], None],
-        beside: HourTable,
-        withheld: Container[int],
-        damaged: Callable[[LoadedHour], None],
+        attached: Callable[[LoadedHour], None],
     ) -> None:
-        self.until = until  # The last loaded hour; all before it are loaded too.
+        self.until = loaded.stop - 1  # The last loaded hour; all from ``loaded.start`` to it are loaded.
         self.running = False
-        self._disk = disk
-        self._folder = folder
-        self._log_id = log_id
-        self._executor = executor
-        self._hours = hours
-        self._pending = pending
-        self._wheel = wheel
-        self._subjects = subjects
-        self._earlier = earlier
+        self._from = loaded.start
+        self._site = site
+        self._filed = hours.filed
+        self._pending = hours.pending
+        self._wheel = hours.wheel
+        self._subjects = hours.subjects
+        self._earlier = hours.earlier
+        self._beside = hours.beside
+        self._withheld = hours.withheld
+        self._load_ahead_ms = load_ahead_ms
         self._replay_offset = replay_offset
-        self._attached = attached
-        self._beside = beside  # The file beside each damaged schedule log: how much of it a checkpoint counts.
-        self._withheld = withheld  # Hours whose rows must not be loaded now.
-        self._damaged = damaged
+        self._attached = attached  # Called with each hour that is loaded, in full or in part.
         self._short: Shortage | None = None
 
-    def load_next(self) -> None:
+    def take(self, rows: Rows) -> None:
+        """Take rows that have just become durable: those of loaded hours enter the wheel, the others are kept."""
+        span = hour_span(rows)
+        if span[1] > self.until or self._withheld:
+            near = rows["hour"] <= np.uint32(self.until)
+            if self._withheld:
+                near &= ~np.isin(rows["hour"], list(self._withheld))
+            self._pending.keep(rows.take(np.flatnonzero(~near)))
+            rows = rows.take(np.flatnonzero(near))
+            span = hour_span(rows) if len(rows) else (self._from, self._from)
+        self._pending.count(rows, span)
+        if span[0] < self._from:
+            # The clock was set back to before the start. Rows that these hours held then were loaded at the start, so
+            # only these new rows are missing from the wheel.
+            self.put_back(rows)
+        else:
+            self._wheel.insert(rows, span)
+
+    def put_back(self, rows: Rows) -> None:
+        """Put rows into the wheel whose hours may have left it."""
+        for hour in np.unique(rows["hour"]).tolist():
+            if not self._wheel.has_hour(hour):
+                self._wheel.add_hour(hour)
+        self._wheel.insert(rows)
+
+    def reopen(self) -> None:
+        """The log was set back: hours up to the last loaded one, which were empty and left the wheel, may get rows."""
+        self._from = self.until + 1
+
+    def drop_empty(self, before: int) -> None:
+        """Drop the hours before this one that are empty."""
+        for hour in self._wheel.hours():
+            if hour < before and not self._wheel.len_of(hour):
+                self._wheel.drop_hour(hour)
+
+    def step(self, filing_ms: int, mending: int | None) -> None:
+        """Begin to load the next hour when it is due. New rows are filed in the hour of ``filing_ms`` or later.
+
+        The hour ``mending`` is being mended, and is loaded afterwards.
+        """
+        due = hour_of_ms(filing_ms + self._load_ahead_ms) > self.until
+        if due and mending != self.until + 1 and not self.running:
+            self._load_next()
+
+    def _load_next(self) -> None:
         """Begin to load the hour behind the last loaded one."""
         hour = self.until + 1
         if hour in self._withheld:
@@ -78,9 +110,9 @@ class Loading:
 
     def _read(self, hour: int) -> None:
         decided = self._earlier.of(hour)
-        files = (self._hours.get(hour), decided, self._beside.get(hour))
-        work = partial(load_hour, self._disk, self._folder, self._log_id, hour, *files)
-        self._executor.submit(work, partial(self._number, self._replay_offset()), Priority.DUE)
+        files = (self._filed.get(hour), decided, self._beside.get(hour))
+        work = partial(load_hour, self._site.disk, self._site.folder, self._site.log_id, hour, *files)
+        self._site.worker.submit(work, partial(self._number, self._replay_offset()), Priority.DUE)
 
     def _number(self, replay_offset: int, done: Done[LoadedHour]) -> None:
         """Give its subjects the numbers of this server."""
@@ -99,7 +131,7 @@ class Loading:
         numbers = self._subjects.numbers(loaded.names)
         decided, kept = self._earlier.of(loaded.hour), self._pending.kept
         work = partial(order_hour, loaded, numbers, self._pending.views(0), decided)
-        self._executor.submit(work, partial(self._attach, replay_offset, loaded, kept), Priority.DUE)
+        self._site.worker.submit(work, partial(self._attach, replay_offset, loaded, kept), Priority.DUE)
 
     def _attach(self, replay_offset: int, loaded: LoadedHour, kept: int, done: Done[list[PreparedRows]]) -> None:
         """Put the rows into the wheel, with the rows that arrived while they were being ordered."""
@@ -113,7 +145,5 @@ class Loading:
         self._wheel.insert(without(self._pending.of_hour(hour, kept), self._earlier.of(hour)))
         self.running = False
         self.until = hour
-        if loaded.damage is not None:
-            self._damaged(loaded)
         log.info("hour_loaded hour=%s rows=%d", hour_name(hour), self._wheel.len_of(hour))
-        self._attached()
+        self._attached(loaded)

@@ -15,13 +15,16 @@ from delayd.delay.filing.pending import PendingRows, full_hours
 from delayd.delay.filing.sources import read_batch
 from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import Rows, new_rows
+from delayd.delay.site import Site
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
+from delayd.identity import Identity
 from delayd.location import pack_locations
 from delayd.log.dispatch import NewPart, Outcome
 from delayd.testing.clock import START_MS, SimClock
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
 from delayd.testing.executor import StepExecutor
+from delayd.testing.state import MemoryState
 from tests.counts import lines
 from tests.delay_harness import FOLDER, World, wanted
 
@@ -128,7 +131,9 @@ class Outcomes:
         self.disk.make_folder(FOLDER)
         self.clock = SimClock()
         self.thread = StepExecutor()
-        self.log = OutcomeLog(self.disk, FOLDER, 7, 1, self.thread, self.clock, 20, {}, {})
+        self.log = OutcomeLog(
+            Site(self.disk, MemoryState(), FOLDER, Identity(7, 1), self.clock, self.thread), 20, {}, {}
+        )
         self.heard: list[str] = []
 
     def record(self, sequence: int, hour: int = HOUR) -> None:

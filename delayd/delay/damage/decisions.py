@@ -1,0 +1,51 @@
+"""Decisions: what an operator says of a quarantined thing, and who acts on it.
+
+Invariant: nothing is done before the word is durable in the message log.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from delayd.delay.quarantine import DROP, RELEASE, Decided, Entry, Kind, Quarantine
+from delayd.errors import BadArgument
+from delayd.log.control import OperatorWord, encode_known
+
+log = logging.getLogger(__name__)
+
+Act = Callable[[Entry, bool, Decided], None]
+"""Tries a quarantined thing again, or gives it up if the second argument says so; the third hears what came of it."""
+
+
+class Decisions:
+    """Words on entries of the quarantine; ``acts`` says by kind who acts on them."""
+
+    def __init__(
+        self, quarantine: Quarantine, log_control: Callable[[bytes, Callable[[], None]], None], acts: Mapping[Kind, Act]
+    ) -> None:
+        self._quarantine = quarantine
+        self._log_control = log_control
+        self._acts = acts
+
+    def release(self, id_: str, done: Decided) -> None:
+        """Try a thing again; BadArgument when there is none of this id."""
+        self._decide("release", self._entry(id_), done)
+
+    def drop(self, id_: str, done: Decided) -> None:
+        """Give a thing up; BadArgument when that can't be."""
+        entry = self._entry(id_)
+        if entry.kind not in DROP:
+            raise BadArgument(f"{id_} can't be dropped; release it instead: {RELEASE[entry.kind]}")
+        self._decide("drop", entry, done)
+
+    def _entry(self, id_: str) -> Entry:
+        entry = self._quarantine.find(id_)
+        if entry is None:
+            raise BadArgument(f"nothing is quarantined as {id_!r}; see `delayd quarantine list`")
+        return entry
+
+    def _decide(self, action: str, entry: Entry, done: Decided) -> None:
+        log.warning("operator action=%s id=%s rows=%d", action, entry.id, entry.rows)
+        word = OperatorWord(action, entry.id, entry.rows)
+        act = partial(self._acts[entry.kind], entry, action == "drop", done)
+        self._log_control(encode_known([word]), act)

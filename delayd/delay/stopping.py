@@ -1,0 +1,79 @@
+"""Stopping: the last steps of a delay server that ends by itself.
+
+sends refused, links closed ──▶ all is durable ──▶ a checkpoint covers all of it ──▶ done
+                                (or flush)         (or it is begun)
+"""
+
+from collections.abc import Callable
+
+from delayd.delay.books.outcomes import OutcomeLog
+from delayd.delay.filing.checkpoint import Checkpointer
+from delayd.delay.intake import Intake
+from delayd.executor import Done, Executor
+
+STOP_MS = 2_500  # For the last checkpoint; a stop as a whole has 5 s.
+
+
+class Stopping:
+    """A stop, from an operator's word to its end; for the loop alone. Before that word it does nothing."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        outcomes: OutcomeLog,
+        checkpointer: Checkpointer,
+        commit: Executor,
+        is_busy: Callable[[], bool],
+        begin_checkpoint: Callable[[], None],
+    ) -> None:
+        self._intake = intake
+        self._outcomes = outcomes
+        self._checkpointer = checkpointer
+        self._commit = commit  # The thread of the message log.
+        self._is_busy = is_busy  # Says whether an hour is being loaded or mended.
+        self._begin_checkpoint = begin_checkpoint
+        self._stopped: Callable[[], None] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a stop is under way."""
+        return self._stopped is not None
+
+    def begin(self, stopped: Callable[[], None]) -> None:
+        """Make everything durable, write a last checkpoint, and call back."""
+        self._intake.close()
+        self._outcomes.flush()
+        self._checkpointer.hurry(STOP_MS)
+        self._stopped = stopped
+        self.step()
+
+    def step(self) -> None:
+        """Go on with a stop: once all is durable, a last checkpoint; once that covers everything, the end."""
+        if self._stopped is None or self._is_busy() or self._checkpointer.running:
+            return
+        if not (self._intake.idle and self._outcomes.idle):
+            self._outcomes.flush()
+            self._outcomes.when_durable(self._step_soon)
+            return
+        if self._checkpointer.replay.offset < self._intake.durable.offset:
+            self._checkpointer.when_covers(self._intake.durable.offset, self.step)
+            self._begin_checkpoint()
+            return
+        self.end()
+
+    def end(self) -> None:
+        """The last checkpoint is written, or can't be."""
+        if self._stopped is not None:
+            stopped, self._stopped = self._stopped, None
+            stopped()
+
+    def _step_soon(self) -> None:
+        # The message log's commit has no callback of its own; its thread is the one that reports back last.
+        self._commit.submit(_do_nothing, self._step_after)
+
+    def _step_after(self, done: Done[None]) -> None:
+        self.step()
+
+
+def _do_nothing() -> None:
+    """A job that only marks a place in the order of its thread."""

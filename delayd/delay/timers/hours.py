@@ -1,0 +1,22 @@
+"""Hours: where the rows of an hour may stand, from its schedule log to the wheel."""
+
+from dataclasses import dataclass
+
+from delayd.delay.filing.hour_table import HourTable
+from delayd.delay.filing.pending import PendingRows
+from delayd.delay.subjects import Subjects
+from delayd.delay.timers.earlier import EarlierOutcomes
+from delayd.delay.timers.wheel import Wheel
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """All that is known of hours, for the loop alone."""
+
+    filed: HourTable
+    beside: HourTable  # What stands beside damaged schedule logs.
+    pending: PendingRows
+    wheel: Wheel
+    subjects: Subjects
+    earlier: EarlierOutcomes
+    withheld: set[int]  # Hours of which nothing is loaded: any of their rows may have been handed over.
