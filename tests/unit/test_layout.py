@@ -1,5 +1,6 @@
-"""The import contracts cover every module: one that they forget could import anything."""
+"""The import contracts cover every module: one that they forget could import anything. Tests lie where sources lie."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import delayd
 
 _PACKAGE = Path(delayd.__file__).parent
 _REPOSITORY = _PACKAGE.parent
+_BESIDE = ("realtime", "meta", "cli", "bench")
+_UNIT = Path(__file__).parent
 
 
 def test_each_module_of_delayd_has_its_layer() -> None:
@@ -21,6 +24,22 @@ def test_the_loop_sockets_time_and_chance_are_forbidden_to_whole_packages() -> N
     packages = {path.parent.name for path in _REPOSITORY.glob("*/__init__.py")} - {"bench", "examples", "tests"}
     assert set(contract["source_modules"]) == packages
     assert set(contract["forbidden_modules"]) >= {"asyncio", "socket", "time", "random"}
+
+
+def test_each_folder_of_unit_tests_is_a_folder_of_sources() -> None:
+    folders = {path.parent.relative_to(_UNIT) for path in _UNIT.rglob("test_*.py")}
+    sources = {path.parent.relative_to(_PACKAGE) for path in _PACKAGE.rglob("*.py")}
+    sources |= {path.parent.relative_to(_REPOSITORY) for top in _BESIDE for path in (_REPOSITORY / top).rglob("*.py")}
+    assert folders <= sources, f"nothing is tested by {sorted(map(str, folders - sources))}"
+
+
+def test_no_test_module_imports_another_one() -> None:
+    tests = _REPOSITORY / "tests"
+    imports = re.compile(
+        r"^ *(?:from \S*\btest_\w+ import|from \. import .*\btest_|import tests\S*\.test_)", re.MULTILINE
+    )
+    found = [str(path.relative_to(tests)) for path in tests.rglob("*.py") if imports.search(path.read_text())]
+    assert not found, "what two test modules need lies in a module of its own"
 
 
 def _names_in_layers() -> set[str]:
