@@ -174,7 +174,7 @@ class BadHeaders(BatchMalformed):
 
 
 class BadBody(CallerError):
-    """The body of a message is not what it was read as: text, or JSON."""
+    """The body of a message can't be read as text or JSON, as the caller wanted."""
 
 
 class BatchNumberReused(CallerError):
@@ -321,7 +321,7 @@ class StaleHandle(DelaydError):
 
 
 class DataError(DelaydError):
-    """A data directory or a file in it can't be used as it is."""
+    """A data directory or a file in it can't be used in its present state."""
 
     @property
     def path(self) -> str:

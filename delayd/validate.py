@@ -286,21 +286,21 @@ def _check_rows(batch: Batch, begin: int, heap_bytes: int) -> None:
         last = int(ends[-1])
         shortest = int(lengths.min())
         if shortest < 0 or last > heap_bytes:
-            # Without a fall the last end is the highest: then it alone is outside.
+            # If no end falls, the last end is the highest, so it is outside.
             row = int((lengths < 0).argmax()) if shortest < 0 else batch.count - 1
             raise _outside(column, row, int(ends[row]), int(starts[row]), heap_bytes)
         longest = max(longest, int(lengths.max()))
         regions.append((lengths, HEADERS_BYTES_MAX if column == ColumnId.HEADERS_END else MESSAGE_BYTES_MAX))
         begin = padded(last)
         if longest & 7 or shortest < longest:
-            # The word that holds an item's last byte, without the bytes of the item; of a whole word nothing is left.
+            # The word with an item's last byte, with the item's own bytes masked out; nothing is left of a whole word.
             behind = _words(batch).take(ends >> 3, mode="clip")
             behind &= _BEHIND.take(ends & 7)
             if behind.any():
                 raise _not_zeros(column, int((behind != 0).argmax()))
     if begin != heap_bytes:
         raise _bytes_behind(begin, heap_bytes)
-    # Nearly every batch has messages so short that no row need be looked at.
+    # In nearly every batch the messages are so short that no row needs a look.
     if longest * len(regions) > HEADERS_BYTES_MAX:
         too_large = np.sum([lengths for lengths, _ in regions], axis=0) > MESSAGE_BYTES_MAX
         for lengths, most in regions:

@@ -234,7 +234,7 @@ class Meta:
         """Look up subjects; with `assign` those without a route get one, durable when `on_routes` is called with it.
 
         `used` says that messages wait for them. Raises BadRequest for too many at once, BadSubject for a name that
-        can't be, TooManySubjects when too many were looked at and never used, and SlowDown while an operator's word is
+        can't be, TooManySubjects when too many unused ones have a route, and SlowDown while an operator's decision is
         being stored; then none got a route.
         """
         if len(subjects) > SUBJECTS_MAX:

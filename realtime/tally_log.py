@@ -1,4 +1,4 @@
-"""Tally log: the writer of what this server held, closed segment by closed segment (docs/formats/tally.md).
+"""Tally log: the writer of tallies: it counts the rows that this server held, by segment (docs/formats/tally.md).
 
 Invariant: entries are durable before retention may remove the messages that they count. A tally log that does not check
 is set aside and made again, as far as the message log is kept (rule L9). Once the core runs, only the worker thread

@@ -109,7 +109,7 @@ def append_entries(
     Entries that an unfinished checkpoint left behind the tail are cut off.
 
     Raises:
-        DamagedData: the file that the tail names is not there or not what it was; Unreadable, Shortage: the system does
+        DamagedData: the file that the tail names is gone or has changed; Unreadable, Shortage: the system does
             not read it.
     """
     while len(entries):

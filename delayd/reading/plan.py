@@ -134,7 +134,7 @@ class HourBooks:
         return read_hour(self.disk, self.origin.snapshot, self.tail.get(), self.hour, self.part, sorter)
 
     def accepted(self) -> FiledByLog:
-        """What the message log and the checkpoint say about the hour's schedule log."""
+        """The facts about the hour's schedule log from the message log and the checkpoint."""
         snapshot, tail = self.origin.snapshot, self.tail.get()
         word = snapshot.word
         dropped = self.origin.dropped.get(self.hour, 0)

@@ -43,7 +43,7 @@ class Faults:
 
     crash_at: int | None = None  # The number of an operation: its effect is in the page cache only, then `Crash`.
     crash_on: str | None = None  # The same at the first operation whose description contains this.
-    fail_sync_at: int | None = None  # The number of a sync: SyncFailed, and what was dirty never becomes durable.
+    fail_sync_at: int | None = None  # The number of a sync: SyncFailed, and the dirty data never becomes durable.
     # The number of a sync that is reported as done and not done, so that a test must notice.
     skip_sync_at: int | None = None
     fail_write_at: int | None = None  # The number of a write: half is written, then OSError (EIO).

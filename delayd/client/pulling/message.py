@@ -266,7 +266,7 @@ class MessageView:
 
     @property
     def handle(self) -> list[int]:
-        """What an acknowledgement of the message names (rule Q1)."""
+        """The handle that an acknowledgement of the message names (rule Q1)."""
         return [self._columns.pulled.incarnation, self._columns.pull_sequences[self.row], 1]
 
 
