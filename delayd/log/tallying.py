@@ -135,14 +135,6 @@ class Tallier:
         self._found.append(_tallies(rows, hashes, differs))
 
 
-def tallies_of(groups: Iterator[CommitGroup], begin: int) -> Tallier:
-    """Tally groups that follow each other from ``begin`` on; raises as `Tallier.take` does."""
-    tallier = Tallier(begin)
-    for group in groups:
-        tallier.take(group)
-    return tallier
-
-
 def _tallies(rows: _Rows, hashes: UInt64s, differs: Bools) -> Tallies:
     """One entry for each origin and hour of some rows."""
     keys = np.stack((rows.origins, rows.hours), axis=1)

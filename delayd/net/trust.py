@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from delayd.errors import BadRequest, DelaydError, NotTrusted, UnknownRequest, WrongCluster
+from delayd.errors import BadRequest, NotTrusted, UnknownRequest, WrongCluster
 from delayd.net.connection import Connection
 from delayd.secret import NONCE_BYTES, Exchange, Secret, same_proof
 from delayd.wire.frame import Frame, Head
@@ -149,11 +149,6 @@ def check_cluster(theirs: int, ours: int, who: str) -> None:
             f"{who} and its peer belong to two clusters, {theirs:016x} and {ours:016x}; give the address of the right "
             "meta server, and do not mix data directories of two clusters"
         )
-
-
-def is_refusal(error: DelaydError) -> bool:
-    """Whether the peer was reached, but must not be talked to."""
-    return isinstance(error, NotTrusted | WrongCluster)
 
 
 def _nonce(head: Head) -> bytes:

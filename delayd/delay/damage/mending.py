@@ -220,10 +220,6 @@ class Mending:
             else:
                 self._schedule_log()
 
-    def lowest_wake_ms(self) -> int | None:
-        """When the next try is due, in monotonic ms."""
-        return self._due_ms if len(self._quarantine) else None
-
     def _leftover(self) -> Iterator[int]:
         """Hours whose schedule log was restored while the server was down: the rows beside it are to be appended to
         it.

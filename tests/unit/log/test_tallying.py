@@ -1,7 +1,7 @@
 """What a realtime server's stored bytes are tallied to, and which rows differ from their hash (rule S6)."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -10,8 +10,15 @@ from delayd.batch import BatchKind
 from delayd.content import Tally, content_hash, tally
 from delayd.errors import BatchMalformed
 from delayd.log.group import CommitGroup, GroupKind, NewGroup, encode_header, parse_header
-from delayd.log.tallying import Tallier, tallies_of
+from delayd.log.tallying import Tallier
 from tests.unit.log.dispatch_batches import Row, batch
+
+
+def tallies_of(groups: Iterator[CommitGroup], begin: int) -> Tallier:
+    tallier = Tallier(begin)
+    for group in groups:
+        tallier.take(group)
+    return tallier
 
 
 def group(*batches: bytes, offset: int = 0) -> CommitGroup:
