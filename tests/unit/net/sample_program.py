@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from delayd.errors import BadSetting, DamagedData, DirectoryInUse, SyncFailed
+from delayd.net import held_start
 from delayd.net.held_start import HeldServer
 from delayd.net.program import Fail, run_program
 from delayd.net.server import Server
@@ -73,4 +74,6 @@ class Service:
 
 if __name__ == "__main__":
     behaviour, *options = sys.argv[1:]
+    # A start that is held looks ten times as often; tests/end_to_end has the real times.
+    held_start.LOOK_S, held_start.RESTED_S, held_start.AGAIN_S = 0.1, 0.5, 3.0
     sys.exit(run_program("sample", lambda fail: Service(behaviour, fail), exit_with_stdin="stdin" in options))
