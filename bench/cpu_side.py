@@ -24,6 +24,8 @@ ROUNDS = 40
 ROUND_MESSAGES = 5
 ROUND_SUBJECTS = 20
 MANY_SUBJECTS = [f"cpu.many.{number}" for number in range(1_000)]
+SENDERS = 1_000
+SENDER_MESSAGES = 20
 HERD_BATCHES = 20
 HERD_LEAD_MS = 400  # Twenty batches are sent well before their instant, also on a busy machine.
 LOOK_MS = 10  # So long before the instant the clock starts.
@@ -129,6 +131,19 @@ async def batches(side: Side) -> Spent:
     return _since(side, began, ROUNDS)
 
 
+async def singles(side: Side) -> Spent:
+    """A thousand senders that each wait for the receipt of one message before they send the next one."""
+    due_ms = now_ms() + DAY_MS
+
+    async def sender(body: bytes) -> None:
+        for _ in range(SENDER_MESSAGES):
+            await side.producer.send("cpu.singles", body, deliver_at_ms=due_ms)
+
+    began = side.clock()
+    await asyncio.gather(*(sender(BODIES[number % BATCH_ROWS]) for number in range(SENDERS)))
+    return _since(side, began, SENDER_MESSAGES)
+
+
 async def unequal(side: Side) -> Spent:
     """The same with bodies of unequal length, one after the other."""
     first_ms = now_ms() + DAY_MS
@@ -207,6 +222,7 @@ CASES: dict[str, Turn] = {
     "many": many,
     "many_consumed": many_consumed,
     "batches": batches,
+    "singles": singles,
     "unequal": unequal,
     "herd": herd,
     "unequal_herd": unequal_herd,
