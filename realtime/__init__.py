@@ -30,4 +30,10 @@ A checkpoint and a start (L, P2)
 What is damaged (L5, L9, L10)
     quarantine, log_files   messages and files that can't be read, by name
     rebuild, unread_pulls   consume logs made again, and a pull log that can't be read yet
+
+Words. An *origin* is a delay server. Its *window* holds its batches above W, the watermark: these may be in doubt
+there, so they are remembered. A *life* of a server lasts from one start to the next. A *run* is a range of
+neighbouring messages. A *handle* names pulled messages: the incarnation of the connection that pulled them, and pull
+sequences. A consumer has *empty hands* when it holds no message that it could work on, and fetches *ahead* otherwise.
+The *marks* of a checkpoint say how far it covers each log, and the *tail* of a consume log how far that log is valid.
 """

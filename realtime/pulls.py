@@ -561,7 +561,11 @@ class Pulls:
         self._serve([group])
 
     def _recall(self, waiting: Waiting) -> None:
-        """If this PULL waits with empty hands, tell consumers that have messages ahead."""
+        """If this PULL waits with empty hands, tell consumers that have messages ahead of their handlers (rule Q4).
+
+        Their waiting PULLs are answered with how many messages others want; each is expected to give back about half
+        of what it has ahead, rounded up.
+        """
         if waiting.answered or waiting.ahead:
             return
         group = waiting.group

@@ -28,4 +28,12 @@ A start, and damaged files (L5, L9, L10)
     kept, state_values  read the state; the values of it that several parts use
     quarantine          names files and values that can't be read
     damage              tries damaged files again until they are whole, or an operator gives them up
+
+Words. A *life* of a server lasts from one start to the next; each has a higher *epoch*. M is the message log, S_h and
+D_h are the schedule log and the dispatch log of hour h; together they are the *books* of the hour. T is a realtime
+server, called *target* here. A *note* is the durable record of the target of a subject. A *word* is an operator's
+decision. A row is *decided* when its outcome is durable in D_h, and *in doubt* while nobody knows whether its target
+has it. *Settled* means that all rows in question are decided. *Claimed* is the instant, by this server's clock, at
+which a row was found due when its batch was made. docs/rules.md has the rules and letters, docs/handoff.md walks an
+example.
 """

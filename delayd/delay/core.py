@@ -76,7 +76,7 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the core reaches of the world besides its directory."""
+    """The core's access to the world outside of its directory."""
 
     clock: Clock
     dial: Dial
@@ -117,7 +117,7 @@ class DelayCore:
             found.quarantined,
             found.given_up,
         )
-        # Whatever the worker commits holds the ends of the targets, too.
+        # Each commit of the worker also stores the ends of the targets.
         keeping = replace(site, state=KeepingEnds(state, ends))
         self.intake = Intake(
             replace(site, worker=threads.commit),
@@ -520,7 +520,9 @@ class DelayCore:
         self._tick_due_ms = self._clock.monotonic_ms()
 
     def _outcomes_restored(self, hour: int, outcomes: OutcomeRows) -> None:
-        """A dispatch log is whole again: answers and hellos go by what it says from here on (rules H4, H7, S1)."""
+        """Take back a dispatch log that is whole again: from here on answers and hellos follow what it says (rules H4,
+        H7, S1).
+        """
         self._hours.earlier.learn(hour, outcomes.sequences)
         found: dict[int, int] = {}
         note_ends(found, outcomes, accepted_targets(self._state))
@@ -562,7 +564,7 @@ class DelayCore:
             self._loading.step(filing_ms, self._mending.running)
 
     def _loaded(self, loaded: LoadedHour) -> None:
-        """An hour was loaded, or those of its rows that can be read."""
+        """Go on after an hour was loaded, or those of its rows that can be read."""
         if loaded.damage is not None:
             unloaded = Unloaded(self._checkpointer.filed_below, loaded.sequences)
             self._mending.schedule_damaged(loaded.hour, loaded.damage, unloaded)

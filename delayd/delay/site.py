@@ -22,10 +22,10 @@ class Site:
 
     @property
     def log_id(self) -> int:
-        """Names the directory."""
+        """The number that names the directory for ever."""
         return self.identity.log_id
 
     @property
     def epoch(self) -> int:
-        """Counts the lives of its server."""
+        """The number of this life of the directory's server."""
         return self.identity.epoch

@@ -15,7 +15,7 @@ STOP_MS = 2_500  # For the last checkpoint; a stop as a whole has 5 s.
 
 
 class Stopping:
-    """A stop, from an operator's word to its end; for the loop alone. Before that word it does nothing."""
+    """A stop, from the request to stop to its end; for the loop alone. Before `begin` it does nothing."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Stopping:
         self.step()
 
     def step(self) -> None:
-        """Go on with a stop: once all is durable, a last checkpoint; once that covers everything, the end."""
+        """Go on with a stop: once everything is durable, write a last checkpoint; once that covers everything, end."""
         if self._stopped is None or self._is_busy() or self._checkpointer.running:
             return
         if not (self._intake.idle and self._outcomes.idle):
@@ -62,13 +62,14 @@ class Stopping:
         self.end()
 
     def end(self) -> None:
-        """The last checkpoint is written, or can't be."""
+        """End the stop: the last checkpoint is written, or can't be."""
         if self._stopped is not None:
             stopped, self._stopped = self._stopped, None
             stopped()
 
     def _step_soon(self) -> None:
-        # The message log's commit has no callback of its own; its thread is the one that reports back last.
+        # The message log's commit has no callback for this; a job on its thread reports back after all commits before
+        # it.
         self._commit.submit(_do_nothing, self._step_after)
 
     def _step_after(self, done: Done[None]) -> None:

@@ -298,7 +298,11 @@ def open_needed_log(
     *,
     kept_from: int | None = None,
 ) -> Log:
-    """Open a log without which a server can't start, as `open_log` with ``leave_out``; errors say what helps."""
+    """Open a log without which a server can't start; an error names the command that helps.
+
+    Whole files below ``start``, the checkpoint's offset, may be missing or damaged: they are left out. ``crc32c`` is
+    the header_crc32c of the group that ends at ``start``. `open_log` explains the other arguments.
+    """
     try:
         return open_log(disk, place, now_ms, start, crc32c, visit, leave_out=True, kept_from=kept_from)
     except DamagedData as error:

@@ -24,4 +24,10 @@ What is more than one hour
 Other ways in
     verify, verify_file, crc   each byte against its checksum
     tables, sums, arrow, export   the logs, and what realtime servers sum up, as tables for other engines
+
+Words. The *schedule side* of an hour are its rows in the schedule log and, above the checkpoint's replay offset, in
+the message log. The *books* of an hour are its schedule side, its dispatch log and the rows at realtime servers
+(*targets*). *Both sides* of a handoff are the delay server's dispatch log and the realtime servers' tallies. An
+hour's rows are *settled* when each has an outcome or waits for a known reason. A delay server's *word* is the part of
+its checkpoint that only an audit reads. A *torn* tail are the bytes behind the last group of a file that checks.
 """

@@ -57,7 +57,7 @@ from delayd.wire.frame import Frame, Head
 from delayd.wire.requests import PART_MOST, RequestType, need_instant, need_int, need_rows, need_u64
 
 LEASE = timedelta(seconds=60)
-# The most that one pull gets, unless the caller says otherwise: enough to make the way to the server cheap.
+# The most that one pull gets, unless the caller says otherwise: enough to make one round trip cheap for each message.
 MESSAGES_MAX = 500
 SHELVES = 2  # Up to two of the largest fetches are held ahead: one is worked off while the next one travels.
 # Looking after each message would cost a fast handler more than the hand-out does; so once in this many.
@@ -69,7 +69,7 @@ ROUTE_LOOK_S = 600.0  # Between looks at the route while no message has come; me
 AHEAD_POLL_MS = 1_000
 SLACK_S = 0.05  # An answer at the end of a pull's time needs a while to arrive.
 ANSWER_S = 0.5  # How long a server may take to answer a PULL that was ended; after that it counts as away.
-SHARE_S = 0.02  # Messages that a caller works off within this are not worth the way to another consumer.
+SHARE_S = 0.02  # Messages that a caller works off within this are not worth giving to another consumer.
 BUSY_S = 0.005  # When a thread is taking something out at this moment, the loop looks again after this.
 WAIT = timedelta(seconds=5)
 

@@ -15,9 +15,9 @@ their lease ends.
 
 from __future__ import annotations
 
-# Messages held ahead are worked off within this: fifty times the way to a server, and other consumers hardly miss them.
+# Messages held ahead are worked off within this: fifty round trips to a server; other consumers hardly miss them.
 AHEAD_S = 0.25
-# A handler that takes less than this has one message ahead, so that the way to a far server costs it no time.
+# A handler that takes less than this has one message ahead, so that the round trip to a far server costs no time.
 ONE_AHEAD_S = 0.5
 # A pull that names no number gets as many messages as take this long, so that the fixed cost of a batch pays.
 BATCH_S = 1.0

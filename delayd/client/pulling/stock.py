@@ -153,7 +153,7 @@ class Stock(Generic[Batch]):
 
 
 class _Shelf(Generic[Batch]):
-    """One answer, or the messages of it that are left."""
+    """A shelf: the messages of one answer that are not handed out yet."""
 
     __slots__ = ("batch", "count", "pulled", "put_at", "row")
 

@@ -1,6 +1,6 @@
-"""Decisions: what an operator says of a quarantined thing, and who acts on it.
+"""Decisions: an operator's decision about a quarantined thing, and the part of the server that carries it out.
 
-Invariant: nothing is done before the word is durable in the message log.
+Invariant: nothing is done before the decision is durable in the message log.
 """
 
 import logging
@@ -14,11 +14,13 @@ from delayd.log.control import OperatorWord, encode_known
 log = logging.getLogger(__name__)
 
 Act = Callable[[Entry, bool, Decided], None]
-"""Tries a quarantined thing again, or gives it up if the second argument says so; the third hears what came of it."""
+"""Tries a quarantined thing again, or gives it up if the second argument is True; the third is called with the
+result.
+"""
 
 
 class Decisions:
-    """Words on entries of the quarantine; ``acts`` says by kind who acts on them."""
+    """Decisions about entries of the quarantine; ``acts`` has for each kind the function that carries them out."""
 
     def __init__(
         self, quarantine: Quarantine, log_control: Callable[[bytes, Callable[[], None]], None], acts: Mapping[Kind, Act]
@@ -28,11 +30,11 @@ class Decisions:
         self._acts = acts
 
     def release(self, id_: str, done: Decided) -> None:
-        """Try a thing again; BadArgument when there is none of this id."""
+        """Try a thing again; BadArgument when no entry has this id."""
         self._decide("release", self._entry(id_), done)
 
     def drop(self, id_: str, done: Decided) -> None:
-        """Give a thing up; BadArgument when that can't be."""
+        """Give a thing up; BadArgument when this kind can't be given up."""
         entry = self._entry(id_)
         if entry.kind not in DROP:
             raise BadArgument(f"{id_} can't be dropped; release it instead: {RELEASE[entry.kind]}")

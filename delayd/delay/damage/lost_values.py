@@ -1,6 +1,7 @@
-"""Lost values: what the state said of a subject's target or of a producer, and that does not check any more (rule L9).
+"""Lost values: values of the state about a subject's target or a producer that do not check any more (rule L9).
 
-An operator gives such a value up: it is replaced or removed, durably, or the next start would wait for a word again.
+An operator gives such a value up. Then it is replaced or removed, durably: otherwise the next start would wait for a
+decision again.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from delayd.executor import Done
 
 
 class LostValues:
-    """Acts on operators' words on lost values; for the loop alone."""
+    """Carries out operators' decisions about lost values; for the loop alone."""
 
     def __init__(self, site: Site, quarantine: Quarantine, dispatcher: Dispatcher, producers: Producers) -> None:
         self._site = site
@@ -25,7 +26,7 @@ class LostValues:
         self._producers = producers
 
     def found(self, producers: dict[int, DamagedValue], targets: dict[bytes, DamagedValue]) -> None:
-        """Quarantine what a start found."""
+        """Quarantine the lost values that a start found."""
         for producer_id, error in producers.items():
             self._quarantine.put(Kind.PRODUCER, f"{producer_id:016x}", error)
         for subject, error in targets.items():
@@ -33,7 +34,7 @@ class LostValues:
             self._quarantine.put(Kind.TARGET, name, error, subject=name)
 
     def release_target(self, entry: Entry, drop: bool, done: Decided) -> None:
-        """Have a subject go where meta says."""
+        """Let a subject go to the target that meta names."""
         subject = entry.name.encode("ascii")
         ask = partial(self._dispatcher.ask_meta, subject)
         self._give_up(entry, (TARGET_PREFIX + subject, None), ask, f"meta is asked where {entry.name} goes", done)

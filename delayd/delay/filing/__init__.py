@@ -10,4 +10,8 @@ A map, in the order in which a checkpoint works.
     schedule_log        reads what a checkpoint counts of one hour's file
     hour_table          says up to where each schedule log is valid
     sources             finds the batch that holds a row, whether it is filed or not
+
+Words. A row is *filed* when it stands in the schedule log of its hour. The *replay offset* of a checkpoint divides
+the message log: rows below it are filed and counted, rows above it are *pending*, and a start replays them. The file
+*beside* a damaged log takes the rows that belong into that log until it is restored.
 """

@@ -13,4 +13,10 @@ What operators, meta and dispatch logs say about targets
     targets             what an operator sees of targets, and says of one that is lost or lost data
     target_words, target_ends   the stored decisions (*words*) of operators; up to where each target acknowledged
     refusers            targets that take this server for a restored one, which each start asks first
+
+Words. A *hello* is the first request of a session: it names this server, its epoch and its session; the target has
+then *heard* this server. The *window* holds the batches of a target that are not decided, and W, the watermark, ends
+the batches that are decided without a gap. The answer to a hello names the batches above W that the target holds. The
+*named offset* is the highest place in the target's log that our dispatch logs name. The *fence* keeps a server that
+may be a copy from serving. docs/handoff.md walks each case.
 """

@@ -179,8 +179,8 @@ class Sender:
     def give_up(self, doubt_until_ms: int | None) -> int:
         """Record IN_DOUBT for every row that the target may hold; return how many (rules S2, H5).
 
-        With ``doubt_until_ms`` an earlier life may have sent whatever was due by then; else only batches of this life
-        are in doubt.
+        With ``doubt_until_ms`` an earlier life of this server may have sent any row that was due by this instant, so
+        such waiting rows are in doubt too. Without it only batches of this life are in doubt.
         """
         found = [sent.rows for sent in self.window.unacknowledged()]
         for sent in self.window.unacknowledged():

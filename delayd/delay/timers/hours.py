@@ -1,4 +1,4 @@
-"""Hours: where the rows of an hour may stand, from its schedule log to the wheel."""
+"""Hours: the places where rows of an hour may be, from its schedule log to the wheel."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from delayd.delay.timers.wheel import Wheel
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """All that is known of hours, for the loop alone."""
+    """All that is known of hours; for the loop alone."""
 
     filed: HourTable
-    beside: HourTable  # What stands beside damaged schedule logs.
+    beside: HourTable  # The files beside damaged schedule logs: how much of them a checkpoint counts.
     pending: PendingRows
     wheel: Wheel
     subjects: Subjects
     earlier: EarlierOutcomes
-    withheld: set[int]  # Hours of which nothing is loaded: any of their rows may have been handed over.
+    withheld: set[int]  # Hours of which nothing is loaded, because any of their rows may have been handed over.
