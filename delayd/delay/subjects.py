@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayd.batch import Batch
-from delayd.delay.rows import Rows
 
 # Bound for the names that rows in memory use, about a million names; beyond it new names are refused.
 BYTES_MAX = 256 << 20
@@ -84,8 +83,8 @@ class Subjects:
                 self._remember(table, numbers)
         return numbers
 
-    def sweep(self, rows: Iterable[Rows]) -> int:
-        """Give back the names that none of ``rows``, all rows in memory, uses; return how many names these were."""
+    def sweep(self, rows: Iterable[NDArray[np.void]]) -> int:
+        """Give back the names that none of ``rows``, all rows in memory (ROW), uses; return how many these were."""
         used = np.zeros(len(self.names), np.bool_)
         for part in rows:
             used[part["subject"]] = True

@@ -4,16 +4,26 @@ Nothing is sealed meanwhile, and an hour that is not sealed is not deleted.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 from delayd.clock import Clock
-from delayd.delay.books.retention import Retention
 from delayd.delay.books.seal_log import SealLog
-from delayd.delay.damage.mending import RETRY_MS
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.errors import DamagedData, DataError
 from delayd.executor import Done, Executor
 
+RETRY_MS = 30_000  # After a try that failed; one reads the end of the file.
 NAME = "log"  # Names the entry of the quarantine: there is one seal log.
+
+
+class Sealing(Protocol):
+    """What seals hours, with a seal log or without one."""
+
+    def set_seals_aside(self) -> None:
+        """Seal nothing more until `use`."""
+
+    def use(self, seals: SealLog) -> None:
+        """Seal with a log that was damaged and is whole again."""
 
 
 class SealMending:
@@ -22,13 +32,13 @@ class SealMending:
     def __init__(
         self,
         open_anew: Callable[[], SealLog],
-        retention: Retention,
+        sealing: Sealing,
         quarantine: Quarantine,
         worker: Executor,
         clock: Clock,
     ) -> None:
         self._open_anew = open_anew
-        self._retention = retention
+        self._sealing = sealing
         self._quarantine = quarantine
         self._worker = worker
         self._clock = clock
@@ -38,7 +48,7 @@ class SealMending:
 
     def damaged(self, error: DamagedData) -> None:
         """Seal nothing more until the file is back."""
-        self._retention.set_seals_aside()
+        self._sealing.set_seals_aside()
         self._quarantine.put(Kind.SEAL, NAME, error)
 
     def step(self) -> None:
@@ -63,7 +73,7 @@ class SealMending:
             self._opening = False
             mended, message = True, "the seal log is whole again"
             try:
-                self._retention.use(done.result())
+                self._sealing.use(done.result())
                 self._quarantine.lift(Kind.SEAL, NAME)
             except DataError as error:
                 mended, message = False, str(error)
