@@ -259,7 +259,7 @@ class ClockInDoubt(RetryLater):
 
 
 class DiskReserve(RetryLater):
-    """Free space is at the reserve: sends are refused, what is pending is still delivered (rule L8)."""
+    """Free space is at the reserve: sends are refused, pending messages are still delivered (rule L8)."""
 
 
 class NotReady(RetryLater):
@@ -281,7 +281,7 @@ class Rebuilding(RetryLater):
 
 
 class Stopping(RetryLater):
-    """A server that is stopping takes no more requests; what it acknowledged is safe."""
+    """A server that is stopping takes no more requests; everything that it acknowledged is safe."""
 
 
 # Nobody knows the outcome yet: ask with the handle.
@@ -317,7 +317,7 @@ class StaleHandle(DelaydError):
     """An acknowledgement for a pull that the server no longer holds: the messages are offered again (rule Q1)."""
 
 
-# The operator must act: a directory or a file is not what it should be.
+# The operator must act: a directory or a file is damaged, missing or in use.
 
 
 class DataError(DelaydError):
@@ -556,7 +556,7 @@ class StaleSession(HandoffRefused):
 
 
 class EpochOutOfRange(HandoffRefused):
-    """An epoch so far above the one heard that no server can have started so often."""
+    """An epoch so far above the last one heard that no server can have started this often."""
 
 
 class RestoredOrigin(HandoffRefused):

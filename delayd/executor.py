@@ -150,7 +150,7 @@ class ThreadExecutor:
             pass
 
     def close(self) -> None:
-        """Run what is queued, then end the thread; blocks until it has ended. Close it before its loop."""
+        """Run the queued jobs, then end the thread; blocks until it has ended. Close it before its loop."""
         if not self._closed:
             self._closed = True
             self._signals.put(None)

@@ -77,12 +77,12 @@ class LogLimit:
 
 
 def forget_all() -> None:
-    """Begin anew, as tests do that look for a line."""
+    """Forget all counts, as tests need that look for a line."""
     for limit in _limits:
         limit.forget()
 
 
 def tell_left_out() -> None:
-    """Have every limit of this process tell what it left out; a server calls it each second."""
+    """Log, for every limit of this process, how many lines it left out; a server calls this each second."""
     for limit in _limits:
         limit.tell()

@@ -281,7 +281,7 @@ class Meta:
         """Give back routes that were never used and that nobody looks at any more; some of them with each heartbeat."""
         forgotten = self._table.forgotten(self._clock.monotonic_ms() - UNUSED_MS)
         if forgotten and not self._storing_word:
-            # From memory at once: who asks now is decided anew, in a transaction behind this one.
+            # They leave memory at once: a question from now on is decided anew, in a transaction behind this one.
             self._table.give_back(forgotten)
             self._gathered.removes += [LOOK_PREFIX + subject.encode() for subject in forgotten]
             log.info("routes_given_back routes=%d", len(forgotten))
@@ -327,7 +327,7 @@ class Meta:
             self._stop(error)
             return
         except DiskFull as error:
-            # Nothing of it was stored, so meta goes on and serves what it knows.
+            # Nothing of the transaction was stored, so meta goes on and serves what it knew before.
             refused = DiskReserve(f"meta stores nothing more: {error.message}", retry_after_ms=DISK_RETRY_AFTER_MS)
         now_ms = self._clock.monotonic_ms()
         self._table.settle(changes.routes, durable=refused is None, unused=changes.unused, now_ms=now_ms)

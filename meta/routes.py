@@ -78,7 +78,7 @@ class RouteTable:
                     self._unused[subject] = now_ms
 
     def forgotten(self, before_ms: int) -> list[str]:
-        """Unused routes that nobody has looked at since an instant, the oldest first; at most GIVEN_BACK_MAX."""
+        """Unused routes with no look at them since ``before_ms``, the oldest first; at most GIVEN_BACK_MAX."""
         found: list[str] = []
         for subject, looked_ms in self._unused.items():
             if looked_ms >= before_ms or len(found) == GIVEN_BACK_MAX:

@@ -120,7 +120,7 @@ class Checkpointer:
         return self._clock.monotonic_ms() + self._every_ms if self.under_way else self._due_ms
 
     def is_due(self, end: int) -> bool:
-        """Whether time or the bytes since the last one ask for it; ``end`` is that of the message log."""
+        """Whether a checkpoint is due, by time or by new bytes; ``end`` is the end of the message log."""
         now_ms = self._clock.monotonic_ms()
         if self.under_way or now_ms < self._not_before_ms:
             return False

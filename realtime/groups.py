@@ -1,4 +1,4 @@
-"""Groups: how far each group of consumers is in its subject, and what it holds unacknowledged.
+"""Groups: how far each group of consumers is in its subject, and which unacknowledged messages it holds.
 
 All changes go through `Group.apply` with an entry of the pull log, live and in recovery alike.
 """

@@ -45,7 +45,9 @@ class Run(NamedTuple):
 
 
 class Subject:
-    """One subject: ``end`` is the next consume sequence; ``tail`` is what the checkpoint knows of its consume log."""
+    """One subject: ``end`` is the next consume sequence; ``tail`` says how far its consume log is valid, by the
+    checkpoint.
+    """
 
     __slots__ = (
         "_changed",

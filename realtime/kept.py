@@ -272,7 +272,7 @@ class Kept:
 
 
 def subject_of_key(key: bytes) -> str:
-    """The name of a subject whose value a key names."""
+    """The subject's name in the key of its value."""
     return key[len(SUBJECT_PREFIX) :].decode()
 
 

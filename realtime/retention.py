@@ -2,6 +2,17 @@
 
 It never removes messages that a group has not acknowledged, batches that are in doubt, or anything that the last
 durable checkpoint does not cover.
+
+An example: the segments of the message log begin at the offsets 0, 100, 200 and 300, and the log ends at 380. The
+offset up to which it may be removed is the lowest of these:
+
+1. By age: the newest group below 200 is older than the retention, a younger one begins there: 200.
+2. By the checkpoint that is to be published: it covers the log up to 350.
+3. By doubt: the first batch above its delay server's W is in the group at 250.
+4. By each group of consumers: the oldest message that it has not acknowledged is in the batch at 180.
+
+So the offset is 180. It lies in the segment that begins at 100, so the segment from 0 to 100 is removed. If the consume
+log of a group's subject can't be read now, nobody knows the offset of step 4, and nothing is removed.
 """
 
 import logging

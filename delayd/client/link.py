@@ -82,7 +82,7 @@ class ServerLink:
             await self._connection.closed
 
     async def close(self) -> None:
-        """Let what was written leave, and end the connection for good."""
+        """Let written frames leave, and end the connection for good."""
         for task in (self._alive, self._attempt):
             if task is not None:
                 task.cancel()

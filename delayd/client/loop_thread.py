@@ -59,10 +59,9 @@ class LoopThread:
             raise AlreadyClosed("this client was closed")
 
     def call(self, coroutine: Coroutine[object, object, R], *, ends_with_caller: bool = False) -> R:
-        """Run a coroutine on the loop, after what was posted before, and wait for its result.
+        """Run a coroutine on the loop, after all work that was posted before, and wait for its result.
 
-        A caller that is interrupted, as by Ctrl-C, leaves it running, or cancels it if it ``ends_with_caller``.
-
+        If the caller is interrupted, as by Ctrl-C, the coroutine goes on, or is cancelled if it ``ends_with_caller``.
         AlreadyClosed when the thread has ended.
         """
         # A Ctrl-C in a future's wait can leave the future's lock taken, and then this loop would wait for it for ever.

@@ -179,7 +179,7 @@ def outcomes_beside(disk: Disk, folder: str) -> dict[int, list[int]]:
         try:
             found.setdefault(hour_from_name(match[1]), []).append(int(match[2] or 1))
         except BadArgument:
-            continue  # Ten digits that are no hour: no server wrote such a file.
+            continue  # These ten digits name no hour: no server wrote such a file.
     return {hour: sorted(numbers) for hour, numbers in found.items()}
 
 

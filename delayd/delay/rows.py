@@ -147,7 +147,7 @@ def due_within(deliver_at_ms: npt.NDArray[np.int64], hours: npt.NDArray[np.uint3
 
 
 def without(rows: Rows, decided: npt.NDArray[np.uint64]) -> Rows:
-    """Rows whose sequence is not among ``decided``, which is sorted."""
+    """The rows whose sequences are not among ``decided``, which is sorted."""
     return rows if not len(rows) else SequenceSet(decided, len(rows)).without(rows)
 
 

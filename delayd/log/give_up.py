@@ -170,7 +170,7 @@ def _reaches(disk: Disk, path: str, header: FileHeader, offset: int) -> bool:
 
 
 def _copy(disk: Disk, path: str, target: str) -> None:
-    """Copy a file; durable on return, but for the folder's entry."""
+    """Copy a file; its data is durable on return, the folder's entry is not."""
     file, copy = open_named(disk, path), open_named(disk, target, create=True)
     try:
         size = file.size()

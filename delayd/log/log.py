@@ -235,7 +235,7 @@ class Log:
             self._roll(last, now_ms)
 
     def close(self) -> None:
-        """Close every file; what was appended must have been flushed."""
+        """Close every file; appended groups must have been flushed before."""
         for segment in (*self._segments, *self._replaced):
             segment.close()
 

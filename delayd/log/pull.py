@@ -1,4 +1,5 @@
-"""Pull log of the realtime server: who was given which messages, and what became of them (docs/formats/pull.md).
+"""Pull log of the realtime server: which consumer was given which messages, and what became of them
+(docs/formats/pull.md).
 
 Entries are applied in the order of the log, live and in recovery alike, so both end in the same state.
 """

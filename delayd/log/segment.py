@@ -246,7 +246,7 @@ class Segment:
             offset, previous_crc32c = offset + header.total_bytes, header.header_crc32c
 
     def close(self) -> None:
-        """Close the file; what was appended must have been flushed (rule L4)."""
+        """Close the file; appended groups must have been flushed before (rule L4)."""
         self.file.close()
 
     def recover(

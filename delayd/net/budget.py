@@ -75,7 +75,7 @@ class Member(Protocol):
         """End the connection, and free at once the bytes that it holds."""
 
 
-# By type of frame: what it costs of a turn besides its bytes; any other type costs one unit.
+# By type of frame: the units that it costs besides its bytes; any other type costs one.
 UNITS_OF_TYPE = {**dict.fromkeys(map(int, LISTINGS), LISTING_UNITS), int(RequestType.STATUS): STATUS_UNITS}
 
 

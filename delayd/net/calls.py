@@ -32,7 +32,7 @@ _REQUEST_ID_MAX = (1 << 32) - 1  # 0 is the connection itself.
 
 
 class Calls:
-    """Asks and matches answers; used by one Connection, which catches what an `on_answer` raises."""
+    """Sends requests and matches their answers; used by one Connection, which catches errors of an `on_answer`."""
 
     __slots__ = ("_heard", "_last_id", "_loop", "_run", "_under_way", "_writer")
 

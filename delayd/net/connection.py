@@ -237,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def close(self) -> None:
-        """End the connection when what was written has left, at the latest after CLOSE_MS_MAX."""
+        """End the connection when all written frames have left, at the latest after CLOSE_MS_MAX."""
         if self._closing:
             return
         self._writer.flush()
@@ -250,7 +250,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed.add_done_callback(lambda _: limit.cancel())
 
     def abort(self) -> None:
-        """End the connection now; what was written and has not left is lost."""
+        """End the connection now; frames that were written and have not left are lost."""
         self._closing = True
         self._drop_unfinished()
         if self._transport is not None:

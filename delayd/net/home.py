@@ -38,7 +38,7 @@ class Core(Protocol):
     """The server's core, which is stopped before its home is closed."""
 
     def stop(self, stopped: Callable[[], None]) -> None:
-        """Finish what is under way, make it durable, then call back."""
+        """Finish the work under way, make it durable, then call back."""
 
     def close(self) -> None:
         """Close the files."""

@@ -90,7 +90,7 @@ class Collected:
     def report(
         self, data: str, now_ms: int, plan: AuditPlan, books: Mapping[int, SealBook], totals: Sequence[Finding]
     ) -> AuditReport:
-        """The report on all hours that were added, on the seals, and on what the totals contradict."""
+        """The report on all hours that were added, on the seals, and on contradictions between totals."""
         faults = (*totals, *self._faults)[: self._limit]
         findings = [*totals[: self._limit], *sorted((*faults[len(totals) :], *self._late[: self._limit - len(faults)]))]
         waiting = any(each.waiting for each in self.summaries)

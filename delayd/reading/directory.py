@@ -14,7 +14,8 @@ from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.segment import FILE_HEADER_BYTES, FILE_MAGIC, FileKind, Segment, UnfinishedFile, open_segment
 
-KIND_POSITION = 10  # Where two bytes of a file header say what the file holds (docs/formats/segment.md).
+# The position of two bytes in a file header that name the kind of the file (docs/formats/segment.md).
+KIND_POSITION = 10
 LOG_NAME = re.compile(r"[0-9]{20}\.log|[0-9]{10}\.log")  # A segment by base offset, an hour by number.
 OTHER_FILES = {
     CHECKPOINT: "a checkpoint",

@@ -98,7 +98,7 @@ def export_plan(
     tails: Sequence[MessageTail] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Write what a plan reads; see `export_directory`."""
+    """Write everything that a plan reads; see `export_directory`."""
     _check_form(form)
     place = Path(folder)
     with _named_errors(place):

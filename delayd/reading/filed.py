@@ -121,7 +121,7 @@ class _Pairs:
         taken: NDArray[np.generic],
         judged: NDArray[np.bool_] | None = None,
     ) -> Iterator[Noted]:
-        """Pairs of which two columns differ; with ``judged`` those only."""
+        """The pairs whose two columns differ; with ``judged`` only pairs that it marks."""
         differs = filed != taken
         pairs = np.flatnonzero(differs if judged is None else differs & judged)
         if len(pairs):

@@ -41,7 +41,9 @@ def cut(
     accepted: FiledByLog,
     rows_max: int = PIECE_ROWS,
 ) -> Iterator[Piece]:
-    """Cut an hour, or a part of one, whose rows rise in sequence; ``accepted.before`` is that of the last piece."""
+    """Cut an hour, or a part of one, whose rows rise in sequence; only the last piece has the part's
+    ``accepted.before``.
+    """
     names = len(schedule.subjects) + len(realtime.subjects) + len(accepted.rows.subjects)
     rows_max = max(rows_max, ROWS_A_NAME * names)
     # The rows that operators gave up are compared with a number for the whole hour, so that hour is not cut.

@@ -39,7 +39,7 @@ class Sides:
     sent: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)  # Only hours whose files are still there.
     held: dict[tuple[HourOf, int], Tally] = field(default_factory=dict)
     delays: set[int] = field(default_factory=set)
-    realtimes: dict[int, bool] = field(default_factory=dict)  # Whether nothing is left out of what they held.
+    realtimes: dict[int, bool] = field(default_factory=dict)  # Whether the tally covers every row that it held.
 
     def lines(self, hours: Container[int] | None = None) -> Iterator[str]:
         """One line for each server, and for each hour and target below it."""
@@ -99,7 +99,7 @@ def read_sides(disk: Disk, data: str, hours: Container[int] | None = None, progr
 
 
 def parse_lines(lines: Iterable[str], name: str) -> Sides:
-    """Read what `Sides.lines` printed; BadArgument names the first line that it did not print."""
+    """Read lines that `Sides.lines` has printed; BadArgument names the first line of another form."""
     sides, section = Sides(), None
     for number, line in enumerate(lines, 1):
         text = line.strip()

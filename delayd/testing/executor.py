@@ -84,7 +84,7 @@ class StepExecutor:
         return steps
 
     def close(self) -> None:
-        """Finish what was submitted, as closing a thread does."""
+        """Finish all submitted jobs, as closing a thread does."""
         self.run_all()
 
 

@@ -49,7 +49,7 @@ class MemoryState:
         return sorted(self._pairs)
 
     def flip(self, key: bytes, bit: int = 0) -> None:
-        """Turn one bit of what is stored under a key over."""
+        """Flip one bit of the bytes that are stored under a key."""
         stored = bytearray(self._pairs[key])
         stored[bit // 8 % len(stored)] ^= 1 << bit % 8
         self._pairs[key] = bytes(stored)

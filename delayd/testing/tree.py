@@ -58,7 +58,7 @@ class Inode:
     loss_untold: bool = False  # A sync of the whole file system lost data of it, which its own next sync reports.
 
     def change(self, change: DataChange) -> None:
-        """Change what programs see; not durable before `sync`."""
+        """Change the state that programs see; not durable before `sync`."""
         _apply(self.cached, change)
         self.pending.append(change)
 
@@ -126,7 +126,7 @@ class Folder:
                 node.sync()
 
     def fail_sync_all(self) -> None:
-        """Lose whatever is dirty in this folder and below it."""
+        """Lose everything that is dirty in this folder and below it."""
         self.fail_sync()
         for node in self.cached.values():
             if isinstance(node, Folder):

@@ -35,7 +35,7 @@ ANSWER = 1  # The frame answers the request that it names.
 ERROR = 2  # With ANSWER: the head is an error.
 MORE = 4  # With ANSWER: further frames of this answer follow.
 
-HEAD_BYTES_MAX = 1 << 20  # Names and numbers; what grows with messages goes into the body.
+HEAD_BYTES_MAX = 1 << 20  # Room for names and numbers; everything that grows with the messages goes into the body.
 # One list or map has at most this many, so that a small head can't unfold into gigabytes of objects.
 HEAD_ITEMS_MAX = 1 << 16
 BODY_BYTES_MAX = (64 << 20) + (64 << 10)  # Four batches at their limit: the handoff's in-flight bound (rule H2).

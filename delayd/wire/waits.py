@@ -24,9 +24,9 @@ FREE_SPACE = "free space on its disk, or move --data to a larger one"
 class Wait(NamedTuple):
     """One state; one in the list ``waits`` needs an operator to end, one in ``refuses`` ends by itself."""
 
-    what: str  # What waits, or is refused: `1,200 messages of orders.eu`.
+    what: str  # The messages or actions that wait or are refused: `1,200 messages of orders.eu`.
     why: str  # A sentence without its full stop.
-    command: str = ""  # What an operator runs or does; empty when there is nothing to do but wait.
+    command: str = ""  # The command or action for an operator; empty when there is nothing to do but wait.
 
 
 def waits_head(waits: Iterable[Wait]) -> list[HeadValue]:

@@ -286,7 +286,7 @@ class _Engine:
         await self.core.settle_and_wait(handles, back=back)
 
     def settle_soon(self, handles: Handles, back: bool) -> None:
-        """From any thread: acknowledge or give back soon; raises what failed before."""
+        """From any thread: acknowledge or give back soon; raises the error of an earlier call."""
         self.core.check()
         self._inbox.append((handles, back))
         # The flag is set before the post and cleared before the inbox is emptied: a call in between posts once more.

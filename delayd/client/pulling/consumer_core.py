@@ -270,7 +270,7 @@ class ConsumerCore(Generic[Batch]):
         return False
 
     def settle(self, handles: Handles, *, back: bool) -> None:
-        """Acknowledge, or give back, soon; what fails is raised by a later call."""
+        """Acknowledge, or give back, soon; a later call raises the error if this fails."""
         (self._nacks if back else self._acks).give(handles)
 
     def settle_and_wait(self, handles: Handles, *, back: bool) -> asyncio.Future[None]:
@@ -279,7 +279,7 @@ class ConsumerCore(Generic[Batch]):
         return (self._nacks if back else self._acks).give_and_wait(handles)
 
     async def flush(self) -> None:
-        """Wait until what was acknowledged or given back is durable; raises what failed since the last call."""
+        """Wait until all acknowledgements and give-backs are durable; raises errors since the last call."""
         await self._acks.flush()
         await self._nacks.flush()
         if self._failures:
@@ -291,7 +291,7 @@ class ConsumerCore(Generic[Batch]):
         return self._stock.close()
 
     async def close(self, left: Handles) -> None:
-        """Flush, give back what was not handed out, and disconnect; raises what failed since the last call."""
+        """Flush, give back messages that were not handed out, and disconnect; raises errors since the last call."""
         if self._watch is not None:
             self._watch.cancel()
         if self._looking is not None:

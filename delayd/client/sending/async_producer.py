@@ -1,7 +1,7 @@
 """AsyncProducer: sends messages from the caller's own event loop.
 
-Invariant: an argument at fault is named before anything is queued, and what was queued ends: with a receipt, or with an
-error that says whether the message may be kept.
+Invariant: an invalid argument raises an error before anything is queued. Each queued message ends with a receipt, or
+with an error that says whether the message may be kept.
 """
 
 from __future__ import annotations

@@ -335,7 +335,15 @@ class Retention:
 
 
 class SegmentRetention:
-    """Removes message log segments that no checkpoint, reader or row needs any more (rule P6)."""
+    """Removes message log segments that no checkpoint, reader or row needs any more (rule P6).
+
+    An example: checkpoints with the replay offsets 100, 200 and 300 were published 20, 6 and 1 minutes ago.
+
+    1. Readers may still use a checkpoint that is younger than 5 minutes, and the one before it: the limit is 200.
+    2. A row in the wheel, waiting or under way refers to a batch at 150: the limit is 150.
+    3. The next checkpoint publishes where the log may begin: at the segment that holds 150.
+    4. When that is published, the segments that end at or below 150 are removed.
+    """
 
     def __init__(self, message_log: Log, commit: Executor, worker: Executor, clock: Clock) -> None:
         self.keep_from = message_log.start  # Where the log may begin; a checkpoint says so before anything is removed.

@@ -78,7 +78,7 @@ class Unloaded:
 
 
 class Asked(NamedTuple):
-    """A caller that waits for the result of a try, and which of the hour's files it was about."""
+    """A caller that waits for the result of a try, with the kind of file that it asked for."""
 
     kind: Kind
     ended: Ended

@@ -199,6 +199,6 @@ def outcome_key(hour: int) -> bytes:
 
 
 def load_outcome_ends(pairs: Iterable[tuple[bytes, bytes]]) -> dict[int, OutcomeEnd]:
-    """Take over what the last checkpoint knew of the dispatch logs, by hour."""
+    """Take over the ends of the dispatch logs from the last checkpoint, by hour."""
     first = len(OUTCOME_PREFIX)
     return {int.from_bytes(key[first:]): OutcomeEnd(*OUTCOME_ROW.unpack(value)) for key, value in pairs}
