@@ -7,7 +7,6 @@ counted; it is what a query without a rule of the audit costs.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from bench import machine
 from bench.directory import FIRST_HOUR, DirectoryWriter, Shape
+from bench.process import memory_bytes_max
 from delayd.reading.books import audit_directory
 from delayd.reading.export import export_directory
 
@@ -93,7 +93,7 @@ def measure(what: str, data: str, hour: int | None) -> None:
     start_cpu, start = time.process_time(), time.perf_counter()
     work()
     line = {"cpu_s": round(time.process_time() - start_cpu, 3), "wall_s": round(time.perf_counter() - start, 3)}
-    line["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    line["peak_mb"] = memory_bytes_max() >> 20
     print(json.dumps(line))
 
 

@@ -13,6 +13,15 @@ def memory_bytes(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * KIB
 
 
+def memory_bytes_max() -> int:
+    """The most memory that this process ever had: its highest resident set.
+
+    `getrusage` would tell that of the parent where the parent's was higher, for a child begins as its parent.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * KIB
+
+
 def written_by_children_bytes() -> int:
     """Bytes that children of this process, which have ended, made the disk write in their lives.
 

@@ -78,8 +78,11 @@ class Disk(Protocol):
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         """Open an existing file, or ``create`` one that must not exist yet, for reading and writing."""
 
-    def make_folder(self, path: str) -> None:
-        """Make a folder with its parents, each of them durable on return (rule L4); existing ones are fine."""
+    def make_folder(self, path: str, *, durable: bool = True) -> None:
+        """Make a folder with its parents, each of them durable on return (rule L4); existing ones are fine.
+
+        Who calls `sync_filesystem` afterwards need not have it ``durable`` now: that makes folders durable, too.
+        """
 
     def sync_folder(self, path: str) -> None:
         """Make a folder's entries durable: files created, renamed and removed in it; SyncFailed."""
@@ -247,7 +250,7 @@ class RealDisk:
                     raise
         return RealFile(path, os.open(path, flags), self._latch)
 
-    def make_folder(self, path: str) -> None:
+    def make_folder(self, path: str, *, durable: bool = True) -> None:
         """Cost: nothing for a folder that this object has made durable before, otherwise one sync for each new
         level.
         """
@@ -257,14 +260,16 @@ class RealDisk:
         parent = os.path.dirname(path)
         with _named_errors(path):
             if not os.path.isdir(path):
-                self.make_folder(parent)
+                self.make_folder(parent, durable=durable)
                 _make_one_folder(path)
-                self.sync_folder(parent)
-            elif os.access(parent, os.W_OK):
+                if durable:
+                    self.sync_folder(parent)
+            elif durable and os.access(parent, os.W_OK):
                 # A process that died between its mkdir and its sync may have left a folder whose entry does not last.
                 self.sync_folder(parent)
             self._watch(path)
-        self._durable_folders.add(path)
+        if durable:
+            self._durable_folders.add(path)
 
     def sync_folder(self, path: str) -> None:
         """Sync the folder's own descriptor."""

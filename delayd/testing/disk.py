@@ -125,22 +125,24 @@ class MemoryDisk:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return MemoryFile(self, path, node, write or create)
 
-    def make_folder(self, path: str) -> None:
-        """As the real one: each new folder, then its parent's sync."""
+    def make_folder(self, path: str, *, durable: bool = True) -> None:
+        """As the real one: each new folder, then its parent's sync if it is to be durable."""
         path = _normal(path)
         if path in self._durable_folders and self.exists(path):
             return
         if path != "/":
             parent = os.path.dirname(path)
             if not self.exists(path):
-                self.make_folder(parent)
+                self.make_folder(parent, durable=durable)
                 folder, name = self._parent(path)
                 folder.change((name, Folder()))
                 self.count(f"make_folder {path}")
             elif isinstance(self._find(path), Inode):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            self.sync_folder(parent)
-        self._durable_folders.add(path)
+            if durable:
+                self.sync_folder(parent)
+        if durable:
+            self._durable_folders.add(path)
 
     def sync_folder(self, path: str) -> None:
         """One sync."""

@@ -142,6 +142,13 @@ def test_a_folder_that_was_removed_is_made_again(disk: Disk, root: str) -> None:
     assert disk.exists(f"{root}/x")
 
 
+def test_a_folder_that_need_not_last_yet_is_there_all_the_same_and_can_be_made_durable(disk: Disk, root: str) -> None:
+    for durable in (False, False, True):
+        disk.make_folder(f"{root}/x/y", durable=durable)
+        assert disk.list_folder(f"{root}/x") == ["y"]
+    disk.sync_filesystem(root)
+
+
 def test_a_folder_can_not_be_made_where_a_file_is(disk: Disk, root: str) -> None:
     disk.open(f"{root}/x", create=True).close()
     with pytest.raises(FileExistsError):

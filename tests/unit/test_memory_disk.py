@@ -218,6 +218,14 @@ def test_made_folders_survive_with_their_parents() -> None:
     assert disk.after_crash(PowerLoss.ALL_LOST).exists("/a/b/c")
 
 
+def test_a_folder_that_need_not_last_yet_goes_with_the_power_until_the_file_system_is_synced() -> None:
+    disk = MemoryDisk()
+    disk.make_folder("/a/b", durable=False)
+    assert not disk.after_crash(PowerLoss.ALL_LOST).exists("/a")
+    disk.sync_filesystem("/")
+    assert disk.after_crash(PowerLoss.ALL_LOST).exists("/a/b")
+
+
 def workload(disk: MemoryDisk) -> None:
     file = durable_file(disk)
     file.pwritev([b"x"], 0)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from delayd.batch import Int64s
@@ -240,12 +239,12 @@ class _Region:
         counts = self._count[low:high]
         order = np.argsort(counts)
         sizes = counts.take(order)
-        # Items of the same size are copied as rows of a table; copying word by word would need an index for each word.
+        # Items of the same size are copied whole; copying word by word would need an index for each word.
         for first, last in pairwise([0, *(np.flatnonzero(sizes[1:] != sizes[:-1]) + 1).tolist(), len(sizes)]):
             size = int(sizes[first])
             if not size:
                 continue
-            read, written = sliding_window_view(words, size), sliding_window_view(self._words, size, writeable=True)
+            read, written = _runs_of(words, size), _runs_of(self._words, size)
             step = max(1, PIECE_WORDS // size)
             for at in range(first, last, step):
                 rows = order[at : min(last, at + step)]
@@ -253,6 +252,11 @@ class _Region:
 
     def items(self) -> Items:
         return Items(self._words, self._ends, self._lengths)
+
+
+def _runs_of(words: NDArray[np.uint64], size: int) -> NDArray[np.void]:
+    """View the ``size`` words from each word on as one opaque item, which numpy copies as bytes."""
+    return np.ndarray((len(words) - size + 1,), np.dtype((np.void, 8 * size)), words, strides=(8,))
 
 
 def _windows(groups: Iterator[CommitGroup]) -> Iterator[list[CommitGroup]]:

@@ -22,6 +22,20 @@ print(memory_bytes(os.getpid()) - before - len(kept))
     assert abs(int(ran.stdout)) < 8 * MIB
 
 
+def test_the_most_memory_is_that_of_the_process_itself_and_not_of_its_parent() -> None:
+    parent = """
+import subprocess, sys
+from bench.process import memory_bytes_max
+kept = b"x" * (256 << 20)
+child = "from bench.process import memory_bytes_max; print(memory_bytes_max())"
+ran = subprocess.run([sys.executable, "-c", child], check=True, capture_output=True, text=True)
+print(memory_bytes_max(), ran.stdout)
+"""
+    ran = subprocess.run([sys.executable, "-c", parent], check=True, capture_output=True, text=True)
+    own, of_child = map(int, ran.stdout.split())
+    assert own > 256 * MIB and of_child < 128 * MIB
+
+
 def test_bytes_of_files_below_a_folder_are_summed(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "one").write_bytes(bytes(100))

@@ -172,6 +172,17 @@ def test_a_range_that_is_read_in_many_windows_and_written_in_many_parts_is_filed
     world.check_logs()
 
 
+def test_folders_of_new_days_are_made_durable_by_the_sync_of_their_files_and_not_one_by_one() -> None:
+    world = World()
+    world.send([row for day in range(1, 6) for row in wanted(1, day * 24 * HOUR_MS, f"m{day}")])
+    world.settle()
+    begin = len(world.disk.operations)
+    world.checkpoint()
+    done = world.disk.operations[begin:]
+    assert sum(each.startswith(f"make_folder {FOLDER}/schedule/") for each in done) == 5
+    assert not [each for each in done if each.startswith("sync_folder") and "schedule" in each]
+
+
 def test_the_source_range_is_that_of_the_checkpoint_and_the_next_one_goes_on_behind_it() -> None:
     world = World()
     world.send(wanted(2, FAR_MS, "a"))
