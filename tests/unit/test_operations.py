@@ -116,7 +116,7 @@ def test_the_page_has_a_row_for_each_folder_of_logs() -> None:
 
 def test_the_page_names_the_limits_of_the_code() -> None:
     assert f"warns (`few_files`) below {FILES_MIN:,} " in PAGE
-    assert f"Each takes {CONNECTIONS_MAX:,} connections." in PAGE
+    assert f"Each server takes {CONNECTIONS_MAX:,} connections." in PAGE
     assert f"{STOP_MS_MAX / 1000:g}" == "5" and "stops a server within five seconds" in PAGE
 
 
