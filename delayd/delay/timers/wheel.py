@@ -67,7 +67,7 @@ class Wheel:
         del self._hours[hour]
 
     def insert(self, rows: Rows, span: tuple[int, int] | None = None) -> None:
-        """Copy in rows of loaded hours, in any order; False, with nothing copied, when one row is of another hour.
+        """Copy rows in, in any order; the hour of each row must be loaded.
 
         ``span`` is the lowest and highest of their hours, where the caller knows it.
         """
