@@ -70,7 +70,7 @@ _TEXTS = {
     "pull_bytes_max": "most bytes in one answer",
     # What stays.
     "segment_bytes": "size of one file of a log",
-    "retention_hours": "how long an hour is kept after it was sealed",
+    "retention_hours": "how long a sealed hour is kept after its end",
     "retention_ms": "how long messages are kept at least, also when every group has acknowledged them",
 }
 _METAVARS = {
