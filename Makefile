@@ -13,7 +13,7 @@ SOURCES := $(wildcard delayd realtime meta cli spark bench examples tests pyspar
 help:
 	@echo "make demo    schedule 20,000 messages, kill the delay server in the middle, show that none is lost"
 	@echo "make test    all tests"
-	@echo "make long    the long forms of the simulation; ten minutes"
+	@echo "make long    the simulation with 1,500 seeds; minutes"
 	@echo "make pythons unit, property and crash tests on each Python of this machine that delayd is for"
 	@echo "make bench   measure, with Redis beside it; five minutes, one JSON line a result"
 	@echo "make lint    ruff, mypy and the import contracts"

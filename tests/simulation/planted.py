@@ -115,29 +115,9 @@ CAUGHT_BY = {
     "Q4: the end of a pull leaves it waiting": 15,
     "Q5: an entry holds messages of both sides of next": 6,
     "E1: rows of any width are taken": 110,
-    "L10: what an operator gave up is offered again by the next start": 34,
+    "L10: what an operator gave up is offered again by the next start": 56,
     "B1: what a connection waits for stays when it has gone": 104,
 }
-# Few seeds show these. When the seed above shows one no more, only the long form looks for another, for dozens of runs.
-RARE = frozenset(
-    {
-        "P6: segments go though rows refer to them",
-        "S1: an hour is sealed on outcomes that are not durable",
-        "E1: a target's answer is taken as it comes",
-        "L5: what a start reads wrongly once counts as torn",
-        "S1: what a restored dispatch log says is recorded again",
-        "P7: a checkpoint counts rows while they are loaded",
-        "P7: rows that are loaded already are loaded again when their file is whole",
-        "L8: what waits for space is not told of a restored dispatch log",
-        "H7: a refused target is never asked again",
-        "H8: hours whose dispatch logs are damaged are not told",
-        "H3: T does not drop the queued frames of an older session",
-        "Q3: a new group begins at messages that are being removed",
-        "E1: rows of any width are taken",
-        "L10: what an operator gave up is offered again by the next start",
-        "B1: what a connection waits for stays when it has gone",
-    }
-)
 BROKEN = (TypeError, AttributeError, NameError, ImportError)  # A planted bug that does not fit the code is none.
 
 
