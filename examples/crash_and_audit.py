@@ -26,7 +26,7 @@ SPREAD_MS = 4_000
 
 
 def kill_delay_server(meta: str) -> None:
-    """End it as a power cut would; meta knows its process id."""
+    """Kill the delay server, as a power cut would; meta knows its process id."""
     command = ("servers", "--meta", meta, "--role", "delay", "--format", "json")
     listed = subprocess.run([sys.executable, "-m", "delayd", *command], check=True, stdout=subprocess.PIPE).stdout
     pid = json.loads(listed)[0]["pid"]
@@ -35,7 +35,7 @@ def kill_delay_server(meta: str) -> None:
 
 
 def main() -> int:
-    """A crash, and the books after it."""
+    """Crash the delay server, and audit its logs afterwards."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--meta", default=os.environ.get("DELAYD_META", "127.0.0.1:7400"), metavar="HOST:PORT")
     parser.add_argument("--data", default="delayd-data", metavar="DIR", help="as given to `delayd up`")

@@ -43,7 +43,7 @@ BITS, FACTOR, KEYS = (1 << 64) - 1, 0xD6E8FEB86659FD93, list[int]()
 
 
 class Wrong(Exception):
-    """Bytes that are not what the pages say."""
+    """The bytes differ from what the pages say."""
 
 
 def need(holds: bool, what: str) -> None:
@@ -74,7 +74,7 @@ def content_hash(subject: bytes, headers: bytes, body: bytes) -> int:  # Of a me
 
 
 class Batch:
-    """A whole batch, with every checksum and all that whoever parses it proves (batch.md)."""
+    """A whole batch; checks every checksum, and all that each program that parses a batch checks (batch.md)."""
 
     def __init__(self, data: bytes) -> None:
         need(len(data) >= 40, "a batch is shorter than its header")
@@ -143,7 +143,7 @@ class Segment:
         """The fields of a group's header, and the lengths of its batches (group.md)."""
         need(len(self.data) >= position + 80, "the header of a group is cut short")
         fields = struct.unpack_from("<IBBBBIIQQQQqQIIII", self.data, position)
-        # The zeros behind the table are under no checksum.
+        # No checksum covers the zeros behind the table.
         table = self.data[position + 80 : position + 80 + 4 * fields[6]]
         found = crc32c(table, crc32c(self.data[position : position + 76]))
         need((fields[0], fields[-1]) == (0x50555247, found), "magic or header_crc32c of a group")
@@ -211,7 +211,7 @@ class Server:
         return max(found, key=lambda each: each[0])[1]
 
     def groups(self, path: Path, kind: int, durable: int, last: bool = True, crc: int | None = None) -> Iterator[Group]:
-        """The groups of a file; what does not check is damage below ``durable``, or where something later proves it."""
+        """The groups of a file. One that does not check is damage below ``durable``, or if a later group proves it."""
         try:
             segment = Segment(path, kind, self.log_id)
             names = (f"{segment.base:020}", hour_path(path, segment.number).stem)
@@ -252,7 +252,7 @@ class Server:
 
 
 class Row(NamedTuple):
-    """What one log says of a message; hash 0: not stated."""
+    """What one log says of a message. A hash of 0 is not stated."""
 
     due_ms: int
     hash: int
@@ -318,7 +318,7 @@ class DelayServer(Server):
                     self.told[hour, sequence].append(Row(due, stated, b"", 0, part[:6], part[7], part[9]))
 
     def read_messages(self) -> None:
-        """What lies behind the replay offset is scheduled from here; what lies before it is compared."""
+        """Rows behind the replay offset count as scheduled; rows before it are compared with the schedule logs."""
         expected, place = 0, f"{self.path}/message"
         filed = {sequence: rows[0] for (_, sequence), rows in self.scheduled.items()}
         for group in self.log("message", MESSAGE, self.replay):
@@ -440,11 +440,11 @@ class RealtimeServer(Server):
 
 
 def compare(delay: DelayServer, targets: dict[int, RealtimeServer]) -> Counter[str]:
-    """Hold what was scheduled against what became of it: the figures, and a line for each thing that is wrong."""
+    """Compare what was scheduled with what became of it: the figures, and a line for each thing that is wrong."""
     figures, stored = Counter[str](), Rows(list)
     for server in targets.values():
         for (origin, hour, sequence), rows in server.stored.items():
-            # When retention has removed an hour nothing is left to compare, but its seal.
+            # When retention has removed an hour, only its seal is left to compare.
             if origin == delay.log_id and (hour not in delay.sealed or hour in delay.kept):
                 stored[hour, sequence] += rows
     for key in sorted(delay.scheduled.keys() | delay.told.keys() | stored.keys()):

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     arguments = parser.parse_args()
 
-    # Else the workers are the first `python3` of the path, which may know nothing of delayd.
+    # Else Spark starts the first `python3` of the path for its workers, and that one may not have delayd.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(arguments.master).config("spark.log.level", "ERROR")
     spark = builder.config("spark.ui.showConsoleProgress", "false").config("spark.ui.enabled", "false").getOrCreate()

@@ -24,7 +24,7 @@ MONTHS = 24
 
 
 def first_of_month(ahead: int) -> datetime:
-    """Nine in the morning of the first of a month; 1 is next month."""
+    """Nine in the morning on the first day of a month; ``1`` is next month."""
     today = datetime.now(UTC).date()
     month = 12 * today.year + today.month - 1 + ahead
     return datetime.combine(date(month // 12, month % 12 + 1, 1), time(9), UTC)
