@@ -18,7 +18,11 @@ from bench import machine
 from bench.cases import cases
 from bench.runs import Runner
 
-BUDGET_S = {"tiny": 0, "quick": 190, "full": 1_260}  # Past it a case runs once and nothing is repeated.
+BUDGET_S = {
+    "tiny": 0,
+    "quick": 190,
+    "full": 1_260,
+}  # After this time each case runs only once, and nothing is repeated.
 
 
 def main() -> int:
@@ -36,7 +40,7 @@ def main() -> int:
     unknown = sorted(set(arguments.cases) - {case.name for case in chosen})
     if unknown:
         parser.error(f"there is no case {unknown[0]!r}; choose of {', '.join(case.name for case in chosen)}")
-    # So that a run under way ends its processes when this one is told to end.
+    # When this process is told to end, a run under way must end its own processes, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     end = time.monotonic() + BUDGET_S[size_name]
     runner = Runner(size_name, _print, {"size": size_name, **machine.facts()}, arguments.runs, end)

@@ -1,4 +1,4 @@
-"""When messages arrived at the harness's consumers, and what is told of it.
+"""When messages arrived at the consumers of a run, and the figures about it.
 
 Lateness is the wall clock when a taken batch is in the consumer's hands, less the instant at which it was due; all are
 processes of one machine, so it is one clock.
@@ -36,19 +36,19 @@ class Arrivals:
         self._late_ms: list[Lateness] = []
 
     def add(self, due_ms: Instants) -> None:
-        """A batch is in the consumer's hands."""
+        """Note a batch that the consumer has now."""
         now_ms = time.time_ns() / 1e6 + self._ahead_ms
         self._due_ms.append(due_ms)
         self._late_ms.append(now_ms - due_ms.astype(np.float64))
         self.count += len(due_ms)
 
     def between(self, first_ms: float, last_ms: float) -> Lateness:
-        """Lateness of what was due in a span."""
+        """Lateness of the messages that were due in a span."""
         due_ms = np.concatenate(self._due_ms)
         return np.concatenate(self._late_ms)[(due_ms >= first_ms) & (due_ms < last_ms)]
 
     def figures(self, settle_s: int = 0) -> Figures:
-        """What is told of them, but for those due within ``settle_s`` of the first or the last instant."""
+        """The figures, without messages that were due within ``settle_s`` of the first or the last instant."""
         due_ms = np.concatenate(self._due_ms)
         first_ms, last_ms = int(due_ms.min()) + settle_s * 1_000, int(due_ms.max()) - settle_s * 1_000
         late_ms = self.between(first_ms, last_ms + 1)
@@ -61,7 +61,7 @@ class Arrivals:
 
 
 def percentiles(name: str, late_ms: Lateness) -> dict[str, float]:
-    """The p50, p99, p99.9 and the worst; nothing of no messages."""
+    """The p50, p99, p99.9 and the worst; no figures when there are no messages."""
     if not len(late_ms):
         return {}
     p50, p99, p999 = np.percentile(late_ms, (50, 99, 99.9))
@@ -88,7 +88,7 @@ async def consume(meta: str, subjects: Iterable[str], expected: int, limit_s: fl
 
 
 def freeze() -> None:
-    """The harness's own collector would stop its process for milliseconds."""
+    """Freeze the garbage collector of this process, which would stop it for milliseconds."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -36,7 +36,7 @@ left join 'message.parquet' m on (m.origin, m.hour, m.sequence) = (s.log_id, s.h
 group by s.hour
 """
 CASES: dict[str, tuple[Shape, bool]] = {
-    # Whether only one hour is asked for: the one in the middle.
+    # Whether to audit only one hour: the one in the middle.
     "million": (Shape(1_000_000), False),
     "one-row": (Shape(1_000_000, batch_rows=1, subjects=1_000), False),
     "one-hour": (Shape(1_000_000, hours=100, batch_rows=200, subjects=10), True),
@@ -79,7 +79,7 @@ def _run(name: str, folder: Path, divide: int, runs: int) -> dict[str, float]:
 
 
 def _in_process(what: str, data: Path, hour: int | None) -> dict[str, float]:
-    """Measure in a process of its own: peak memory never falls, and a first reading warms the page cache only."""
+    """Measure in a process of its own, because peak memory never falls. A first reading only warms the page cache."""
     words = [sys.executable, "-c", f"from bench.audit import measure; measure({what!r}, {str(data)!r}, {hour})"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600)
     line: dict[str, float] = json.loads(done.stdout)
@@ -87,7 +87,7 @@ def _in_process(what: str, data: Path, hour: int | None) -> dict[str, float]:
 
 
 def measure(what: str, data: str, hour: int | None) -> None:
-    """Do one thing and print what it took; the imports before it do not count."""
+    """Do one thing and print how long it took; imports do not count."""
     call = _join if what == "join" else _audit
     work = call(data, hour)
     start_cpu, start = time.process_time(), time.perf_counter()

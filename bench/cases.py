@@ -22,28 +22,28 @@ class Case:
     name: str  # On the command line.
     title: str
     sides: Mapping[str, Side]  # In the order in which they take turns.
-    quotient: str = ""  # The figure whose quotient is told: how many times as good as Redis.
+    quotient: str = ""  # The figure that is compared: how many times as good as Redis.
     more_is_better: bool = True
     runs: int = 3
-    limit_s: int = 60  # One run of one side ends within it.
+    limit_s: int = 60  # One run of one side ends within this time.
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of everything: messages, unless the name says otherwise."""
+    """The sizes of the cases, in messages unless the name says otherwise."""
 
     batches: int
     singles: int
     herds: tuple[int, ...]
     steady_s: int
     settle_s: int  # The longest delay less the shortest one; 0 in a tiny run.
-    rate_divisor: int  # A tiny run is to work beside other tests.
-    subjects: tuple[tuple[int, int], ...]  # How many, and how many of them have a consumer.
-    near_s: tuple[int, int]  # How long the flood takes, and the checkpoint behind it.
+    rate_divisor: int  # A tiny run must work while other tests run.
+    subjects: tuple[tuple[int, int], ...]  # Pairs: how many subjects, and how many of them have a consumer.
+    near_s: tuple[int, int]  # Seconds of the flood, and of the checkpoint behind it.
     edge: tuple[int, int]  # Seconds of the flood, and messages that the coming hour holds.
     far: int
     restarts: tuple[int, ...]
-    redis_restart_max: int  # Above it the yardstick takes minutes to fill.
+    redis_restart_max: int  # With more messages Redis takes minutes to fill.
     memory: int  # 0 leaves the case out.
     written: int
     fair: tuple[int, int, int]  # Shared by workers of 1 ms, of 0.3 s and of 10 s a message.

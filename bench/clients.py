@@ -55,7 +55,7 @@ DISPATCHED = dispatched()
 
 
 class Acknowledger:
-    """All servers in one: verifies every batch that is sent and keeps nothing; serves the same batch to every pull."""
+    """Stands for all servers: verifies every batch and keeps none, and answers every pull with the same batch."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -64,10 +64,10 @@ class Acknowledger:
         self.pulled = 0
 
     def connected(self, connection: Connection) -> None:
-        """Nothing is kept of it."""
+        """It keeps nothing of a connection."""
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
-        """Nothing was kept of it."""
+        """It kept nothing of the connection."""
 
     def crashed(self, error: Exception) -> None:
         raise error

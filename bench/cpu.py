@@ -1,4 +1,4 @@
-"""What a piece of work costs in processor time, beside another state of the code: one JSON line a case.
+"""Compares the processor time of some work in two states of the code: one JSON line for each case.
 
 Run ``python -m bench.cpu --against WORKTREE [--turns 24] [CASE ...]``. Each state of the code has real servers and a
 client process of its own. All of them live at once, and the two states take turns of well under a second. A figure is
@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent.parent
 NOW, BEFORE = "now", "before"
 TURNS = 24
 LONG_TURNS = 5  # A restart lasts some seconds.
-IDLE_MS = 0.02  # A process that spends less on a round has no part in the case and only wakes up now and then.
+IDLE_MS = 0.02  # A process that uses less in a round has no work in the case; it only wakes up now and then.
 
 Spent = dict[str, float]
 
@@ -62,7 +62,7 @@ def _compared(sides: "dict[str, subprocess.Popen[str]]", case: str, turns: int) 
 
 
 def _figures(now: list[float], before: list[float]) -> dict[str, float]:
-    """Milliseconds of a round; the quotients are that of the least ones and that of the medians."""
+    """Milliseconds of a round, with the quotient of the least ones and the quotient of the medians."""
     return {
         "now_ms": round(min(now), 3),
         "before_ms": round(min(before), 3),

@@ -1,4 +1,4 @@
-"""Writes a data directory of a size with the formats' own encoders, and no server: what an audit is timed on.
+"""Writes a data directory of a given size with the encoders of the formats, without a server, to time audits on it.
 
 Invariant: it is what honest servers leave, so an audit of it finds nothing. An hour is written and forgotten before the
 next one, so a large directory needs no more memory than its largest hour.
@@ -159,7 +159,7 @@ class DirectoryWriter:
         dispatch.close()
 
     def _store(self, hour: int, sequences: Rows, due: NDArray[np.int64]) -> Iterator[list[NewPart]]:
-        """Append an hour's rows to the target's log, batch by batch; what the dispatch log gets of each commit."""
+        """Append an hour's rows to the target's log by batches; yields for each commit what the dispatch log gets."""
         subjects, rows = self._shape.subjects, self._shape.batch_rows
         for instant in np.split(np.arange(len(due)), np.flatnonzero(np.diff(due)) + 1):
             of = sequences[instant] % np.uint64(subjects)

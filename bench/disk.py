@@ -1,4 +1,4 @@
-"""How much disk a delay and a realtime server need, day after day: what is not kept any more is given back.
+"""Measures how much disk a delay and a realtime server need, day after day, and that retention frees it.
 
 Run ``python -m bench.disk [--messages 10000000] [--folder DIR]``: one simulated day of messages, due up to three hours
 ahead and spread over the day, through the real cores onto real files; then hours without any, until retention has
@@ -36,13 +36,13 @@ MESSAGES = 10_000_000
 SUBJECTS = (b"orders.cancel", b"orders.remind", b"mail.later")
 BODY_BYTES = 64
 BATCH_ROWS = 2_000
-STEP_MS = 120_000  # By how much the clock is moved at a time; each step costs some fsyncs.
+STEP_MS = 120_000  # The clock moves by this much at a time; each step costs some fsyncs.
 DAY_HOURS = 24
 AHEAD_HOURS = 3
 KEPT_HOURS = 2
 SEGMENT_BYTES = 8 << 20  # Small, so that segments roll and go many times a day, also in a short run.
 CHECKPOINT_MS = 300_000
-SWEEP_MS = 360_000  # Rarer than a server's, for the clock moves by minutes.
+SWEEP_MS = 360_000  # Less often than in a server, because the clock moves by minutes.
 ROW_SCHEDULE = BODY_BYTES + 28  # Due, sequence, subject, end of the body, and its part of the headers around.
 ROW_DISPATCH = 18
 ROW_MESSAGE = BODY_BYTES + 24
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def bound_bytes(messages: int) -> int:
-    """The most that may ever be on the disk; see above."""
+    """The most bytes that may be on the disk; see above."""
     hourly = messages / DAY_HOURS
     filed = hourly * (AHEAD_HOURS / 2 + KEPT_HOURS + 2) * (ROW_SCHEDULE + ROW_DISPATCH)
     handed_over = hourly * (KEPT_HOURS + 1) * ROW_REALTIME

@@ -37,13 +37,13 @@ def edge(flood_s: int, later: int) -> Figures:
         async with AsyncProducer(running.meta) as producer:
             await send_batches(producer, LATER, spread(later, edge_ms + LATER_MS, edge_ms + HOUR_MS))
         await running.checkpoint("delay")
-        # The clock is not set again: servers believe no such step for half a minute.
+        # Do not set the clock back: servers do not believe such a step for half a minute.
         left_ms = edge_ms - clock.now_ms() - 1_000 * CALM_S - 2 * part_ms
         if left_ms < 0:
             raise RuntimeError(f"the coming hour was filled {-left_ms} ms too late for this run")
         await asyncio.sleep(left_ms / 1_000)
         ahead_ms = clock.ahead_ms
-        # The consumer's process does nothing else that could hold it up: flood and producer have their own.
+        # Flood and producer have processes of their own, so that nothing holds the consumer up.
         arriving = asyncio.create_task(
             consume(running.meta, [subject_name(0)], RATE * seconds, seconds + DRAIN_S, ahead_ms)
         )

@@ -17,7 +17,7 @@ from bench.servers import servers
 SUBJECT = "bench.fair"
 WORKERS = 4
 LEAD_S = 4.0  # Until the workers' processes are up and wait.
-LATE = 3  # A run that takes so many times the ideal, and this much longer, is over.
+LATE = 3  # A run ends when it takes this many times the ideal time, and LATE_S more.
 LATE_S = 20.0
 WAITS_S = 0.1  # A quicker worker does not wait for the disk after each message.
 
@@ -32,7 +32,7 @@ class Handled(NamedTuple):
 
 
 def fair(messages: int, each_s: float) -> Figures:
-    """Share so many messages, each of which takes a worker so long."""
+    """Share ``messages`` among workers; each message takes a worker ``each_s``."""
     ideal_s = each_s * -(-messages // WORKERS)
     context = multiprocessing.get_context("spawn")
     with servers("realtime", "delay") as running:

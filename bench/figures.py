@@ -1,4 +1,4 @@
-"""Figures of runs, and what is told of several: median, spread and quotients.
+"""Figures of runs, and of several runs together: median, spread and quotients.
 
 Invariant: nothing is made up; a figure that is missing in one run is not told of all of them.
 """
@@ -12,7 +12,7 @@ Spread = dict[str, float]  # median, min, max.
 
 
 def spreads(runs: Sequence[Mapping[str, object]]) -> dict[str, Spread]:
-    """Median, least and most of every number that all the runs have; no list is a number."""
+    """Median, least and most of every number that all runs have; lists are left out."""
     names = [name for name, value in runs[0].items() if _is_number(value)] if runs else []
     return {
         name: spread([run[name] for run in runs]) for name in names if all(_is_number(run.get(name)) for run in runs)
@@ -43,5 +43,5 @@ def _is_number(value: object) -> bool:
 
 
 def _short(value: float) -> float:
-    """Four digits are more than any figure here deserves."""
+    """Round to four digits; no figure here is more exact."""
     return float(f"{value:.4g}") if abs(value) < 1_000 else round(value)

@@ -23,10 +23,10 @@ from delayd.client.pulling.async_consumer import AsyncConsumer
 from delayd.client.sending.async_producer import AsyncProducer
 
 SUBJECT = "bench.herd"
-PULL_ROWS = 8_000  # What the delay server puts into one frame at the most, so that stored batches are answered whole.
-REDIS_ROWS = 1_000  # The fastest of 500 to 7,000.
+PULL_ROWS = 8_000  # The delay server puts at most this many into one frame, so stored batches are answered whole.
+REDIS_ROWS = 1_000  # This was the fastest of 500 to 7,000.
 REDIS_DEPTH = 4
-LEAD_S = 1  # The consumer waits before the instant comes.
+LEAD_S = 1  # The consumer waits for this long before the instant comes.
 DELAYD_RATE, REDIS_RATE = 100_000, 60_000  # Messages a second that are scheduled in time even on a slow machine.
 LIMIT_S = 60
 

@@ -21,11 +21,11 @@ from delayd.client.sending.async_producer import AsyncProducer
 
 SUBJECT = "bench.memory"
 STILL_S = 0.5
-STILL_BYTES = 512 << 10  # Less change than this is none.
+STILL_BYTES = 512 << 10  # A smaller change counts as none.
 STILL_WITHIN_S = 15
-LOG_BYTES_MAX = 64 << 30  # A sixteenth of it, at which a checkpoint begins while little arrives, is never reached.
+LOG_BYTES_MAX = 64 << 30  # So large that no run reaches a sixteenth of it, at which a checkpoint may begin.
 
-# No checkpoint but those that are asked for, and the whole coming hour is loaded, whatever the minute.
+# Only checkpoints that are asked for; and the whole coming hour is loaded, whatever the minute is.
 OPTIONS = (
     *("--checkpoint-every-ms", str(HOUR_MS), "--load-ahead-ms", str(HOUR_MS)),
     *("--checkpoint-bytes", str(LOG_BYTES_MAX), "--replay-lag-bytes-max", str(LOG_BYTES_MAX)),
@@ -80,7 +80,7 @@ async def _fill(running: Servers, due: list[Instants], filed: bool) -> list[int]
 
 
 async def _still(pid: int) -> int:
-    """Its memory when that has stopped to change."""
+    """The memory of the server, once it has stopped changing."""
     end = time.monotonic() + STILL_WITHIN_S
     last = memory_bytes(pid)
     while True:

@@ -12,12 +12,12 @@ from delayd.client.sending.async_producer import AsyncProducer
 
 BODY_BYTES = 200
 BATCH_ROWS = 500
-UNDER_WAY = 16  # Batches without an answer yet, on either side.
+UNDER_WAY = 16  # Batches that wait for an answer, in runs of delayd and of Redis.
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 TWO_YEARS_MS = 730 * DAY_MS
 
-# Different bodies, or every copy would come out of the processor's cache.
+# Bodies differ; else every copy would come from the processor's cache.
 BODIES = [os.urandom(BODY_BYTES) for _ in range(BATCH_ROWS)]
 
 Instants = NDArray[np.int64]

@@ -25,11 +25,11 @@ TURN_ROWS = 20_000
 
 
 def near(flood_s: int, filing_s: int) -> Figures:
-    """Flood for so long, then file; near messages are sent for as long as both are expected to take."""
+    """Flood, then file all of it. Near messages are sent for as long as both should take."""
     seconds = CALM_S + flood_s + filing_s
 
     async def run(running: Servers) -> Figures:
-        # The consumer's process does nothing else that could hold it up: flood and producer have their own.
+        # Flood and producer have processes of their own, so that nothing holds the consumer up.
         arriving = asyncio.create_task(consume(running.meta, [subject_name(0)], RATE * seconds, seconds + DRAIN_S))
         await asyncio.sleep(CALM_S)
         flood_began = now_ms()
@@ -55,7 +55,7 @@ def near(flood_s: int, filing_s: int) -> Figures:
 
 
 async def flood(meta: str, seconds: int) -> int:
-    """Send far messages from another process for so long: how many."""
+    """Send far messages from another process for a time; returns how many."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.near", meta, str(seconds), stdout=subprocess.PIPE
     )

@@ -31,13 +31,13 @@ class Echo:
     """Answers every request with its own body."""
 
     def connected(self, connection: Connection) -> None:
-        """Nothing to keep of a connection."""
+        """It keeps nothing of a connection."""
 
     def received(self, connection: Connection, frame: Frame) -> None:
         connection.answer(frame.request_id, {}, [frame.body])
 
     def disconnected(self, connection: Connection, error: DelaydError | None) -> None:
-        """Nothing was kept of the connection."""
+        """It kept nothing of the connection."""
 
     def crashed(self, error: Exception) -> None:
         raise error
@@ -143,7 +143,7 @@ async def ask_for(client: Connection, body: bytes, depth: int, seconds: float, d
 
 
 async def timer_lateness() -> None:
-    """How long after its time the timer fires, on a loop with nothing else to do."""
+    """How late the timer fires, on a loop with nothing else to do."""
     loop = asyncio.get_running_loop()
     fired = asyncio.Event()
     timer = Timer(loop, fired.set)
@@ -160,7 +160,7 @@ async def timer_lateness() -> None:
 
 
 def timed_s(work: Callable[[], None]) -> float:
-    """Seconds that one call takes."""
+    """The seconds of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

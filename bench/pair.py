@@ -69,7 +69,7 @@ class Pair:
         self.delay.send(batch, _accepted)
 
     def settle(self) -> None:
-        """Do all that there is to do without time passing."""
+        """Do all work that is possible while the clock stands still."""
         while True:
             while self._moves:
                 self._moves.popleft()()
@@ -134,14 +134,14 @@ class _Line:
 
     @property
     def is_open(self) -> bool:
-        """It ends with the run."""
+        """The connection ends with the run."""
         return True
 
     def answer_error(self, request_id: int, error: DelaydError) -> None:
         raise error
 
     def close(self) -> None:
-        """Nothing is lost on the way."""
+        """No bytes are ever lost on the way."""
 
 
 def _accepted(what: AcceptedBatch | DelaydError, duplicate: bool) -> None:
@@ -154,4 +154,4 @@ def _fail(error: BaseException) -> None:
 
 
 def _rest() -> None:
-    """Nothing else needs the disk."""
+    """Does nothing: no other work needs the disk."""

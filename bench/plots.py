@@ -34,7 +34,7 @@ def draw_all(results: Mapping[str, Result], folder: Path) -> list[Path]:
         if draw(results, axes):
             figure.tight_layout()
             drawn.append(folder / f"{name}.png")
-            # Nothing of the time or the program is written, so the same figures give the same bytes.
+            # Write neither time nor program name, so that the same figures give the same bytes.
             figure.savefig(drawn[-1], metadata={"Software": None})
         pyplot.close(figure)
     return drawn

@@ -31,7 +31,7 @@ def written_by_children_bytes() -> int:
 
 
 def file_bytes(folder: Path) -> int:
-    """Lengths of all files below a folder; one that goes meanwhile is none."""
+    """Lengths of all files below a folder; a file that is removed meanwhile counts as 0."""
     total = 0
     for path in folder.rglob("*"):
         try:

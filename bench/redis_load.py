@@ -7,7 +7,7 @@ from bench.redis_peer import Line, zadd
 
 
 def fill(line: Line, batches: Iterable[Instants], first_id: int = 0) -> None:
-    """Schedule all of them; returns when the last one was answered."""
+    """Schedule all messages; returns when the last answer has come."""
     for number, due_ms in enumerate(batches):
         line.send(zadd(first_id + number * BATCH_ROWS, due_ms.tolist(), BODIES), 1)
         if line.unanswered == UNDER_WAY:

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 PROGRAM = "redis-server"
 HOST = "127.0.0.1"
-READY_S = 60  # Loading an append-only file of millions of messages takes its time.
+READY_S = 60  # Redis may need this long to load an append-only file of millions of messages.
 STOP_S = 30
 ID_BYTES = 8
 RECEIVE_BYTES = 1 << 20
@@ -39,7 +39,7 @@ if #due > 0 then
 end
 return #due
 """
-MOVE_ROWS_MAX = 7_000  # Lua's stack takes no more values from one unpack.
+MOVE_ROWS_MAX = 7_000  # One unpack of Lua gives no more values, because its stack is full then.
 
 
 class RedisMissing(Exception):

@@ -50,7 +50,7 @@ def report(results: Mapping[str, Result], folder: Path) -> list[Path]:
 
 
 def fill_in(text: str, told: str) -> str:
-    """The page with this between its comments; the page itself where it has none."""
+    """The page with this text between its two comments; the page as it is when it has no comments."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     return f"{before}{begin}\n{told}\n{end}{after}" if begin and end else text

@@ -22,8 +22,8 @@ from delayd.client.sending.async_producer import AsyncProducer
 SUBJECT = "bench.restart"
 FIRST_MS, LAST_MS = 500, 3_000_000
 RATE_MIN = 300  # Messages due a second: fewer are due over less than 50 minutes, so that the next one is always near.
-LIMIT_S = 60  # A server that does not come back ends the run.
-SYNCED_S = 1.5  # Redis has synced what it accepted.
+LIMIT_S = 60  # The run ends when the server has not come back by then.
+SYNCED_S = 1.5  # After this time Redis has synced all that it accepted.
 REDIS_ROWS = 1_000
 
 

@@ -1,4 +1,4 @@
-"""Runs the sides of a case in turn, repeats what other guests disturbed, and tells each result.
+"""Runs the sides of a case in turn, repeats runs that other guests of the host disturbed, and prints each result.
 
 Invariant: everything that a run started has ended, and its files are gone, before the next one begins, also when it
 failed or took too long: each runs in a process group and a temporary folder of its own.
@@ -20,7 +20,7 @@ from bench import machine
 from bench.cases import DELAYD, Case
 from bench.figures import Spread, ratio, spreads
 
-STEAL_S_MAX = 0.2  # More of it turned a p99 of 2.5 ms into 25.
+STEAL_S_MAX = 0.2  # With more steal, a p99 of 2.5 ms became 25 ms.
 REPEATS_MAX = 2
 
 Line = dict[str, object]
@@ -45,7 +45,7 @@ class Runner:
     failed: int = 0
 
     def run(self, case: Case) -> None:
-        """Run a case; a side that fails is told and is not run again."""
+        """Run a case. A side that fails is named, and does not run again."""
         done: dict[str, list[Line]] = {side: [] for side in case.sides}
         over: set[str] = set()
         for number in range(self.runs_max or case.runs):
@@ -127,7 +127,7 @@ def _end_group(child: subprocess.Popen[str]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    # The pipes end when the last of the group is gone.
+    # The pipes close when the last process of the group has ended.
     child.communicate()
 
 

@@ -75,7 +75,7 @@ def singles(messages: int) -> Figures:
 
 
 def redis_batches(messages: int) -> Figures:
-    """A command for 500, sixteen under way."""
+    """One command for 500 messages, sixteen commands under way."""
     with redis_server() as server, Line(server.port) as line:
         due = _tomorrow(messages)
         began = time.perf_counter()
@@ -84,7 +84,7 @@ def redis_batches(messages: int) -> Figures:
 
 
 def redis_singles(messages: int) -> Figures:
-    """A command for each, 1,000 of them in one buffer, the next buffer written before the last one is answered."""
+    """One command for each message, 1,000 in one buffer. The next buffer leaves before the last one is answered."""
     draw = random.Random(1)
     first_ms = now_ms() + HOUR_MS
     bodies = (BODIES * (SENDERS // BATCH_ROWS + 1))[:SENDERS]

@@ -22,7 +22,7 @@ CHECKPOINT_MS_MAX = 120_000  # Enough for millions of messages over all hours of
 
 @dataclass(slots=True)
 class Servers:
-    """Where they are: meta's address, the data directory, addresses and processes by role."""
+    """Where the servers are: meta's address, the data directory, addresses and processes by role."""
 
     data: Path
     stack: contextlib.ExitStack

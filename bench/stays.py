@@ -60,7 +60,7 @@ class Watch:
         threading.setprofile(self._called)
 
     def close(self) -> None:
-        """Threads that begin from now on are not watched."""
+        """Stop: threads that begin from now on are not watched."""
         threading.setprofile(None)
 
     def stays(self, do: Callable[[], None]) -> set[Stay]:

@@ -28,7 +28,7 @@ from delayd.client.sending.receipt import Receipt
 SUBJECT = "bench.steady"
 DELAY_MS = (1_000, 5_000)
 TURN_S = 0.001
-DRAIN_S = 15  # A run that loses messages ends all the same.
+DRAIN_S = 15  # A run that loses messages ends after this time.
 REDIS_ROWS = 1_000
 
 
@@ -63,7 +63,7 @@ def subjects(rate: int, seconds: int, settle_s: int, count: int, consumed: int) 
 
 
 def redis_steady(rate: int, seconds: int, settle_s: int) -> Figures:
-    """`steady` through Redis; the consumer looks again at once when it found something, else after a millisecond."""
+    """`steady` with Redis. The consumer looks again at once when it found messages, else after a millisecond."""
     seconds += settle_s
     arrivals = Arrivals()
     freeze()
