@@ -215,7 +215,7 @@ class DelayCore:
             MendingCalls(
                 in_memory=lambda: [*self._wheel.parts(), *self.dispatcher.parts(), *self._held.parts()],
                 next_sequence=lambda: self.intake.next_sequence,
-                loaded_until=lambda: self._loading.until,
+                loaded_until=lambda: self._loaded_until,
                 may_begin=lambda: not (self._loading.running or self._checkpointer.running or self._stopping.begun),
                 ended=self._attached,
                 restored=self._outcomes_restored,
@@ -475,7 +475,7 @@ class DelayCore:
 
     def reserve(self, free_bytes: int) -> None:
         """Take a reading of free space (rule L8)."""
-        self.intake.reserve.take(free_bytes, self._config, hour_start_ms(self._loading.until + 1))
+        self.intake.reserve.take(free_bytes, self._config, hour_start_ms(self._loaded_until + 1))
         if not self.intake.reserve.closed:
             self.intake.resume()
 
@@ -556,7 +556,7 @@ class DelayCore:
         if earlier and all(link.sender.window.earlier_settled for link in self.dispatcher.links.values()):
             # No answer about an earlier epoch can come any more. Only hours that are still to be loaded need these
             # outcomes.
-            earlier.forget(self._loading.until)
+            earlier.forget(self._loaded_until)
         if not self._stopping.begun:
             # After the clock was set back, rows are filed in hours that the clock has not reached again, and they are
             # due before (P5).
@@ -575,6 +575,11 @@ class DelayCore:
         self._tick()
         self.dispatcher.step()
         self._stopping.step()
+
+    @property
+    def _loaded_until(self) -> int:
+        """The last loaded hour."""
+        return self._loading.until
 
     @property
     def _holds_up_checkpoints(self) -> bool:
@@ -598,7 +603,7 @@ class DelayCore:
 
     def _books(self) -> Books:
         parts = (self._wheel, self.intake, self.dispatcher, self._held, self.quarantine)
-        said = settled(self._clock, *parts, self._loading.until)
+        said = settled(self._clock, *parts, self._loaded_until)
         return Books(self.intake.skipped, encode_dropped(self._mending.dropped), self._segments.keep_from, *said)
 
     def _checkpointed(self, next_sequence: int, keep_from: int, published: bool) -> None:

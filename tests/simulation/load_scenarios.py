@@ -47,7 +47,7 @@ class LoadScenarios(Parts):
         cluster.hold(WORKER)
         turns = waits = 0
         waited: object = None
-        while world.core._loading.until < hour_of_ms(edge_ms) and world.clock.now_ms() < edge_ms + FLOOD_MS:
+        while world.core._loaded_until < hour_of_ms(edge_ms) and world.clock.now_ms() < edge_ms + FLOOD_MS:
             if turns % FLOOD_TURNS == 0:
                 self.steps.send_each([edge_ms + hour * HOUR_MS for hour in range(1, 1 + FLOOD_HOURS)])
             turns += 1
@@ -109,7 +109,7 @@ class LoadScenarios(Parts):
             return None
         core, now_ms = cluster.world.core, cluster.world.clock.now_ms()
         near = HOUR_MS - now_ms % HOUR_MS <= BEFORE_EDGE_MS
-        if not near or core._loading.until != hour_of_ms(now_ms) or not cluster.world.clock.confirmed:
+        if not near or core._loaded_until != hour_of_ms(now_ms) or not cluster.world.clock.confirmed:
             return None
         return HOUR_MS * (hour_of_ms(now_ms) + 1)
 
