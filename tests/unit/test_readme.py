@@ -1,4 +1,4 @@
-"""The README tells the truth: every stop of the data path exists, and every page that it links to."""
+"""The pages tell the truth: every stop of the data path, every linked page and every named source file exists."""
 
 import re
 from functools import reduce
@@ -31,3 +31,11 @@ def test_each_stop_of_the_data_path_exists(module: str, name: str) -> None:
 def test_each_link_to_a_page_of_ours_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_source_file_that_a_page_names_exists(page: Path) -> None:
+    for named in re.findall(
+        r"`((?:delayd|realtime|meta|cli|spark|tests|bench|examples)/[\w/]+\.\w+)`", page.read_text()
+    ):
+        assert (ROOT / named).exists(), f"{page.name} names {named}"
