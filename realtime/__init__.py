@@ -9,6 +9,7 @@ Around the core
     peer                what the core needs of a connection
     operators, answers  requests of operators, and answers as heads
 A delay server hands a message over (H1 to H7)
+    delay_servers       requests of delay servers, checked
     handoff             which session of each delay server counts, and which batches are in doubt
     intake, reserve     checks a frame before it is kept; keeps a reserve of free space
     commit              the message log: batches that arrive while the disk is busy become the next group

@@ -15,39 +15,30 @@ from delayd.clock import JudgedClock
 from delayd.config import RealtimeConfig
 from delayd.disk import Disk
 from delayd.errors import (
-    BadArgument,
-    BadRequest,
     DelaydError,
-    HandoffRefused,
-    RestoredOrigin,
     ServerStopped,
-    StaleSession,
     Stopping,
 )
 from delayd.executor import Executor
 from delayd.fence import Fence
 from delayd.log.checkpoint import CheckpointFile
-from delayd.log.control import OriginAccepted
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import write_again
-from delayd.log_limit import LogLimit
 from delayd.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
-from delayd.wire.requests import RequestType, need_int, need_ints, need_u64, not_served
+from delayd.wire.requests import RequestType, not_served
 from delayd.wire.status import status_head
-from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
+from delayd.wire.waits import Wait, clock_waits
 
 from .alarms import NEVER_MS
-from .answers import window_frames
 from .checkpoint import Checkpointer, Snapshot, consume_part
 from .closed import ClosedSegments
-from .commit import Commit, DispatchFrame, Greeting, GroupCommit, Note
+from .commit import Commit, GroupCommit
 from .consumers import Consumers
+from .delay_servers import DelayServers
 from .groups import Group, GroupCopy
-from .handoff import Hello, Origin
 from .index import Subject
-from .intake import read_frame
 from .kept import Marks, encode_lives, encode_name, encode_origin
 from .log_files import LogFiles, OnCheckpoint
 from .operators import Operators
@@ -68,7 +59,6 @@ GROUPS_A_TURN = 100
 COPIES_A_TURN = 1_000  # Groups and subjects copied in one turn: some 2 us each, and 0.1 ms for a group with many pulls.
 
 log = logging.getLogger(__name__)
-limited = LogLimit(log)  # Lines that delay servers can provoke.
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,7 @@ class Core:
         self.shell_status: Callable[[], Head] = dict
         self.log_id = identity.log_id
         self.epoch = identity.epoch
-        self.counters = dict.fromkeys(("frames", "batches", "messages", "refused", "fenced"), 0)
+        self.counters = dict.fromkeys(("frames", "batches", "messages"), 0)
         self.started_at_ms = clock.now_ms()
         self.fence = Fence("realtime", identity.log_id)
         self.cluster_id: Callable[[], int] = lambda: 0  # The shell learns it from meta.
@@ -144,7 +134,6 @@ class Core:
         self._window_from = 0  # An operator has given up the batches in doubt below this offset.
         self._told_of: list[OnCheckpoint] = []  # Callbacks for the next checkpoint that begins.
         self._tells: list[OnCheckpoint] = []  # Callbacks for the checkpoint that is under way.
-        self._reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
         self._copying: Snapshot | None = None  # A checkpoint that takes more than one turn of the loop to copy.
@@ -154,7 +143,6 @@ class Core:
         self._trimming = Trimming(self._index, disk, executors.work)
         self._named: set[Group] = set()  # Groups whose names this life has written to the state.
         self._lives_kept = False  # Whether a checkpoint has stored where this life began.
-        self._restored: dict[int, str] = {}  # Delay servers that were refused as restored, and why.
         self._failed = False
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
         # A pull log that became readable, waiting for the end of a checkpoint.
@@ -188,14 +176,16 @@ class Core:
         self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, indexes, executors.work, clock)
         self._closed.on_failure = self.fail
         self._operators = Operators(self._pulls, self._rebuilder, self._files)
+        reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
+        self._delay_servers = DelayServers(recovered, self._commit, self._files, reserve)
         consumers = Consumers(config, self._pulls, self._index, self._stored, clock)
         self._handlers: dict[int, Callable[[Peer, Frame], None]] = {
             RequestType.PING: self._ping,
             RequestType.STATUS: self._status,
             RequestType.TRUST_CLOCK: self._trust_clock,
-            RequestType.HELLO: self._hello,
-            RequestType.DISPATCH: self._dispatch,
-            RequestType.ORIGIN_ACCEPT: self._accept_origin,
+            RequestType.HELLO: self._delay_servers.hello,
+            RequestType.DISPATCH: self._delay_servers.dispatch,
+            RequestType.ORIGIN_ACCEPT: self._delay_servers.accept,
             RequestType.QUARANTINE_LIST: self._operators.list,
             RequestType.QUARANTINE_RELEASE: self._operators.release,
             RequestType.QUARANTINE_DROP: self._operators.drop,
@@ -317,99 +307,6 @@ class Core:
             self._failed = True
             self._on_failure(error)
 
-    # Handoff.
-
-    def _hello(self, peer: Peer, frame: Frame) -> None:
-        head = frame.head
-        meant = need_u64(head, "target")
-        if meant != self.log_id:
-            # The hello's session and W belong to that server: here they would fence off and forget the batches of
-            # another.
-            raise HandoffRefused(f"this hello is for the realtime server {meant:016x}, and this is {self.log_id:016x}")
-        self._files.check_window()
-        named = need_int(head, "named_offset") if "named_offset" in head else None
-        if named and not self._stored.holds(named, need_u64(head, "log_id")):
-            # The end offset cannot show that a log was cut: the hellos that came since have made it grow again.
-            raise HandoffRefused(
-                f"this log holds no batch of yours at offset {named}, which it had acknowledged: it has lost data"
-            )
-        w_epoch, w_id = need_ints(head, "w", 2)
-        if w_epoch > need_u64(head, "epoch"):
-            raise BadRequest(f"w is of epoch {w_epoch}, which has not begun", field="w")
-        hello = Hello(
-            need_u64(head, "log_id"),
-            need_u64(head, "epoch"),
-            need_u64(head, "instance"),
-            need_u64(head, "session"),
-            (w_epoch, w_id),
-        )
-        if named is not None and "unread_hours" in head:
-            heard = self._origins.known(hello.log_id)
-            decided = 0 if heard is None else heard.decided_offset
-            unread = set(need_ints(head, "unread_hours"))
-            # A delay server that has not given the numbers of messages that are here is a copy, whatever is damaged
-            # there.
-            gave_all = heard is None or heard.highest_sequence < need_u64(head, "next_sequence")
-            if gave_all and named < decided and self._stored.may_be_of(unread, decided, hello.log_id):
-                # One of its damaged dispatch logs names the offset, so a low figure does not prove a copy.
-                named = None
-        try:
-            origin, older = self._origins.greet(peer, hello, named)
-        except RestoredOrigin as error:
-            self._restored[hello.log_id] = error.message
-            limited.critical("origin_restored", "origin_restored origin=%016x reason=%r", hello.log_id, error.message)
-            raise
-        self._restored.pop(hello.log_id, None)
-        self._drop(origin, StaleSession(f"session {hello.session} of epoch {hello.epoch} was heard meanwhile"))
-        if older is not None:
-            older.close()
-        limited.info("hello", "hello origin=%016x epoch=%d session=%d", hello.log_id, hello.epoch, hello.session)
-        self._commit.put(Greeting(peer, frame.request_id, origin, hello))
-
-    def _accept_origin(self, peer: Peer, frame: Frame) -> None:
-        """Take a delay server as it is, though it was restored from a copy: an operator decided so (rule H8)."""
-        log_id = need_u64(frame.head, "log_id")
-        origin = self._origins.known(log_id)
-        if origin is None:
-            raise BadArgument(f"nothing was ever heard of a delay server {log_id:016x}")
-        answer: Head = {"log_id": self.log_id, "epoch": origin.epoch, "highest_sequence": origin.highest_sequence}
-        self._drop(origin, StaleSession("an operator had everything forgotten that was heard of this delay server"))
-        older = self._origins.forget(origin)
-        if older is not None:
-            older.close()
-        self._restored.pop(log_id, None)
-        log.warning("operator accepts=origin origin=%016x", log_id)
-        self._commit.put(Note(origin, OriginAccepted(log_id), partial(peer.answer, frame.request_id, answer)))
-
-    def _drop(self, origin: Origin, why: StaleSession) -> None:
-        """Take the frames of a delay server out that were not given to the disk; they will never be appended."""
-        for item in self._commit.drop(origin):
-            if isinstance(item, DispatchFrame):
-                item.origin.expected.difference_update((part.epoch, part.batch_id) for part in item.parts)
-            item.peer.answer_error(item.request_id, why)
-
-    def _dispatch(self, peer: Peer, frame: Frame) -> None:
-        epoch, session = need_u64(frame.head, "epoch"), need_u64(frame.head, "session")
-        try:
-            origin = self._origins.session_of(peer, epoch, session)
-        except StaleSession as error:
-            self.counters["fenced"] += 1
-            peer.answer_error(frame.request_id, error)
-            peer.close()
-            return
-        try:
-            self._reserve.check(self._commit.queued_bytes + len(frame.body))
-            batches, parts, highest = read_frame(frame.body, origin)
-            origin.check_room(len(batches))
-            self._index.check_room(batches)
-        except DelaydError:
-            self.counters["refused"] += 1
-            raise
-        origin.expected.update((part.epoch, part.batch_id) for part in parts)
-        # This counts even if the frame is dropped: its numbers were used all the same.
-        origin.highest_sequence = max(origin.highest_sequence, highest)
-        self._commit.put(DispatchFrame(peer, frame.request_id, origin, batches, parts, len(frame.body)))
-
     def _committed(self, commit: Commit) -> None:
         """Index batches that became durable, answer for them, and serve the consumers that wait."""
         self._indexed_offset, self._indexed_crc32c = commit.end, commit.crc32c
@@ -420,7 +317,7 @@ class Core:
             note.origin.accepted()
             note.durable()
         for greeting in commit.greetings:
-            self._welcome(greeting, commit.end)
+            self._delay_servers.welcome(greeting, commit.end)
         touched: dict[Subject, None] = {}
         for landed in commit.landed:
             rows: list[list[int]] = []
@@ -447,17 +344,6 @@ class Core:
         if self._checkpoints.is_due(self._indexed_offset):
             self.checkpoint()
 
-    def _welcome(self, greeting: Greeting, end: int) -> None:
-        origin, hello = greeting.origin, greeting.hello
-        origin.advance(hello.w)
-        if origin.peer is not greeting.peer or (origin.epoch, origin.session) != (hello.epoch, hello.session):
-            greeting.peer.answer_error(greeting.request_id, StaleSession("a newer hello was heard meanwhile"))
-            return
-        held = [origin.window[key] for key in origin.keys]
-        limited.info("window", "window origin=%016x session=%d batches=%d", origin.log_id, origin.session, len(held))
-        for head, body, more in window_frames(self.log_id, end, origin.highest_sequence, origin.decided_offset, held):
-            greeting.peer.answer(greeting.request_id, head, body, more=more)
-
     # Any server.
 
     def _ping(self, peer: Peer, frame: Frame) -> None:
@@ -471,13 +357,9 @@ class Core:
     def waits(self) -> Iterator[Wait]:
         """List the states that only an operator can end."""
         yield from map(Wait._make, [*self.fence.waits(), *self._store.waits()])
-        for log_id, reason in self._restored.items():
-            yield Wait(f"what the delay server {log_id:016x} has to hand over", reason, "delayd target accept")
+        yield from self._delay_servers.waits()
         yield from self._operators.waits()
         yield from self._closed.waits()
-        if self._reserve.reached:
-            what = "messages that delay servers hand over"
-            yield Wait(what, "free disk space is at its reserve", FREE_SPACE)
         if not self._clock.confirmed:
             yield clock_waits("realtime")
 
@@ -502,7 +384,12 @@ class Core:
             pid=os.getpid(),
             started_at_ms=self.started_at_ms,
             now_ms=self._clock.now_ms(),
-            counters={**self.counters, **self._pulls.counters, "checkpoints": self._checkpoints.published},
+            counters={
+                **self.counters,
+                **self._delay_servers.counters,
+                **self._pulls.counters,
+                "checkpoints": self._checkpoints.published,
+            },
             waits=self.waits(),
             own=own,
         )

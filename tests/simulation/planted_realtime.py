@@ -16,6 +16,7 @@ from realtime import core as realtime_core
 from realtime import quarantine
 from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, Written
 from realtime.core import Core
+from realtime.delay_servers import DelayServers
 from realtime.given_out import GivenOut
 from realtime.groups import Group, GroupCopy
 from realtime.handoff import Hello, Origin, Origins
@@ -58,9 +59,9 @@ def _drop_nothing(self: GroupCommit, origin: Origin) -> list[DispatchFrame | Gre
     return []
 
 
-def _hear_any_hello(self: Core, peer: Peer, frame: Frame) -> None:
+def _hear_any_hello(self: DelayServers, peer: Peer, frame: Frame) -> None:
     # The offset that a hello names would tell a part of them, so that goes too.
-    _hello(self, peer, frame._replace(head=frame.head | {"target": self.log_id, "named_offset": 0}))
+    _hello(self, peer, frame._replace(head=frame.head | {"target": self._log_id, "named_offset": 0}))
 
 
 def _refuse_no_hello(self: Origin, hello: Hello) -> None:
@@ -172,7 +173,7 @@ def _nothing() -> None:
 
 _row = wire_requests._row
 _put = GroupCommit.put
-_hello = Core._hello
+_hello = DelayServers.hello
 _hear = Origin.hear
 _first = Index.first
 
@@ -199,7 +200,7 @@ IN_REALTIME: Bugs = {
     "H3: T takes frames of any session": [Patch(Origins, "session_of", _take_any_session)],
     "H3: T does not drop the queued frames of an older session": [Patch(GroupCommit, "drop", _drop_nothing)],
     "H3: T hears a hello that comes late": [Patch(Origin, "check_hello", _refuse_no_hello)],
-    "H7: T hears hellos that are for another server": [Patch(Core, "_hello", _hear_any_hello)],
+    "H7: T hears hellos that are for another server": [Patch(DelayServers, "hello", _hear_any_hello)],
     "H2: T forgets a batch when it has answered": [Patch(Origin, "remember", _remember_nothing)],
     "H2: T forgets what an older epoch sent": [Patch(Origin, "hear", _forget_older_epochs)],
     "H2: T's checkpoint passes batches that are in doubt": [Patch(Origins, "window_offset", _keep_no_window)],
@@ -218,7 +219,7 @@ IN_REALTIME: Bugs = {
         Patch(Origin, "check_hello", changed(Origin.check_hello, "hello.instance != self.instance", "False")),
     ],
     "H7: T greets though it lost what it had acknowledged": [
-        Patch(Core, "_hello", changed(Core._hello, "if named and not", "if False and not")),
+        Patch(DelayServers, "hello", changed(DelayServers.hello, "if named and not", "if False and not")),
         Patch(Link, "_greeted", changed(Link._greeted, "end_offset < named", "False")),
     ],
     "Q1: acknowledgements of anybody count": [ACKNOWLEDGE_FOR_ANYBODY],
