@@ -26,7 +26,8 @@ It may go (Q3)
     retention, unseen   which segments may be removed, and subjects that nobody pulls
     closed, tally_log, segment_indexes   each closed segment is read once, counted and indexed
 A checkpoint and a start (L, P2)
-    checkpoint, changes, kept   consume logs and one transaction; which groups it copies; the values in LMDB
+    snapshots, changes  what a checkpoint holds, copied piece by piece; which groups it copies
+    checkpoint, kept    consume logs and one transaction; the values in LMDB
     recovery, pull_replay   rebuild memory from the last checkpoint and the logs above it
 What is damaged (L5, L9, L10)
     quarantine, log_files   messages and files that can't be read, by name

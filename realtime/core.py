@@ -8,7 +8,7 @@ each comes back with one call. A batch is indexed, and offered to consumers, onl
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from delayd.clock import JudgedClock
@@ -32,14 +32,13 @@ from delayd.wire.status import status_head
 from delayd.wire.waits import Wait, clock_waits
 
 from .alarms import NEVER_MS
-from .checkpoint import Checkpointer, Snapshot, consume_part
+from .checkpoint import Checkpointer, Snapshot
 from .closed import ClosedSegments
 from .commit import Commit, GroupCommit
 from .consumers import Consumers
 from .delay_servers import DelayServers
-from .groups import Group, GroupCopy
 from .index import Subject
-from .kept import Marks, encode_lives, encode_name, encode_origin
+from .kept import Marks
 from .log_files import LogFiles, OnCheckpoint
 from .operators import Operators
 from .peer import Peer
@@ -49,14 +48,11 @@ from .pulls import Pulls
 from .rebuild import Rebuilder
 from .recovery import Recovered, read_window
 from .reserve import Reserve
-from .retention import Trimming, keep_from, remove_old
+from .retention import Trimming, remove_old
 from .segment_indexes import SegmentIndexes
+from .snapshots import Snapshots
 from .unread_pulls import UnreadPulls
 from .unseen import Unseen
-
-# This many groups are asked for their oldest message in one turn; each costs a read of a consume log.
-GROUPS_A_TURN = 100
-COPIES_A_TURN = 1_000  # Groups and subjects copied in one turn: some 2 us each, and 0.1 ms for a group with many pulls.
 
 log = logging.getLogger(__name__)
 
@@ -130,19 +126,12 @@ class Core:
         self._rebuilder.on_rebuilt = self._rebuilt
         self._index.on_damage = self._rebuilder.want
         self._file = file
-        self._retain_wanted = False
         self._window_from = 0  # An operator has given up the batches in doubt below this offset.
         self._told_of: list[OnCheckpoint] = []  # Callbacks for the next checkpoint that begins.
         self._tells: list[OnCheckpoint] = []  # Callbacks for the checkpoint that is under way.
         self._stopping: Callable[[], None] | None = None
         self._last_checkpoint = False
-        self._copying: Snapshot | None = None  # A checkpoint that takes more than one turn of the loop to copy.
-        self._subjects_left: list[Subject] = []
-        self._in_memory: dict[Subject, None] = {}  # Subjects with runs in memory that a checkpoint has passed.
-        self._forgetting: list[Subject] = []
         self._trimming = Trimming(self._index, disk, executors.work)
-        self._named: set[Group] = set()  # Groups whose names this life has written to the state.
-        self._lives_kept = False  # Whether a checkpoint has stored where this life began.
         self._failed = False
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
         # A pull log that became readable, waiting for the end of a checkpoint.
@@ -175,6 +164,7 @@ class Core:
         indexes = SegmentIndexes(disk, recovered.message_log.place, recovered.identity.epoch)
         self._closed = ClosedSegments(recovered.message_log, recovered.tally_log, indexes, executors.work, clock)
         self._closed.on_failure = self.fail
+        self._snapshots = Snapshots(recovered, self._pulls, self._closed, clock, config.retention_ms)
         self._operators = Operators(self._pulls, self._rebuilder, self._files)
         reserve = Reserve(disk, config.folder, config.free_bytes_all, clock)
         self._delay_servers = DelayServers(recovered, self._commit, self._files, reserve)
@@ -228,7 +218,7 @@ class Core:
         This is called after every frame, so anything that is due later than the timer is set for is not computed
         exactly.
         """
-        if self._copying is not None or self._forgetting or self._trimming.left:
+        if self._snapshots.copying is not None or self._snapshots.forgetting or self._trimming.left:
             return self._clock.monotonic_ms()
         times: tuple[int | None, ...] = (self._commit.retry_at_ms,)
         if self._stopping is None:  # A server that stops ends no leases.
@@ -253,10 +243,10 @@ class Core:
         retry_at_ms = self._commit.retry_at_ms
         if retry_at_ms is not None and retry_at_ms <= self._clock.monotonic_ms():
             self._commit.retry()
-        if self._copying is not None:
-            self._go_on_copying(self._copying)
-        if self._forgetting:
-            self._forget_some()
+        if self._snapshots.copying is not None:
+            self._go_on_copying()
+        if self._snapshots.forgetting:
+            self._snapshots.forget_some()
         if self._trimming.left:
             self._trimming.step()
         if self._stopping is None:
@@ -270,7 +260,7 @@ class Core:
 
     def retain(self) -> None:
         """Take a checkpoint, and then remove what retention allows; housekeeping calls this (rule T3)."""
-        self._retain_wanted = True
+        self._snapshots.retention_wanted = True
         self._unseen.look()
         self._closed.hurry()
         self.checkpoint()
@@ -281,7 +271,8 @@ class Core:
             return
         self._tells, self._told_of = self._told_of, []
         self._checkpoints.begin()
-        self._go_on_copying(self._begin_snapshot())
+        self._snapshots.begin(self._marks())
+        self._go_on_copying()
 
     def _tell_of_checkpoint(self, heard: OnCheckpoint) -> None:
         """Call back with the result of a checkpoint that begins from now on."""
@@ -397,13 +388,6 @@ class Core:
 
     # Checkpoints and the stop.
 
-    def _snapshot(self) -> Snapshot:
-        """Make a whole snapshot at once."""
-        snapshot = self._begin_snapshot()
-        while not self._copy_piece(snapshot):
-            pass
-        return snapshot
-
     def _pull_marks(self) -> tuple[int, int, int]:
         """Up to where a checkpoint covers the pull log; while that can't be read, the values of the last checkpoint."""
         if self._pulls.known:
@@ -411,17 +395,15 @@ class Core:
         last = self._checkpoints.last
         return last.pull_offset, last.pull_crc32c, last.next_pull
 
-    def _begin_snapshot(self) -> Snapshot:
-        """Fix the contents of a checkpoint; groups and consume logs are copied afterwards, with their state of this
-        moment.
-        """
+    def _marks(self) -> Marks:
+        """How far a checkpoint that begins now covers each log."""
         unread = self._files.window_offset
         if self._files.drops_window:
             # All batches in doubt are dropped, also those that can be read: a later start reads the whole window or
             # none of it.
             self._window_from = self._indexed_offset
         in_doubt = max(self._window_from, self._origins.window_offset(self._indexed_offset))
-        marks = Marks(
+        return Marks(
             self._indexed_offset,
             self._indexed_crc32c,
             self._next_sequence,
@@ -430,87 +412,17 @@ class Core:
             self._checkpoints.last.kept_from,
             self._closed.end,
         )
-        origins = [origin for origin in self._origins if origin.dirty]
-        for origin in origins:
-            origin.dirty = False
-        pairs = list(map(encode_origin, origins))
-        if not self._lives_kept and self._state.pulls is not None:
-            self._lives_kept = True
-            pairs.append(encode_lives(self._state.pulls.lives))
-        removes, self._pulls.removes = self._pulls.removes, []
-        evidence = self._clock.restart_evidence()
-        retains = self._retain_wanted and self._clock.confirmed
-        # Retention needs to know for each group what the transaction will store.
-        self._pulls.changes.begin(self._pulls.groups.values() if retains else ())
-        self._subjects_left = self._index.take_fresh()
-        stamps = (self._clock.now_ms(), (evidence.boot_id, evidence.boottime_ms, evidence.wall_ms))
-        return Snapshot(marks, self.epoch, pairs, [], removes, [], *stamps, retains=retains)
 
-    def _go_on_copying(self, snapshot: Snapshot) -> None:
-        if not self._copy_piece(snapshot):
-            self._copying = snapshot
+    def _go_on_copying(self) -> None:
+        snapshot = self._snapshots.step()
+        if snapshot is None:
             return
-        self._copying = None
         take = partial(self._checkpoints.take, snapshot, self._checkpointed)
         if self._pulls.known:
             # The transaction must not store a newer state of the groups than the durable pull log has.
             self._pull_log.when_durable(take)
         else:
             take()
-
-    def _copy_piece(self, snapshot: Snapshot) -> bool:
-        """Copy as much as one turn of the loop may; return whether that was all."""
-        changes, stop = self._pulls.changes, snapshot.marks.indexed_offset
-        left = COPIES_A_TURN - changes.copy_some(COPIES_A_TURN)
-        if left <= 0:
-            return False
-        part, self._subjects_left = self._subjects_left[-left:], self._subjects_left[:-left]
-        snapshot.parts += [consume_part(self._index, subject, stop) for subject in part]
-        if self._subjects_left:
-            return False
-        if snapshot.retains and not self._keep_for(snapshot):
-            return False
-        snapshot.groups = changes.copies
-        unnamed = [copied.group for copied in changes.copies if copied.group not in self._named]
-        snapshot.pairs += map(encode_name, unnamed)
-        self._named.update(unnamed)
-        snapshot.begins = max(self._state.message_log.start, self._index.leaving_below)
-        return True
-
-    def _keep_for(self, snapshot: Snapshot) -> bool:
-        """Find out which messages retention must keep, for as many groups as one turn of the loop may; return whether
-        that was all.
-        """
-        changes, message_log = self._pulls.changes, self._state.message_log
-        if snapshot.groups_left is None:
-            snapshot.groups_left = list(changes.copies)
-            snapshot.oldest_ms = self._clock.now_ms() - self._config.retention_ms
-        part: list[Group | GroupCopy] = [*snapshot.groups_left[-GROUPS_A_TURN:]]
-        del snapshot.groups_left[-GROUPS_A_TURN:]
-        if not snapshot.groups_left:
-            # Groups created since this began are included; groups created later begin at a message that is kept.
-            part += changes.created
-        kept = keep_from(message_log, snapshot.oldest_ms, snapshot.marks, part, self._index)
-        kept = min(kept, self._closed.kept_from)
-        snapshot.keep_from = kept if snapshot.keep_from is None else min(kept, snapshot.keep_from)
-        if snapshot.groups_left:
-            return False
-        self._retain_wanted = False
-        if self._pulls.roster.all_lost or not self._pulls.known:
-            # Nobody knows which messages these groups have not acknowledged, so nothing is removed (rule Q3).
-            snapshot.keep_from = message_log.start
-        self._index.leaving_below = snapshot.keep_from
-        snapshot.marks = replace(snapshot.marks, kept_from=max(snapshot.marks.kept_from, snapshot.keep_from))
-        return True
-
-    def _forget_some(self) -> None:
-        """Forget runs that the consume logs have, for as many subjects as one turn of the loop may."""
-        part, self._forgetting = self._forgetting[-COPIES_A_TURN:], self._forgetting[:-COPIES_A_TURN]
-        memory_start = self._stored.memory_start
-        for subject in part:
-            subject.forget_below(memory_start)
-            if not subject.firsts:
-                del self._in_memory[subject]
 
     def _old_removed(self) -> None:
         self._unseen.removed()
@@ -560,19 +472,9 @@ class Core:
         if read is not None:
             self._begin_pulls(*read)
         if error is not None:
-            self._pulls.changes.again(snapshot.groups)
-            self._lives_kept = False
-            self._named.difference_update([copied.group for copied in snapshot.groups])
-            for origin in self._origins:
-                origin.dirty = True
-            for part in snapshot.parts:
-                self._index.changed(part.subject)
-            self._pulls.removes += snapshot.removes
-            self._index.leaving_below = 0
+            self._snapshots.refused(snapshot)
         else:
-            self._in_memory.update((part.subject, None) for part in snapshot.parts)
-            self._forgetting = list(self._in_memory)
-            self._forget_some()
+            self._snapshots.stored(snapshot)
             executors = self._executors
             remove_old(self._state, executors.commit, executors.work, snapshot, self._old_removed)
         tells, self._tells = self._tells, []

@@ -12,8 +12,7 @@ from delayd.log.log import Log
 from delayd.wire import requests as wire_requests
 from delayd.wire.frame import Frame, HeadValue
 from realtime import commit as realtime_commit
-from realtime import core as realtime_core
-from realtime import quarantine
+from realtime import quarantine, snapshots
 from realtime.commit import Commit, DispatchFrame, Greeting, GroupCommit, Written
 from realtime.core import Core
 from realtime.delay_servers import DelayServers
@@ -95,7 +94,10 @@ def _keep_no_window(self: Origins, end: int) -> int:
 def _checkpoint_before_the_pull_log(self: Core) -> None:
     if not self._checkpoints.under_way and not self._failed:
         self._checkpoints.begin()
-        self._checkpoints.take(self._snapshot(), self._checkpointed)
+        self._snapshots.begin(self._marks())
+        while (snapshot := self._snapshots.step()) is None:
+            pass
+        self._checkpoints.take(snapshot, self._checkpointed)
 
 
 def _keep(change: Callable[[Marks, Groups], tuple[Marks, Groups]]) -> Callable[[Log, int, Marks, Groups, Index], int]:
@@ -204,14 +206,14 @@ IN_REALTIME: Bugs = {
     "H2: T forgets a batch when it has answered": [Patch(Origin, "remember", _remember_nothing)],
     "H2: T forgets what an older epoch sent": [Patch(Origin, "hear", _forget_older_epochs)],
     "H2: T's checkpoint passes batches that are in doubt": [Patch(Origins, "window_offset", _keep_no_window)],
-    "H2: T's retention passes batches that are in doubt": [Patch(realtime_core, "keep_from", _keep(_no_doubt))],
+    "H2: T's retention passes batches that are in doubt": [Patch(snapshots, "keep_from", _keep(_no_doubt))],
     "Q1: T's checkpoint does not wait for the pull log": [Patch(Core, "checkpoint", _checkpoint_before_the_pull_log)],
     "Q1: an acknowledgement is answered before its fsync": [
         Patch(PullCommit, "when_durable", _acknowledge_before_the_sync)
     ],
     "Q1: the pull log is not synced": [Patch(PullCommit, "_sync", _sync_nothing)],
     "Q1: acknowledgements of lost pulls count": [Patch(GivenOut, "lost", lambda self, *asked: [])],
-    "Q3: retention passes what a group has not acknowledged": [Patch(realtime_core, "keep_from", _keep(_no_group))],
+    "Q3: retention passes what a group has not acknowledged": [Patch(snapshots, "keep_from", _keep(_no_group))],
     "Q3: a new group begins at messages that are being removed": [Patch(Index, "first", _begin_at_what_leaves)],
     "H8: nobody notices that a delay server was restored": _HEARD_ALL_THE_SAME,
     "H8: nobody notices a copy of a delay server": [

@@ -9,9 +9,9 @@ from delayd.log.consume import SEGMENT_ENTRIES, ConsumeTail
 from delayd.log.pull import PullEntry, PullOp
 from delayd.testing.executor import InlineExecutor, StepExecutor
 from delayd.wire.requests import RequestType
-from realtime import core as core_module
 from realtime import pulls as pulls_module
 from realtime import retention
+from realtime import snapshots as snapshots_module
 from realtime.groups import Group
 from realtime.index import Index, Subject
 from realtime.kept import encode_group
@@ -107,7 +107,7 @@ def test_rule_B2_polls_that_end_cost_each_the_same_however_many_wait(monkeypatch
 def test_rule_B2_a_checkpoint_copies_in_turns_and_stays_what_it_was_at_its_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(core_module, "COPIES_A_TURN", 3)
+    monkeypatch.setattr(snapshots_module, "COPIES_A_TURN", 3)
     work = StepExecutor()
     world, peer = World(work=work, settings={"tail_bytes": 0}), SimPeer()
     world.hello(peer, 1)
@@ -118,7 +118,7 @@ def test_rule_B2_a_checkpoint_copies_in_turns_and_stays_what_it_was_at_its_begin
         pulled[subject] = world.pull(peer, subject=subject, most=1)
     world.core.checkpoint()
     turns = 1
-    while world.core._copying is not None:
+    while world.core._snapshots.copying is not None:
         # While it copies, groups change and messages come.
         subject = subjects[-turns]
         world.ack(peer, pulled[subject].handles, subject=subject)
@@ -141,7 +141,7 @@ def test_rule_B2_a_checkpoint_copies_in_turns_and_stays_what_it_was_at_its_begin
 def test_rule_B2_retention_asks_a_few_groups_a_turn_and_passes_none_that_is_made_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(core_module, "GROUPS_A_TURN", 2)
+    monkeypatch.setattr(snapshots_module, "GROUPS_A_TURN", 2)
     settings = {"tail_bytes": 0, "segment_bytes": 4096, "retention_ms": 60_000}
     world, peer = World(settings=settings), SimPeer()
     world.hello(peer, 1)
@@ -158,7 +158,7 @@ def test_rule_B2_retention_asks_a_few_groups_a_turn_and_passes_none_that_is_made
     world.pass_time(120_000)
     world.core.retain()
     turns = 0
-    while world.core._copying is not None:
+    while world.core._snapshots.copying is not None:
         if turns == 0:
             assert world.pull(SimPeer(), "new", most=1).bodies == bodies[:1]
         world.core.wake()
