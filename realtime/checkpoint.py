@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from delayd.clock import JudgedClock
 from delayd.disk import Disk, File, unsynced_files_max
 from delayd.errors import DamagedData, DataError, DelaydError, DiskFull, NotWritable, ServerStopped, Shortage
-from delayd.executor import Done, Executor
+from delayd.executor import Done
 from delayd.log.checkpoint import NAME as CHECKPOINT
 from delayd.log.checkpoint import CheckpointFile, Payload
 from delayd.log.consume import ConsumePlace, ConsumeTail, append_entries, entries_of
+from delayd.site import Site
 from delayd.state import State
 
 from .groups import GroupCopy
@@ -87,30 +87,17 @@ class Snapshot:
 class Checkpointer:
     """Takes one checkpoint at a time; belongs to the loop."""
 
-    def __init__(
-        self,
-        index: Index,
-        disk: Disk,
-        state: State,
-        file: CheckpointFile,
-        executor: Executor,
-        clock: JudgedClock,
-        every_ms: int,
-        every_bytes: int,
-        marks: Marks,
-    ) -> None:
+    def __init__(self, site: Site, index: Index, marks: Marks, every_ms: int, every_bytes: int) -> None:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.last = marks
         self.published = 0
+        self._site = site
         self._index = index
-        self._disk = disk
-        self._state = state
-        self._file = file
-        self._executor = executor
-        self._clock = clock
+        self._file = CheckpointFile(site.disk, site.folder, site.log_id)
+        self._clock = site.clock
         self._every_ms = every_ms
         self._every_bytes = every_bytes
-        self._due_ms = clock.monotonic_ms() + every_ms
+        self._due_ms = site.clock.monotonic_ms() + every_ms
         self._not_before_ms = 0
         self.under_way = False
 
@@ -128,13 +115,17 @@ class Checkpointer:
 
     def take(self, snapshot: Snapshot, done: Callable[[Snapshot, DelaydError | None], None]) -> None:
         """Write and publish; the pull log up to the snapshot must be durable. ``done`` is called on the loop."""
-        work = partial(write, self._disk, self._state, self._file, snapshot)
-        self._executor.submit(work, partial(self._finished, snapshot, done))
+        work = partial(write, self._site.disk, self._site.state, self._file, snapshot)
+        self._site.worker.submit(work, partial(self._finished, snapshot, done))
 
     def begin(self) -> None:
         """Note that one is under way."""
         self.under_way = True
         self._due_ms = self._clock.monotonic_ms() + self._every_ms
+
+    def close(self) -> None:
+        """Close the published file."""
+        self._file.close()
 
     def _finished(
         self, snapshot: Snapshot, done: Callable[[Snapshot, DelaydError | None], None], outcome: Done[None]

@@ -21,10 +21,10 @@ from delayd.errors import (
 )
 from delayd.executor import Executor
 from delayd.fence import Fence
-from delayd.log.checkpoint import CheckpointFile
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import write_again
+from delayd.site import Site
 from delayd.state import State
 from delayd.wire.frame import Frame, Head, HeadValue
 from delayd.wire.requests import RequestType, not_served
@@ -80,6 +80,7 @@ class Core:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         identity = recovered.identity
+        site = Site(disk, state, config.folder, identity, clock, executors.work)
         # The fields that the shell adds to STATUS, about its connections and its loop.
         self.shell_status: Callable[[], Head] = dict
         self.log_id = identity.log_id
@@ -109,23 +110,13 @@ class Core:
         self._unseen = Unseen(self._index, self._pulls.has_group, config.retention_ms)
         self._indexed_offset, self._indexed_crc32c = recovered.message_log.end, recovered.message_log.crc32c
         self._next_sequence = recovered.next_sequence
-        file = CheckpointFile(disk, config.folder, identity.log_id)
         self._checkpoints = Checkpointer(
-            self._index,
-            disk,
-            state,
-            file,
-            executors.work,
-            clock,
-            config.checkpoint_every_ms,
-            config.checkpoint_bytes,
-            recovered.marks,
+            site, self._index, recovered.marks, config.checkpoint_every_ms, config.checkpoint_bytes
         )
         self._checkpoints.on_failure = self.fail
         self._rebuilder = Rebuilder(disk, self._index, recovered.message_log, executors.work, clock)
         self._rebuilder.on_rebuilt = self._rebuilt
         self._index.on_damage = self._rebuilder.want
-        self._file = file
         self._window_from = 0  # An operator has given up the batches in doubt below this offset.
         self._told_of: list[OnCheckpoint] = []  # Callbacks for the next checkpoint that begins.
         self._tells: list[OnCheckpoint] = []  # Callbacks for the checkpoint that is under way.
@@ -136,27 +127,9 @@ class Core:
         self._rebuilder.begin(lambda: self._checkpoints.last.indexed_offset)
         # A pull log that became readable, waiting for the end of a checkpoint.
         self._read_pulls: tuple[PullReplay, Log] | None = None
-        unread = UnreadPulls(
-            disk=disk,
-            state=state,
-            place=recovered.pull_place,
-            aside=f"{config.folder}/quarantine",
-            marks=recovered.marks,
-            replay=recovered.new_replay,
-            worker=executors.work,
-            clock=clock,
-            damage=recovered.pull_damage,
-        )
+        unread = UnreadPulls(site, recovered)
         unread.on_read = self._pulls_read
-        self._files = LogFiles(
-            message_log=recovered.message_log,
-            unread_pulls=unread,
-            commit=executors.commit,
-            work=executors.work,
-            clock=clock,
-            window_damage=recovered.window_damage,
-            window_offset=min(recovered.marks.window_offset, recovered.marks.indexed_offset),
-        )
+        self._files = LogFiles(site, recovered, unread, executors.commit)
         self._files.on_whole = self._pulls.quarantine.try_soon
         self._files.on_pull_log_rolled = self.checkpoint
         self._files.on_window = self._window_read
@@ -290,7 +263,7 @@ class Core:
         for each in self._logs():
             each.close()
         self._closed.close()
-        self._file.close()
+        self._checkpoints.close()
 
     def fail(self, error: BaseException) -> None:
         """Serve nothing any more: nobody knows what is durable, or the logs can't grow."""

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from delayd.clock import Clock
 from delayd.errors import DamagedData, DataError, DelaydError, HandoffRefused
 from delayd.executor import Done, Executor, Priority, run
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log
 from delayd.log.watch import LOOK_MS, Append, LogWatch, Told
+from delayd.site import Site
 from delayd.wire.quarantine import Quarantined
 
+from .recovery import Recovered
 from .unread_pulls import ID as PULL
 from .unread_pulls import UnreadPulls
 
@@ -45,34 +46,25 @@ class Entry(NamedTuple):
 class LogFiles:
     """Watches both logs; belongs to the loop."""
 
-    def __init__(
-        self,
-        message_log: Log,
-        unread_pulls: UnreadPulls,
-        commit: Executor,
-        work: Executor,
-        clock: Clock,
-        window_damage: DamagedData | None,
-        window_offset: int,
-    ) -> None:
+    def __init__(self, site: Site, recovered: Recovered, unread_pulls: UnreadPulls, commit: Executor) -> None:
         self.on_whole: Callable[[], None] = lambda: None  # Called when a file of the message log can be read again.
         self.on_pull_log_rolled: Callable[[], None] = lambda: None
         self.on_window: Callable[[list[CommitGroup]], None] = lambda groups: None
         self.on_checkpoint_wanted: Callable[[OnCheckpoint], None] = lambda counted: None
         self.unread_pulls = unread_pulls
         unread_pulls.on_due = self._set_due
-        self._look_ms = clock.monotonic_ms() + LOOK_MS
-        self._message_log = message_log
-        self._work = work
-        self._clock = clock
+        self._look_ms = site.clock.monotonic_ms() + LOOK_MS
+        self._message_log = recovered.message_log
+        self._work = site.worker
+        self._clock = site.clock
         self._entries: dict[str, Entry] = {}
-        self._window_offset = window_offset
+        self._window_offset = min(recovered.marks.window_offset, recovered.marks.indexed_offset)
         self._reading_window = False
         # Whether an operator gives up the batches in doubt, and the next checkpoint is to store that.
         self.drops_window = False
-        if window_damage is not None:
-            self._put(WINDOW, window_damage)
-        self._watches = {MESSAGE: self._watch(MESSAGE, message_log, commit.submit, lambda: None)}
+        if recovered.window_damage is not None:
+            self._put(WINDOW, recovered.window_damage)
+        self._watches = {MESSAGE: self._watch(MESSAGE, recovered.message_log, commit.submit, lambda: None)}
         self._set_due()
 
     def watch_pull_log(self, pull_log: Log) -> None:
@@ -199,11 +191,6 @@ class LogFiles:
             self._lift(WINDOW)
         if told is not None:
             told(True, "what is in doubt is known again")
-
-
-def _at_once(job: Callable[[], None], done: Callable[[Done[None]], None]) -> None:
-    """Run a job at once: the loop itself appends to the pull log."""
-    done(run(job))
 
 
 def _groups_from(message_log: Log, offset: int) -> list[CommitGroup]:

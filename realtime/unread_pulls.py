@@ -16,21 +16,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from delayd.clock import Clock
 from delayd.disk import Disk, list_named, open_named
 from delayd.errors import DamagedData, DataError, DelaydError, NotReady
-from delayd.executor import Done, Executor
+from delayd.executor import Done
 from delayd.log.give_up import Damage, find_damage, give_up
 from delayd.log.group import CommitGroup
 from delayd.log.log import Log, LogPlace, open_log
 from delayd.log.watch import Told
 from delayd.operator_log import OperatorLog
-from delayd.state import State
+from delayd.site import Site
 from delayd.wire.quarantine import Quarantined
 from delayd.wire.waits import Wait
 
 from .kept import Marks
 from .pull_replay import PullReplay
+from .recovery import Recovered
 
 ID = "pull"  # The id of the entry for operators.
 # How often the files are looked at; files that were the same at two looks are not being copied any more.
@@ -53,43 +53,29 @@ Seen = list[tuple[str, int | None, int]]
 class UnreadPulls:
     """Reads the pull log as soon as that is possible; belongs to the loop.
 
-    ``replay`` makes a new replay; ``on_read`` is called with a replay that is done, and the log that it has read.
+    ``on_read`` is called with a replay that is done, and the log that it has read.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        state: State,
-        place: LogPlace,
-        aside: str,
-        marks: Marks,
-        replay: Callable[[], PullReplay],
-        worker: Executor,
-        clock: Clock,
-        damage: DamagedData | None,
-    ) -> None:
+    def __init__(self, site: Site, recovered: Recovered) -> None:
         self.on_read: Callable[[PullReplay, Log], None] = lambda replay, log: None
         self.on_due: Callable[[], None] = lambda: None  # Called when ``due_ms`` has changed.
-        self.damage = damage  # None once all of it is read.
-        self._disk = disk
-        self._state = state
-        self._place = place
-        self._aside = aside
-        self._marks = marks
-        self._replay = replay
-        self._worker = worker
-        self._clock = clock
-        self._since_ms = clock.now_ms()
-        self._due_ms = clock.monotonic_ms() + LOOK_MS
+        self.damage = recovered.pull_damage  # None once all of it is read.
+        self._site = site
+        self._place = recovered.pull_place
+        self._marks = recovered.marks
+        self._replay = recovered.new_replay
+        self._clock = site.clock
+        self._since_ms = site.clock.now_ms()
+        self._due_ms = site.clock.monotonic_ms() + LOOK_MS
         self._busy = False
         self._seen: Seen = []
         self._tried: Seen | None = None
-        self._again_ms = clock.monotonic_ms() + AGAIN_MS
+        self._again_ms = site.clock.monotonic_ms() + AGAIN_MS
         self._told: list[Told] = []
         self._reading: tuple[Log, PullReplay] | None = None
         self._groups: deque[CommitGroup] = deque()  # Read and not applied yet.
-        if damage is not None:
-            self._name(damage)
+        if self.damage is not None:
+            self._name(self.damage)
 
     def __iter__(self) -> Iterator[Quarantined]:
         if self.damage is not None:
@@ -129,7 +115,7 @@ class UnreadPulls:
             self._due_ms = now_ms + LOOK_MS
             if not self._busy:
                 self._busy = True
-                self._worker.submit(partial(_look, self._disk, self._place.folder), self._looked)
+                self._site.worker.submit(partial(_look, self._site.disk, self._place.folder), self._looked)
 
     def release(self, told: Told) -> None:
         """Read the log now, because an operator asks for it."""
@@ -146,8 +132,8 @@ class UnreadPulls:
         # Damage is found again by reading. If the last try stopped at entries that check but can't be applied, their
         # place is passed on.
         stopped_at = self.damage.position if self.damage and self.damage.path == self._place.folder else None
-        work = partial(_give_up, self._disk, self._state, self._place, self._aside, self._marks, now_ms, stopped_at)
-        self._worker.submit(work, partial(self._given_up, told))
+        work = partial(_give_up, self._site, self._place, self._marks, now_ms, stopped_at)
+        self._site.worker.submit(work, partial(self._given_up, told))
 
     def _given_up(self, told: Told, done: Done[None]) -> None:
         self._busy = False
@@ -179,8 +165,8 @@ class UnreadPulls:
         self._busy = True
         self._tried, self._again_ms = self._seen, self._clock.monotonic_ms() + AGAIN_MS
         marks = (self._marks.pull_offset, self._marks.pull_crc32c)
-        work = partial(open_log, self._disk, self._place, self._clock.now_ms(), *marks, leave_out=True)
-        self._worker.submit(work, self._opened)
+        work = partial(open_log, self._site.disk, self._place, self._clock.now_ms(), *marks, leave_out=True)
+        self._site.worker.submit(work, self._opened)
 
     def _opened(self, done: Done[Log]) -> None:
         try:
@@ -205,7 +191,7 @@ class UnreadPulls:
             self.on_read(replay, opened)
             self._tell(True, "consumers are served again")
             return
-        self._worker.submit(partial(_piece, opened, replay.offset, replay.crc32c), self._read)
+        self._site.worker.submit(partial(_piece, opened, replay.offset, replay.crc32c), self._read)
 
     def _read(self, done: Done[list[CommitGroup]]) -> None:
         try:
@@ -273,16 +259,14 @@ def _piece(opened: Log, offset: int, crc32c: int) -> list[CommitGroup]:
     return groups
 
 
-def _give_up(
-    disk: Disk, state: State, place: LogPlace, aside: str, marks: Marks, now_ms: int, stopped_at: int | None
-) -> None:
-    damage = find_damage(disk, place, marks.pull_offset, marks.pull_crc32c, now_ms)
+def _give_up(site: Site, place: LogPlace, marks: Marks, now_ms: int, stopped_at: int | None) -> None:
+    damage = find_damage(site.disk, place, marks.pull_offset, marks.pull_crc32c, now_ms)
     if damage is None and stopped_at is not None:
         error = DamagedData(place.folder, stopped_at, "it says what no server writes")
         damage = Damage(error, marks.pull_offset, marks.pull_crc32c, stopped_at, 0, 0, 0)
     if damage is None:
         return
-    for path in give_up(disk, place, damage, aside, now_ms):
+    for path in give_up(site.disk, place, damage, f"{site.folder}/quarantine", now_ms):
         log.warning("put_aside path=%s", path)
-    puts, removes = OperatorLog(state).entry(now_ms, f"gave up pull behind {damage.good_until}")
-    state.commit(puts, removes)
+    puts, removes = OperatorLog(site.state).entry(now_ms, f"gave up pull behind {damage.good_until}")
+    site.state.commit(puts, removes)

@@ -8,7 +8,6 @@ Around the core
     program, server     the process: files, sockets, threads and one timer
     requests            turns frames into calls of the core, and outcomes into answers
     core                the parts below, wired together; it does no I/O of its own and is called on the loop only
-    site                what each part works with: the directory, the clock, a thread
 A message comes in (I1, P1)
     producers           which batch numbers were accepted, so that a retried send is accepted once
     intake              makes batches durable in the message log, in group commits

@@ -40,7 +40,6 @@ from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
 from delayd.delay.recovery import BeginLoad, ends_of_all, note_ends, open_seals, recover
 from delayd.delay.rows import NO_SEQUENCES
 from delayd.delay.settled import settled
-from delayd.delay.site import Site
 from delayd.delay.state_values import encode_dropped
 from delayd.delay.stopping import Stopping
 from delayd.delay.table import message_rows
@@ -55,6 +54,7 @@ from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
 from delayd.log.dispatch import OutcomeRows
 from delayd.log.watch import LOOK_MS, LogWatch, write_again
+from delayd.site import Site
 from delayd.state import State
 from delayd.wire.waits import FREE_SPACE, Wait, clock_waits
 

@@ -18,7 +18,6 @@ from delayd.batch import Batch, ColumnId
 from delayd.clock import JUMP_MS
 from delayd.config import DelayConfig
 from delayd.delay.producers import Allowance, Producers, Waiter
-from delayd.delay.site import Site
 from delayd.delay.stored import Stored
 from delayd.errors import (
     BadInstant,
@@ -37,6 +36,7 @@ from delayd.log.control import LogTime, SkippedSequences, encode_known
 from delayd.log.group import BATCHES_MAX, GroupKind, NewGroup, content_position
 from delayd.log.log import Log
 from delayd.log.schedule import Skipped
+from delayd.site import Site
 from delayd.validate import check_batch, check_headers, rows_detail
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from delayd.batch import BatchKind, ColumnId, SchedulePart
 from delayd.delay.books.outcomes import reopen_dispatch_log
 from delayd.delay.filing.hour_table import FiledHours, HourTable, merge_hours
 from delayd.delay.filing.schedule_writer import ScheduleWriter
-from delayd.delay.site import Site
 from delayd.disk import File
 from delayd.identity import Identity
 from delayd.log.consume import ConsumeTail, append_entries, check_tail, consume_place, read_entries
@@ -18,6 +17,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log, LogPlace
 from delayd.log.schedule import dispatch_path
 from delayd.log.segment import FileHeader, FileKind, Segment, create_segment
+from delayd.site import Site
 from delayd.testing.clock import SimClock
 from delayd.testing.disk import MemoryDisk
 from delayd.testing.executor import StepExecutor

@@ -26,7 +26,6 @@ from delayd.delay.filing.hour_table import (
 from delayd.delay.filing.schedule_log import scan_schedule_log
 from delayd.delay.filing.sources import Sources
 from delayd.delay.quarantine import Quarantine
-from delayd.delay.site import Site
 from delayd.delay.timers.hours import Hours
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done, Executor, Priority
@@ -37,6 +36,7 @@ from delayd.log.log import Log
 from delayd.log.schedule import DEAD, REMOVED, SEALED, decode_hours, dispatch_path, schedule_path
 from delayd.log.seal import SealFacts, SealMark
 from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
+from delayd.site import Site
 
 log = logging.getLogger(__name__)
 

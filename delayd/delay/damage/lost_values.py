@@ -10,10 +10,10 @@ from functools import partial
 from delayd.delay.handoff.dispatcher import Dispatcher
 from delayd.delay.producers import Producers
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
-from delayd.delay.site import Site
 from delayd.delay.state_values import TARGET_PREFIX
 from delayd.errors import DamagedValue, DiskFull
 from delayd.executor import Done
+from delayd.site import Site
 
 
 class LostValues:

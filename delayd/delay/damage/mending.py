@@ -42,7 +42,6 @@ from delayd.delay.filing.schedule_log import scan_groups
 from delayd.delay.filing.sources import Sources
 from delayd.delay.quarantine import Entry, Kind, Quarantine, outcomes_beside, quarantine_path, schedule_beside_path
 from delayd.delay.rows import NO_SEQUENCES, Rows, among, due_at_ms, without
-from delayd.delay.site import Site
 from delayd.delay.state_values import DROPPED_KEY, encode_dropped
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour, load_hour
@@ -53,6 +52,7 @@ from delayd.log.dispatch import NO_OUTCOMES, NewPart, Outcome, OutcomeRows
 from delayd.log.group import CommitGroup, GroupKind, NewGroup
 from delayd.log.schedule import dispatch_path, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment, create_segment, open_segment
+from delayd.site import Site
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,6 @@ from delayd.delay.filing.pending import PendingRows, Taken
 from delayd.delay.filing.schedule_writer import FILES_A_SYNC, ScheduleWriter
 from delayd.delay.intake import Mark
 from delayd.delay.producers import Producers
-from delayd.delay.site import Site
 from delayd.delay.state_values import TARGET_PREFIX
 from delayd.errors import DamagedData, DataError, DiskFull, Shortage
 from delayd.executor import Done
@@ -43,6 +42,7 @@ from delayd.log.dispatch import END_ROW
 from delayd.log.log import Log
 from delayd.log.schedule import HourRows, Skipped
 from delayd.log.seal import SealMark
+from delayd.site import Site
 
 log = logging.getLogger(__name__)
 

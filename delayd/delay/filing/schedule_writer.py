@@ -17,7 +17,6 @@ from delayd.delay.filing.handed_over import HandedOver
 from delayd.delay.filing.hour_table import FiledHours, HourFile, HourTable
 from delayd.delay.filing.log_range import LogRange, Rising
 from delayd.delay.quarantine import schedule_beside_path
-from delayd.delay.site import Site
 from delayd.disk import UNSYNCED_FILES_MAX, File, unsynced_files_max
 from delayd.errors import DamagedData, DiskFull, NotWritable, Shortage, Unreadable
 from delayd.gather import SUBJECT_NONE, Gathered, compose
@@ -25,6 +24,7 @@ from delayd.log.group import GroupKind, NewGroup
 from delayd.log.log import Log
 from delayd.log.schedule import open_schedule_log, schedule_path
 from delayd.log.segment import FILE_HEADER_BYTES, FileHeader, FileKind, Segment
+from delayd.site import Site
 
 PART_BYTES = 512 << 20  # Rows in memory at a time; the message log is read once more for each such part.
 # To read one row, its whole batch is read and verified; from this size on a batch is also decoded efficiently.

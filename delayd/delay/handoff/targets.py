@@ -20,11 +20,11 @@ from delayd.delay.handoff.target_ends import Counted, TargetEnds
 from delayd.delay.handoff.target_words import AcceptedTarget, TargetWords
 from delayd.delay.intake import Intake
 from delayd.delay.quarantine import Quarantine
-from delayd.delay.site import Site
 from delayd.errors import BadArgument, DelaydError, DiskFull, DiskReserve, NotReady, UnknownServer
 from delayd.executor import Done
 from delayd.log.schedule import RESTORED_STEP
 from delayd.operator_log import Pairs
+from delayd.site import Site
 from delayd.wire.targets import TargetInfo
 
 OnDone = Callable[[DelaydError | str], None]

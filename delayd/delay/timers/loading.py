@@ -16,13 +16,13 @@ from functools import partial
 import numpy as np
 
 from delayd.delay.rows import Rows, hour_span, without
-from delayd.delay.site import Site
 from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour, load_hour, order_hour
 from delayd.delay.timers.wheel import PreparedRows
 from delayd.errors import Shortage
 from delayd.executor import Done, Priority
 from delayd.hours import hour_name, hour_of_ms
+from delayd.site import Site
 
 log = logging.getLogger(__name__)
 

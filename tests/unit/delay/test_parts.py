@@ -15,12 +15,12 @@ from delayd.delay.filing.pending import PendingRows, full_hours
 from delayd.delay.filing.sources import read_batch
 from delayd.delay.handoff.waiting import WaitingRows
 from delayd.delay.rows import Rows, new_rows
-from delayd.delay.site import Site
 from delayd.errors import DamagedData
 from delayd.hours import hour_of_ms
 from delayd.identity import Identity
 from delayd.location import pack_locations
 from delayd.log.dispatch import NewPart, Outcome
+from delayd.site import Site
 from delayd.testing.clock import START_MS, SimClock
 from delayd.testing.disk import CAPACITY_BYTES, MemoryDisk
 from delayd.testing.executor import StepExecutor

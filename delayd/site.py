@@ -1,4 +1,4 @@
-"""Site: where a part of the delay server works: its directory, its clock, and a thread for what takes long."""
+"""Site: where a part of a server works: its directory, its clock, and a thread for what takes long."""
 
 from dataclasses import dataclass
 
