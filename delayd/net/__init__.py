@@ -8,6 +8,7 @@ A connection
     trust               both ends prove that they have the cluster's secret
 The listening side
     server              accepts connections and gives all of them one handler
+    bounds              how much of a server its peers may use
     budget, files       what connections may use together, and how many there may be
 A server's process, from its start to its end
     program             signals, the ready line, logging, exit codes

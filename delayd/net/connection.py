@@ -23,7 +23,6 @@ from time import perf_counter
 from typing import ParamSpec, Protocol, cast
 
 from delayd.batch import Buffer
-from delayd.config import CONNECTION_BYTES_MAX
 from delayd.errors import (
     BadRequest,
     ConnectionLost,
@@ -36,15 +35,14 @@ from delayd.errors import (
     UnknownRequest,
 )
 from delayd.log_limit import LogLimit
+from delayd.net.bounds import BOUNDS, Bounds
 from delayd.net.budget import DEBT_UNITS_MAX, MAY_BE_HEAVY, SHARE_UNITS, UNIT_BYTES, UNITS_A_S, UNITS_OF_TYPE, Budget
 from delayd.net.calls import SEVERAL_FRAMES, Calls, OnAnswer, lost, outcome
 from delayd.net.writer import Writer
-from delayd.wire.frame import ANSWER, BODY_BYTES_MAX, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
+from delayd.wire.frame import ANSWER, ERROR, MORE, Frame, FrameReader, HeadValue, encode_frame
 from delayd.wire.limits import RequestLimits
 from delayd.wire.requests import RequestType, error_head, request_type
 
-REQUESTS_MAX = 1024  # Unanswered requests on one connection; docs/protocol.md.
-IN_FLIGHT_BYTES_MAX = CONNECTION_BYTES_MAX  # Four batches at their limit; the last one may go beyond it.
 FIRST_FRAME_S = 30.0  # For the first whole request on a new connection; a client that connects has something to ask.
 PROOF_S = 2.0  # For a peer to prove that it may use a place that is kept for trusted peers.
 # For a frame that has begun; one that takes longer must arrive at the rate below, so that it ends at all.
@@ -94,9 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         self,
         handler: Handler | None = None,
         *,
-        body_bytes_max: int = BODY_BYTES_MAX,
-        requests_max: int = REQUESTS_MAX,
-        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+        bounds: Bounds = BOUNDS,
         limits: RequestLimits | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -105,12 +101,12 @@ class Connection(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._handler = handler
-        self._requests_max = requests_max
-        self._in_flight_bytes_max = in_flight_bytes_max
+        self._requests_max = bounds.requests_max
+        self._in_flight_bytes_max = bounds.in_flight_bytes_max
         self._transport: asyncio.Transport | None = None
         self._closing = False
         self._ending: DelaydError | None = None  # Why the connection ends, once that is known.
-        self._reader = FrameReader(body_bytes_max, None if limits is None else limits.plain)
+        self._reader = FrameReader(bounds.body_bytes_max, None if limits is None else limits.plain)
         self._limits = limits
         self._budget = budget
         self.trusted = False
@@ -589,15 +585,12 @@ async def connect(
     port: int,
     handler: Handler | None = None,
     timeout_ms: float = CONNECT_MS_DEFAULT,
-    body_bytes_max: int = BODY_BYTES_MAX,
 ) -> Connection:
     """Connect to a server; ServerUnavailable if it can't be reached in time: then nothing was sent to it."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            _, connection = await loop.create_connection(
-                lambda: Connection(handler, body_bytes_max=body_bytes_max), host, port
-            )
+            _, connection = await loop.create_connection(lambda: Connection(handler), host, port)
     except (OSError, TimeoutError, UnicodeError) as error:
         # The resolver encodes a name before it looks it up, and a label may be too long for that.
         why = str(error) or f"no answer within {timeout_ms:.0f} ms"

@@ -18,11 +18,12 @@ import uvloop
 
 from delayd.errors import BadSetting, DelaydError, TooManyConnections
 from delayd.log_limit import tell_left_out
-from delayd.net.budget import UNFINISHED_BYTES_MAX, UNTAKEN_BYTES_MAX, Budget
-from delayd.net.connection import IN_FLIGHT_BYTES_MAX, REQUESTS_MAX, RETRY_CONNECT_MS, Connection, Handler
+from delayd.net.bounds import BOUNDS, Bounds
+from delayd.net.budget import Budget
+from delayd.net.connection import RETRY_CONNECT_MS, Connection, Handler
 from delayd.net.files import connections_max as connections_of_this_process
 from delayd.net.loop_watch import LoopWatch
-from delayd.wire.frame import BODY_BYTES_MAX, Frame, Head
+from delayd.wire.frame import Frame, Head
 from delayd.wire.limits import RequestLimits
 
 PLACES_KEPT_MAX = 64  # Kept for trusted peers when strangers have all other places; a quarter of all places at most.
@@ -41,33 +42,21 @@ log = logging.getLogger(__name__)
 class Server:
     """Accepts connections for a handler."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        *,
-        body_bytes_max: int = BODY_BYTES_MAX,
-        limits: RequestLimits | None = None,
-        connections_max: int | None = None,
-        requests_max: int = REQUESTS_MAX,
-        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
-        unfinished_bytes_max: int = UNFINISHED_BYTES_MAX,
-        untaken_bytes_max: int = UNTAKEN_BYTES_MAX,
-    ) -> None:
+    def __init__(self, handler: Handler, *, limits: RequestLimits | None = None, bounds: Bounds = BOUNDS) -> None:
         loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
-        self.budget = Budget(loop, lambda: self.connections, unfinished_bytes_max, untaken_bytes_max)
+        self.budget = Budget(loop, lambda: self.connections, bounds.unfinished_bytes_max, bounds.untaken_bytes_max)
         self._loop = loop
         self._handler = handler
-        self._body_bytes_max = body_bytes_max
         self._limits = limits
-        self._connections_max = connections_of_this_process() if connections_max is None else connections_max
+        self._bounds = bounds
+        wanted = bounds.connections_max
+        self._connections_max = connections_of_this_process() if wanted is None else wanted
         self._places_kept = min(PLACES_KEPT_MAX, self._connections_max // 4)
         self._trusted = 0  # Connections that were trusted at the last look.
         self._refused = 0  # Connections above the limit that have not ended yet.
         self._watch = LoopWatch(loop)
         self._looking: asyncio.TimerHandle | None = None
-        self._requests_max = requests_max
-        self._in_flight_bytes_max = in_flight_bytes_max
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, host: str, port: int) -> int:
@@ -124,14 +113,7 @@ class Server:
     def _accept(self) -> Connection:
         if len(self.connections) >= self._connections_max:
             return self._refuse()
-        connection = Connection(
-            self._handler,
-            body_bytes_max=self._body_bytes_max,
-            requests_max=self._requests_max,
-            in_flight_bytes_max=self._in_flight_bytes_max,
-            limits=self._limits,
-            budget=self.budget,
-        )
+        connection = Connection(self._handler, bounds=self._bounds, limits=self._limits, budget=self.budget)
         connection.must_prove = len(self.connections) - self._trusted >= self._connections_max - self._places_kept
         self.connections.add(connection)
         connection.closed.add_done_callback(lambda _: self.connections.discard(connection))

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 import uvloop
 
 from delayd.errors import DelaydError
+from delayd.net.bounds import Bounds
 from delayd.net.connection import Connection, Handler, connect
 from delayd.net.server import Server
 from delayd.wire.frame import Frame
@@ -58,9 +59,9 @@ class Loopback:
         self._servers: list[Server] = []
         self._connections: list[Connection] = []
 
-    async def serve(self, handler: Handler, types: RequestLimits | None = None, **limits: int) -> tuple[Server, int]:
+    async def serve(self, handler: Handler, types: RequestLimits | None = None, **bounds: int) -> tuple[Server, int]:
         """A server on a free port."""
-        server = Server(handler, limits=types, **limits)
+        server = Server(handler, limits=types, bounds=Bounds(**bounds))
         self._servers.append(server)
         return server, await server.listen(HOST, 0)
 
@@ -70,9 +71,9 @@ class Loopback:
         self._connections.append(connection)
         return connection
 
-    async def pair(self, handler: Handler, types: RequestLimits | None = None, **limits: int) -> Connection:
+    async def pair(self, handler: Handler, types: RequestLimits | None = None, **bounds: int) -> Connection:
         """A client of a server of its own."""
-        return await self.connect((await self.serve(handler, types, **limits))[1])
+        return await self.connect((await self.serve(handler, types, **bounds))[1])
 
     async def close(self) -> None:
         """End all of it."""
