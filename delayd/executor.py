@@ -87,43 +87,6 @@ class Waiting:
         return False
 
 
-class Later(Generic[R_co]):
-    """Work whose result is asked for later: it is done then, by the thread that asks."""
-
-    def __init__(self, work: Callable[[], R_co]) -> None:
-        self._work = work
-
-    def result(self) -> R_co:
-        """Return what the work returned, or raise what it raised."""
-        return self._work()
-
-    def leave(self) -> None:
-        """Ask for no result: nothing of the work is under way on return."""
-
-
-class Beside(Later[R_co]):
-    """Work that begins at once in a thread of its own, so that a start reads two things on two cores."""
-
-    def __init__(self, work: Callable[[], R_co]) -> None:
-        super().__init__(work)
-        self._done: Done[R_co] | None = None
-        self._thread = threading.Thread(target=self._run, name="beside", daemon=True)
-        self._thread.start()
-
-    def result(self) -> R_co:
-        """Wait for the end of the work."""
-        self._thread.join()
-        assert self._done is not None, "the thread keeps what became of its work"
-        return self._done.result()
-
-    def leave(self) -> None:
-        """Wait for the end of the work, whatever becomes of it."""
-        self._thread.join()
-
-    def _run(self) -> None:
-        self._done = run(self._work, BaseException)
-
-
 class ThreadExecutor:
     """One named thread; work must spend its time in calls that release the GIL, in bounded pieces."""
 

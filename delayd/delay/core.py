@@ -7,7 +7,7 @@ it nobody can trust what is in memory, and the next start recovers from the disk
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -37,7 +37,7 @@ from delayd.delay.handoff.targets import TargetBooks, Targets
 from delayd.delay.intake import Committed, FoundLog, Intake
 from delayd.delay.producers import AcceptedBatch, Allowance, Waiter
 from delayd.delay.quarantine import Decided, Entry, Kind, Quarantine
-from delayd.delay.recovery import BeginLoad, ends_of_all, note_ends, open_seals, recover
+from delayd.delay.recovery import ends_of_all, note_ends, open_seals, recover
 from delayd.delay.rows import NO_SEQUENCES
 from delayd.delay.settled import settled
 from delayd.delay.state_values import encode_dropped
@@ -48,7 +48,7 @@ from delayd.delay.timers.hours import Hours
 from delayd.delay.timers.loader import LoadedHour
 from delayd.delay.timers.loading import Loading
 from delayd.disk import Disk
-from delayd.executor import Executor, Later
+from delayd.executor import Executor
 from delayd.fence import Fence
 from delayd.hours import HOUR_MS, hour_name, hour_of_ms, hour_start_ms
 from delayd.identity import open_identity
@@ -65,13 +65,11 @@ TICK_MS = 1_000  # How often an idle server looks at hours that ended, hours to 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The three executors, each of which keeps the order of its own jobs, and how a start loads hours."""
+    """The three executors; each keeps the order of its own jobs."""
 
     commit: Executor  # The message log.
     outcomes: Executor  # The dispatch logs.
     worker: Executor  # Checkpoints, loads, seals.
-    # How a start loads hours, before any job of the others is submitted.
-    begin_load: BeginLoad = field(default=Later, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class DelayCore:
         site = Site(disk, state, config.folder, self.identity, clock, threads.worker)
         self.fence = Fence("delay", self.identity.log_id)
         life = ServerLife(self.identity.log_id, self.identity.epoch, around.random_id())
-        found = recover(disk, state, clock, config, self.identity, threads.begin_load)
+        found = recover(disk, state, clock, config, self.identity)
         for damage in found.damage:
             log.critical("found_damaged reason=%r", str(damage))
         self._state = state

@@ -4,10 +4,9 @@ The order matters: epoch, dispatch logs, message log, then the hours. Nothing is
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +27,10 @@ from delayd.delay.rows import NO_SEQUENCES
 from delayd.delay.stored import Stored, stored_batches
 from delayd.delay.subjects import Subjects
 from delayd.delay.table import replayed_rows
-from delayd.delay.timers.loader import LoadedHour, load_hour, order_hour
+from delayd.delay.timers.loader import load_hour, order_hour
 from delayd.delay.timers.wheel import Wheel
 from delayd.disk import Disk
 from delayd.errors import DamagedData, DamagedValue
-from delayd.executor import Later
 from delayd.hours import hour_of_ms
 from delayd.identity import Identity
 from delayd.log.control import LogTime, SkippedSequences, TargetNote, decode_known
@@ -44,9 +42,6 @@ from delayd.log.segment import FileKind, Segment, UnfinishedFile, open_segment
 from delayd.state import State
 
 REPLAY_ROWS = 32_768  # This many rows of the message log are indexed at a time: most groups have some hundred.
-
-BeginLoad = Callable[[Callable[[], dict[int, LoadedHour]]], Later[dict[int, LoadedHour]]]
-"""Begins to load hours: `Later` loads them when they are asked for, `Beside` in a thread of its own."""
 
 log = logging.getLogger(__name__)
 
@@ -111,30 +106,20 @@ class Recovered:
         }
 
 
-def recover(
-    disk: Disk, state: State, clock: Clock, config: DelayConfig, identity: Identity, begin_load: BeginLoad = Later
-) -> Recovered:
+def recover(disk: Disk, state: State, clock: Clock, config: DelayConfig, identity: Identity) -> Recovered:
     """Open every log of the directory and rebuild the server's memory.
 
-    ``begin_load`` begins to read the hours; with `Beside` they are read while this thread reads the message log.
-
     Raises:
-        DamagedData, NewerFormat: with the path and what to do; nothing is open then, and nothing is being read.
+        DamagedData, NewerFormat: with the path and what to do; nothing is open then.
     """
     with ExitStack() as opened:
-        found = _recover(opened, disk, state, clock, config, identity, begin_load)
+        found = _recover(opened, disk, state, clock, config, identity)
         opened.pop_all()
         return found
 
 
 def _recover(
-    opened: ExitStack,
-    disk: Disk,
-    state: State,
-    clock: Clock,
-    config: DelayConfig,
-    identity: Identity,
-    begin_load: BeginLoad,
+    opened: ExitStack, disk: Disk, state: State, clock: Clock, config: DelayConfig, identity: Identity
 ) -> Recovered:
     folder = config.folder
     kept = read_kept(disk, state, folder, identity.log_id)
@@ -150,12 +135,6 @@ def _recover(
     )
     for segment in dispatch_logs.values():
         opened.callback(segment.close)
-    # What an hour's file holds does not depend on the message log, so both may be read at once.
-    files = _Files(disk, folder, identity.log_id, hours, kept.beside, decided)
-    known_until = max(_load_until(clock, config, kept.appended_at_ms), hour_of_ms(kept.reach_ms))
-    known_hours = sorted(files.until(known_until) - quarantined.keys())
-    loads = begin_load(partial(files.load, known_hours))
-    opened.callback(loads.leave)
     read = _Replay(producers, targets, kept)
     place = LogPlace(f"{folder}/message", FileKind.MESSAGE, identity.log_id, config.segment_bytes)
     message_log = open_needed_log(disk, place, clock.now_ms(), replay.offset, replay.crc32c, read.take)
@@ -205,7 +184,7 @@ def _recover(
     except DamagedData as damage:
         found.seals_damage = damage
         found.damage.append(damage)
-    _load(clock, config, found, files, loads)
+    _load(disk, clock, config, found)
     return found
 
 
@@ -303,62 +282,21 @@ class _Replay:
                             self.appended_at_ms = header.appended_at_ms
 
 
-class _Files:
-    """The schedule logs of a directory, from which hours are loaded on any thread."""
-
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        log_id: int,
-        hours: HourTable,
-        beside: HourTable,
-        decided: Mapping[int, NDArray[np.uint64]],
-    ) -> None:
-        self._disk = disk
-        self._folder = folder
-        self._log_id = log_id
-        self._hours = hours
-        self._beside = beside
-        self._decided = decided
-
-    def until(self, hour: int) -> set[int]:
-        """Hours up to this one that have rows on the disk and are not sealed."""
-        return {*self._hours.unsealed(hour), *(each for each in self._beside.rows["hour"].tolist() if each <= hour)}
-
-    def load(self, hours: Iterable[int]) -> dict[int, LoadedHour]:
-        """Read hours."""
-        return {hour: self._load(hour) for hour in hours}
-
-    def _load(self, hour: int) -> LoadedHour:
-        files = (self._hours.get(hour), self._decided.get(hour, NO_SEQUENCES), self._beside.get(hour))
-        return load_hour(self._disk, self._folder, self._log_id, hour, *files)
-
-
-def _load_until(clock: Clock, config: DelayConfig, appended_at_ms: int) -> int:
-    """The hour that the loader would have reached by now (rule P5)."""
-    return hour_of_ms(max(clock.stamp_ms(), appended_at_ms) + config.load_ahead_ms)
-
-
-def _load(
-    clock: Clock, config: DelayConfig, found: Recovered, files: _Files, loads: Later[dict[int, LoadedHour]]
-) -> None:
-    """Load every hour that is not sealed, up to the one that the loader would have reached by now (rule P5).
-
-    ``loads`` are those of which the checkpoint alone knew that they are to be loaded.
-    """
+def _load(disk: Disk, clock: Clock, config: DelayConfig, found: Recovered) -> None:
+    """Load every hour that is not sealed, up to the one that the loader would have reached by now (rule P5)."""
     now_ms = max(clock.stamp_ms(), found.appended_at_ms)
     live = set(range(hour_of_ms(now_ms), hour_of_ms(now_ms + config.load_ahead_ms) + 1))
     # While the log was stamped ahead, rows were filed in hours that lie long after the rows are due.
     found.loaded_until = max(*live, hour_of_ms(found.reach_ms))
     pending = found.pending.count_by_hour().keys()
-    wanted = files.until(found.loaded_until) | live | {hour for hour in pending if hour <= found.loaded_until}
+    filed = set(found.hours.unsealed(found.loaded_until))
+    filed |= {hour for hour in found.beside.rows["hour"].tolist() if hour <= found.loaded_until}
+    wanted = filed | live | {hour for hour in pending if hour <= found.loaded_until}
     # Any row of a quarantined hour may have been handed over, so none is loaded until its dispatch log is restored.
-    wanted -= found.quarantined.keys()
-    all_loaded = loads.result()
-    for hour in sorted(wanted):
-        loaded = all_loaded.pop(hour, None) or files.load([hour])[hour]
+    for hour in sorted(wanted - found.quarantined.keys()):
         decided = found.decided.get(hour, NO_SEQUENCES)
+        files = (found.hours.get(hour), decided, found.beside.get(hour))
+        loaded = load_hour(disk, config.folder, found.identity.log_id, hour, *files)
         numbers = found.subjects.numbers(loaded.names)
         found.wheel.add_hour(hour)
         for rows in order_hour(loaded, numbers, found.pending.views(0), decided):

@@ -16,7 +16,6 @@ from delayd.delay.core import DelayCore, Surroundings, Threads
 from delayd.delay.handoff.wire import OnAnswer, Wire
 from delayd.delay.requests import Requests
 from delayd.errors import ConnectionLost, DelaydError, NotReady
-from delayd.executor import Beside
 from delayd.identity import draw_id
 from delayd.net.connection import Connection, connect
 from delayd.net.held_start import HeldServer
@@ -77,7 +76,7 @@ class DelayServer:
             home.disk,
             home.state,
             config,
-            Threads(*home.executors, begin_load=Beside),
+            Threads(*home.executors),
             Surroundings(
                 clock=home.clock,
                 dial=self._dial,

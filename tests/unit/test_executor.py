@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from delayd.executor import Beside, Done, Later, ThreadExecutor
+from delayd.executor import Done, ThreadExecutor
 from delayd.testing.disk import Crash
 from delayd.testing.executor import InlineExecutor, StepExecutor
 from tests.waiting import wait_until
@@ -124,35 +123,3 @@ def test_a_simulated_crash_in_a_job_ends_the_process_not_the_job() -> None:
     with pytest.raises(Crash):
         executor.run_one()
     assert finished == []
-
-
-def test_later_work_is_done_by_the_thread_that_asks_and_not_before() -> None:
-    ran: list[str] = []
-    later = Later(lambda: ran.append(threading.current_thread().name))
-    later.leave()
-    assert ran == []
-    later.result()
-    assert ran == [threading.current_thread().name]
-
-
-def test_work_beside_runs_at_once_in_another_thread() -> None:
-    began, go_on = threading.Event(), threading.Event()
-
-    def work() -> str:
-        began.set()
-        assert go_on.wait(DEADLINE_S)
-        return threading.current_thread().name
-
-    beside = Beside(work)
-    assert began.wait(DEADLINE_S), "nobody has asked for the result yet"
-    go_on.set()
-    assert beside.result() == beside.result() != threading.current_thread().name
-
-
-def test_work_beside_raises_where_its_result_is_asked_for_and_is_over_when_it_is_left() -> None:
-    with pytest.raises(Crash):
-        Beside(crash).result()
-    left = Beside(partial(time.sleep, 0.05))
-    left.leave()
-    assert not any(thread.name == "beside" for thread in threading.enumerate())
-    Beside(crash).leave()

@@ -9,13 +9,11 @@ import pytest
 from delayd.delay.core import DelayCore
 from delayd.delay.filing.hour_table import HourFile
 from delayd.delay.recovery import recover
-from delayd.delay.timers.loader import LoadedHour, load_hour
-from delayd.errors import DamagedData, NewerFormat
-from delayd.executor import Beside, Later
+from delayd.delay.timers.loader import load_hour
+from delayd.errors import NewerFormat
 from delayd.hours import hour_of_ms
 from delayd.log.checkpoint import read_checkpoint
 from delayd.log.dispatch import END_ROW
-from delayd.log.log import segment_name
 from delayd.log.schedule import decode_hours, dispatch_path
 from delayd.reading.groups import file_size
 from delayd.testing.clock import START_MS
@@ -289,44 +287,19 @@ def test_recovery_that_is_repeated_finds_the_same() -> None:
     assert found[0] == found[1]
 
 
-def test_a_start_that_reads_log_and_hours_at_once_finds_the_same() -> None:
+def test_a_start_finds_the_rows_of_all_groups_above_the_checkpoint() -> None:
     world = World()
     world.send([*wanted(30, 50_000, "a"), *wanted(3, 55_000, "b", b"mail"), *wanted(2, 3 * HOUR_MS, "c")])
     world.settle()
     world.checkpoint()
-    for at in range(20):  # Several groups, and none of them is full.
+    for at in range(20):  # Several groups, which are indexed together.
         world.send([*wanted(5, 50_000 + at, f"d{at}"), *wanted(1, 2 * HOUR_MS, f"e{at}")])
         world.settle()
-    found = []
-    for begin_load in (Later, Beside):
-        remains = world.remains(PowerLoss.ALL_LOST)
-        life = World(remains)
-        again = recover(remains.disk, remains.state, remains.clock, life.core._config, life.core.identity, begin_load)
-        rows = np.sort(again.wheel.rows_of(HOUR), order="sequence")
-        assert len(rows) == 133 and len(again.pending) == 120
-        found.append((rows.tobytes(), again.subjects.names, again.next_sequence, again.pending.count_by_hour()))
-    assert found[0] == found[1]
-
-
-def test_a_start_that_fails_leaves_nothing_that_reads_on() -> None:
-    world = World()
-    world.send(wanted(3, 50_000, "a"))
-    world.settle()
-    world.checkpoint()
-    world.send(wanted(3, 50_000, "b"))
-    world.settle()
     remains = world.remains(PowerLoss.ALL_LOST)
     life = World(remains)
-    left: list[str] = []
-
-    class Begun(Later[dict[int, LoadedHour]]):
-        def leave(self) -> None:
-            left.append("hours")
-
-    remains.disk.remove(f"{FOLDER}/message/{segment_name(0)}")
-    with pytest.raises(DamagedData):
-        recover(remains.disk, remains.state, remains.clock, life.core._config, life.core.identity, Begun)
-    assert left == ["hours"]
+    again = recover(remains.disk, remains.state, remains.clock, life.core._config, life.core.identity)
+    rows = again.wheel.rows_of(HOUR)
+    assert len(rows) == 133 and len(set(rows["sequence"].tolist())) == 133 and len(again.pending) == 120
 
 
 def test_rule_P2_what_a_checkpoint_counts_is_durable_before_the_state_counts_it() -> None:
