@@ -7,6 +7,7 @@ import gc
 import socket
 import time
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -78,8 +79,17 @@ def test_rule_B2_one_connection_gets_its_share_of_a_turn_and_all_together_get_no
         for _ in range(20):
             await polite.request(PING, {})
         await until(lambda: sum(sum(turn.values()) for turn in handler.turns) == 80_020, "all requests")
+        # The last few connections that still ask share what is left of a turn, so they may get more.
+        served: Counter[Connection] = Counter()
+        crowded = []
+        for turn in handler.turns:
+            served.update(turn)
+            if sum(count >= 2_000 for count in served.values()) > 40 - QUEUED_UNITS // SHARE_UNITS:
+                break
+            crowded.append(turn)
+        assert len(crowded) > 500
         # Two turns of the loop may fall together between the callbacks that count.
-        assert max(max(turn.values()) for turn in handler.turns) <= 2 * SHARE_UNITS
+        assert max(max(turn.values()) for turn in crowded) <= 2 * SHARE_UNITS
         assert max(sum(turn.values()) for turn in handler.turns) <= 2 * (QUEUED_UNITS + FRESH_UNITS)
         for _, writer in greedy:
             writer.close()
